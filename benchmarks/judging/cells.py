@@ -1,0 +1,175 @@
+"""The cells of verdicts.py: a fault under a noise, many random machines each, and what collbench said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import sqrt
+
+import numpy as np
+from deciding.bench import check_request, pairs_request
+
+from collbench.analysis import diagnose
+from collbench.analysis.diagnose.causes import GpuItself
+from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict
+from collbench.analysis.tiers import Relation, rank_pairs
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+
+from .machines import FAMILIES, FAULTS, Made, Truth, make
+from .measured import Ceiling, Correlated, Drift, Noise, OnePair, Situation, TwoModes, measure
+
+NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
+    "normal": lambda sigma, rng, _made: Noise(sigma, rng),
+    "one noisy pair": lambda sigma, rng, made: OnePair(sigma, rng, _some_pair(made, rng)),
+    "two modes": lambda sigma, rng, _made: TwoModes(sigma, rng),
+    "AR(1)": lambda sigma, rng, _made: Correlated(sigma, rng),
+    "ceiling": lambda sigma, rng, _made: Ceiling(sigma, rng),
+    "drift": lambda sigma, rng, _made: Drift(sigma, rng),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is done to machines: a fault, a noise of so much, an idle process on one GPU."""
+
+    fault: str
+    noise: str
+    sigma: float
+    idle: bool = False
+    middle_third: bool = False
+
+    def __str__(self) -> str:
+        """Return the row's name."""
+        more = ", an idle process" if self.idle else ", GPU slow in the middle third" if self.middle_third else ""
+        return f"{self.fault}, {self.noise} {self.sigma:.1%}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What `check` would say of one machine."""
+
+    cell: str
+    number: int
+    family: str
+    gpus: int
+    accused: bool  # it ends with 3
+    first_right: bool  # the first verdict names a fault's place
+    all_right: bool  # each fault is named by some verdict
+    others: int  # verdicts that name another place
+    kinds: str
+
+
+def check(cell: Cell, seed: int, number: int) -> Said:
+    """Make one machine, measure it as `check` does, and judge it."""
+    rng = np.random.default_rng((seed, sum(map(ord, str(cell))), number))
+    made = _made(cell, rng, number)
+    run = measure(made, _situation(cell, made, rng), check_request(), int(rng.integers(2**31)))
+    found = [verdict for verdict in diagnose.judge(run) if verdict.severity is not Severity.INFO]
+    truths = made.truth
+    right = [verdict for verdict in found if any(_names(verdict, truth) for truth in truths)]
+    return Said(
+        cell=str(cell),
+        number=number,
+        family=made.family,
+        gpus=made.count,
+        accused=bool(found),
+        first_right=bool(found) and found[0] in right,
+        all_right=all(any(_names(verdict, truth) for verdict in found) for truth in truths),
+        others=len(found) - len(right),
+        kinds=" ".join(f"{one.kind.value}:{'-'.join(map(str, one.members))}" for one in found),
+    )
+
+
+def _made(cell: Cell, rng: np.random.Generator, number: int) -> Made:
+    """Return the next random machine on which the fault has a place."""
+    while True:
+        family = FAMILIES[number % len(FAMILIES)]
+        made = FAULTS[cell.fault](make(family, rng), rng)
+        if made is not None:
+            return made
+        number += 1
+
+
+def _situation(cell: Cell, made: Made, rng: np.random.Generator) -> Situation:
+    noise = NOISES[cell.noise](cell.sigma, rng, made)
+    idle = None
+    if cell.idle:
+        blamed = {truth.gpu for truth in made.truth}
+        idle = int(rng.choice([gpu for gpu in range(made.count) if gpu not in blamed]))
+    return Situation(noise, idle)
+
+
+def _some_pair(made: Made, rng: np.random.Generator) -> frozenset[int]:
+    pairs = [*combinations(range(made.count), 2)]
+    return frozenset(pairs[int(rng.integers(len(pairs)))])
+
+
+def _names(verdict: Verdict, truth: Truth) -> bool:
+    """Return whether a verdict names the place of a fault: its GPU, or links that are all slow by it."""
+    gpu = verdict.members[0] if len(verdict.members) == 1 else None
+    if isinstance(verdict.cause, GpuItself):
+        gpu = verdict.cause.device
+    if truth.gpu is not None or gpu is not None:
+        return gpu == truth.gpu
+    if verdict.kind is Kind.CONTENTION or not verdict.pairs:
+        return False
+    return all({(a, b), (b, a)} & truth.links for a, b in verdict.pairs)
+
+
+# A pair of NVLinks or a port that is 4% slower: is it ever called tied?
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """What `pairs` says of the slow pair."""
+
+    cell: str
+    number: int
+    gpus: int
+    tied: bool  # the slow pair is "tied", or all pairs are
+    all_tied: bool
+    different: bool
+    best: bool  # it would be chosen
+
+
+def tie(cell: Cell, seed: int, number: int, slower: float = 0.04) -> Tied:
+    """Make an NVSwitch machine with one slower pair, and rank its pairs; `one noisy pair` is that pair."""
+    rng = np.random.default_rng((seed, sum(map(ord, str(cell))) + 1, number))
+    made = make("nvswitch", rng)
+    while made.count < 8:
+        made = make("nvswitch", rng)
+    a, b = (int(gpu) for gpu in sorted(rng.choice(made.count, 2, replace=False)))
+    made = made.slowed({f"NVLinks {a} to {b}": 1 - slower, f"NVLinks {b} to {a}": 1 - slower})
+    noise = OnePair(cell.sigma, rng, frozenset((a, b))) if cell.noise == "one noisy pair" else None
+    situation = Situation(noise or NOISES[cell.noise](cell.sigma, rng, made))
+    run = measure(made, situation, pairs_request(), int(rng.integers(2**31)))
+    ranking = rank_pairs(run, Operation.ALLREDUCE, max(run.settings.sizes))
+    assert ranking is not None
+    relation = next(link.relation for link in ranking.standings if link.members == (a, b))
+    return Tied(
+        cell=str(cell),
+        number=number,
+        gpus=made.count,
+        tied=ranking.all_tied or relation is Relation.TIED,
+        all_tied=ranking.all_tied,
+        different=relation is Relation.DIFFERENT,
+        best=ranking.standings[0].members == (a, b),
+    )
+
+
+def margin(count: int, of: int) -> str:
+    """Return "1.2% (12 of 1,000)" with half of its 95% interval."""
+    share = count / max(1, of)
+    return f"{share:6.1%} ±{1.96 * sqrt(max(share * (1 - share), 1 / max(1, of)) / max(1, of)):.1%} ({count} of {of})"
+
+
+def trials_per_point(run: Run) -> float:
+    """Return the mean number of trials of a data point."""
+    return float(np.mean([len(one.samples) for one in run.measurements]))
+
+
+def faults_without_noise(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with a fault, with hardly any noise."""
+    return [replace(cell, sigma=0.002) for cell in cells if cell.fault != "none"]

@@ -1,0 +1,321 @@
+"""Random machines, faults and their true rates, from a model of its own: no code of collbench's simulator or labels.
+
+A machine is a graph of elements, each with a capacity in GB/s in its direction; a transfer takes a route of elements
+and gets the least share of any. Everything that collbench is told about a machine (labels, limits) is written here, as
+NVML and nvidia-smi would report it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
+
+import numpy as np
+
+from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
+
+Pair = tuple[int, int]
+Route = tuple[str, ...]
+
+FAMILIES = ("nvswitch", "mesh", "bridged", "pcie")
+_SLOT_GBS = {3: (15.75, 12.9), 4: (31.5, 26.1), 5: (63.0, 53.2)}  # what a ×16 slot can do, and what copies reach
+_CARDS = {3: "Tesla V100-PCIE-32GB", 4: "NVIDIA A40", 5: "NVIDIA L40S"}
+_PEERS = PeerReadWrite(PeerStatus.OK, PeerStatus.OK)
+_LINK_GBS, _LINK_REACHED = 25.0, 0.965  # of an NVLink, data rate, and the share that copies reach
+_MEMORY_BYTES = 48 * 2**30
+
+
+@dataclass(frozen=True)
+class Made:
+    """A machine as it is (`capacity`, `routes`) and as its tools report it (`devices`, `paths`).
+
+    `routes[None, g]` and `routes[g, None]` are those from and to host memory. `shared` are elements that several pairs
+    cross. `nccl` is the share of the slowest link that NCCL reaches.
+    """
+
+    family: str
+    devices: tuple[Device, ...]
+    paths: tuple[Path, ...]
+    capacity: Mapping[str, float]
+    routes: Mapping[tuple[int | None, int | None], Route]
+    nccl: float
+    shared: tuple[str, ...] = ()
+    truth: tuple[Truth, ...] = field(default=())
+
+    @property
+    def count(self) -> int:
+        """The number of GPUs."""
+        return len(self.devices)
+
+    def rates(self, transfers: Sequence[tuple[int | None, int | None]]) -> list[float]:
+        """Return the GB/s of transfers that run at the same time: an element is shared equally."""
+        users = Counter(element for transfer in transfers for element in set(self.routes[transfer]))
+        return [min(self.capacity[e] / users[e] for e in self.routes[transfer]) for transfer in transfers]
+
+    def limit(self, members: Sequence[int]) -> float:
+        """Return the limit in GB/s that the tools report for the paths among GPUs, or for one GPU's slot."""
+        limits = [path.theory_gbs for path in self.paths if set(path.devices) <= set(members) and path.theory_gbs]
+        return min(limits) if limits else _SLOT_GBS[self.devices[members[0]].pcie_generation or 3][0]
+
+    def slowed(self, factors: Mapping[str, float], *truth: Truth) -> Made:
+        """Return the machine with elements at a share of their capacity."""
+        capacity = {name: gbs * factors.get(name, 1.0) for name, gbs in self.capacity.items()}
+        return replace(self, capacity=capacity, truth=(*self.truth, *truth))
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A fault: what is slow. `gpu` where one GPU, slot or port is to blame, else the directed links that are slow."""
+
+    kind: str
+    gpu: int | None
+    links: frozenset[Pair]
+
+
+def make(family: str, rng: np.random.Generator) -> Made:
+    """Return a healthy machine of a family."""
+    return {"nvswitch": _nvswitch, "mesh": _mesh, "bridged": _bridged, "pcie": _pcie}[family](rng)
+
+
+def _device(index: int, name: str, generation: int, node: int) -> Device:
+    return Device(
+        index=index,
+        uuid=f"GPU-0000000{index}-judge",
+        name=name,
+        pci_bus_id=f"00000000:{16 + index:02X}:00.0",
+        memory_bytes=_MEMORY_BYTES,
+        numa_node=node,
+        cpu_affinity="",
+        pcie_generation=generation,
+        pcie_width=16,
+    )
+
+
+def _path(a: int, b: int, label: str, ancestor: str, nvlinks: int, theory: float) -> Path:
+    return Path(
+        devices=(a, b),
+        label=label,
+        ancestor=ancestor,
+        nvlinks=nvlinks,
+        theory_gbs=theory,
+        theory_source="as reported",
+        peer_access=_PEERS,
+        cuda_peers=True,
+    )
+
+
+@dataclass
+class _Tree:
+    """GPUs in slots, on switches or root ports, under one or two sockets."""
+
+    generation: int
+    sockets: list[int]  # of each GPU
+    switches: list[int | None]  # of each GPU; None: a root port of its own
+    capacity: dict[str, float] = field(default_factory=dict)
+    shared: list[str] = field(default_factory=list)
+
+    def label(self, a: int, b: int) -> str:
+        if self.sockets[a] != self.sockets[b]:
+            return "SYS"
+        return "PIX" if self.switches[a] is not None and self.switches[a] == self.switches[b] else "NODE"
+
+    def routes(self) -> dict[tuple[int | None, int | None], Route]:
+        routes: dict[tuple[int | None, int | None], Route] = {}
+        for gpu in range(len(self.sockets)):
+            routes[None, gpu] = (*self._port(gpu, "down"), f"slot {gpu} in")
+            routes[gpu, None] = (f"slot {gpu} out", *self._port(gpu, "up"))
+        for a, b in permutations(range(len(self.sockets)), 2):
+            middle: Route = ()
+            if self.label(a, b) != "PIX":
+                across = self.sockets[a] != self.sockets[b]
+                socket = f"socket {self.sockets[a]} to {self.sockets[b]}" if across else f"root {self.sockets[a]}"
+                middle = (*self._port(a, "up"), socket, *self._port(b, "down"))
+            routes[a, b] = (f"slot {a} out", *middle, f"slot {b} in")
+        return routes
+
+    def _port(self, gpu: int, way: str) -> Route:
+        return () if self.switches[gpu] is None else (f"switch {self.switches[gpu]} {way}",)
+
+
+def _tree(rng: np.random.Generator, count: int, generation: int) -> _Tree:
+    two_sockets = count >= 4 and rng.random() < 0.7
+    sockets = [gpu * 2 // count if two_sockets else 0 for gpu in range(count)]
+    per_switch = int(rng.choice([1, 2, 4])) if count >= 4 else int(rng.choice([1, 2]))
+    switches: list[int | None] = [None if per_switch == 1 else gpu // per_switch for gpu in range(count)]
+    if two_sockets and per_switch == 4 and count == 4:
+        switches = [gpu // 2 for gpu in range(count)]
+    tree = _Tree(generation, sockets, switches)
+    reached = _SLOT_GBS[generation][1]
+    for gpu in range(count):
+        tree.capacity |= {f"slot {gpu} in": reached, f"slot {gpu} out": reached}
+    for switch in {one for one in switches if one is not None}:
+        tree.capacity |= {f"switch {switch} up": reached, f"switch {switch} down": reached}
+        tree.shared += [f"switch {switch} up", f"switch {switch} down"]
+    # A root complex carries both directions of a pair: with less, a better label would truly be the slower one.
+    forwards = reached * float(rng.choice([2.0, 4.0, 8.0]))
+    across = reached * float(rng.choice([0.75, 1.0, 2.0]))
+    for socket in set(sockets):
+        tree.capacity[f"root {socket}"] = forwards
+    for one, other in permutations(set(sockets), 2):
+        tree.capacity[f"socket {one} to {other}"] = across
+        tree.shared.append(f"socket {one} to {other}")
+    return tree
+
+
+def _on_tree(family: str, tree: _Tree, bundles: Mapping[Pair, int], name: str, nccl: float) -> Made:
+    """Return a machine whose GPUs have NVLinks to some others, and PCIe to the rest."""
+    theory = _SLOT_GBS[tree.generation][0]
+    count, routes, capacity = len(tree.sockets), tree.routes(), dict(tree.capacity)
+    paths = []
+    for a, b in combinations(range(count), 2):
+        links = bundles.get((a, b), 0)
+        label = f"NV{links}" if links else tree.label(a, b)
+        limit = links * _LINK_GBS if links else theory
+        paths.append(_path(a, b, label, tree.label(a, b), links, limit))
+        for src, dst in ((a, b), (b, a)) if links else ():
+            routes[src, dst] = (f"NVLinks {src} to {dst}",)
+            capacity[f"NVLinks {src} to {dst}"] = links * _LINK_GBS * _LINK_REACHED
+    devices = tuple(_device(gpu, name, tree.generation, tree.sockets[gpu]) for gpu in range(count))
+    return Made(family, devices, tuple(paths), capacity, routes, nccl, tuple(tree.shared))
+
+
+def _pcie(rng: np.random.Generator) -> Made:
+    generation = int(rng.choice([3, 4, 5]))
+    tree = _tree(rng, int(rng.choice([4, 4, 8])), generation)
+    return _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
+
+
+def _bridged(rng: np.random.Generator) -> Made:
+    tree = _tree(rng, int(rng.choice([4, 8])), 4)
+    links = int(rng.choice([2, 4]))
+    bundles = {(gpu, gpu + 1): links for gpu in range(0, len(tree.sockets), 2)}
+    return _on_tree("bridged", tree, bundles, "NVIDIA A40", float(rng.uniform(0.75, 0.85)))
+
+
+def _mesh(rng: np.random.Generator) -> Made:
+    """Return two quads of V100, each fully joined, and a link across for each GPU, as in a DGX-1."""
+    tree = _tree(rng, 8, 3)
+    bundles: dict[Pair, int] = {}
+    for first in (0, 4):
+        ring = first + rng.permutation(4)
+        for place, (a, b) in enumerate(combinations(range(4), 2)):
+            pair = (min(ring[a], ring[b]), max(ring[a], ring[b]))
+            bundles[int(pair[0]), int(pair[1])] = 2 if place in (1, 2, 3, 4) else 1
+    for a, b in zip(range(4), 4 + rng.permutation(4), strict=True):
+        bundles[a, int(b)] = 2
+    return _on_tree("mesh", tree, bundles, "Tesla V100-SXM2-32GB", float(rng.uniform(0.85, 0.92)))
+
+
+def _nvswitch(rng: np.random.Generator) -> Made:
+    count, links = int(rng.choice([2, 4, 8])), int(rng.choice([12, 18]))
+    tree = _Tree(5, [gpu * 2 // count for gpu in range(count)], [None] * count)
+    for gpu in range(count):
+        tree.capacity |= {f"slot {gpu} in": 53.2, f"slot {gpu} out": 53.2}
+    for socket in (0, 1):
+        tree.capacity |= {f"root {socket}": 200.0, f"socket {socket} to {1 - socket}": 120.0}
+    name = "NVIDIA H200" if links == 18 else "NVIDIA A100-SXM4-80GB"
+    made = _on_tree("nvswitch", tree, dict.fromkeys(combinations(range(count), 2), links), name, 0.8)
+    capacity, routes = dict(made.capacity), dict(made.routes)
+    reached = links * _LINK_GBS * float(rng.uniform(0.86, 0.9))
+    for gpu in range(count):
+        capacity |= {f"port {gpu} out": reached, f"port {gpu} in": reached}
+    for a, b in permutations(range(count), 2):
+        # Its own element between two ports lets a fault slow one pair alone.
+        routes[a, b] = (f"port {a} out", f"NVLinks {a} to {b}", f"port {b} in")
+        capacity[f"NVLinks {a} to {b}"] = reached
+    return replace(made, capacity=capacity, routes=routes)
+
+
+# Faults: each returns the machine with it, or None where it has no place for it.
+
+
+def slow_slot(made: Made, rng: np.random.Generator) -> Made | None:
+    """A GPU's slot, or its NVSwitch port, runs at half rate: all of its links are slow."""
+    gpu = int(rng.integers(made.count))
+    if made.family == "pcie":
+        elements = [f"slot {gpu} in", f"slot {gpu} out"]
+    elif made.family == "nvswitch" and made.count > 2:
+        elements = [f"port {gpu} in", f"port {gpu} out"]
+    else:
+        return None
+    links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
+    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow slot", gpu, links))
+
+
+def two_slots(made: Made, rng: np.random.Generator) -> Made | None:
+    """Two GPUs, each in a slot at half rate."""
+    one = slow_slot(made, rng)
+    for _ in range(50):
+        two = slow_slot(one, rng) if one is not None else None
+        if two is not None and two.truth[0].gpu != two.truth[1].gpu:
+            return two if made.count > 4 else None
+    return None
+
+
+def slow_pair(made: Made, rng: np.random.Generator, factor: float = 0.8) -> Made | None:
+    """One pair's own NVLinks are slow, both ways."""
+    own = sorted({name for name in made.capacity if name.startswith("NVLinks")})
+    like = Counter(path.label for path in made.paths if path.nvlinks)
+    pairs = [path.devices for path in made.paths if path.nvlinks and like[path.label] >= 3]
+    if not own or not pairs:
+        return None
+    a, b = pairs[int(rng.integers(len(pairs)))]
+    elements = (f"NVLinks {a} to {b}", f"NVLinks {b} to {a}")
+    return made.slowed(dict.fromkeys(elements, factor), Truth("slow pair", None, frozenset(((a, b), (b, a)))))
+
+
+def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
+    """A PCIe switch's uplink runs at half rate, both ways: what crosses it is slow."""
+    switches = sorted({name for name in made.shared if name.startswith("switch")})
+    if made.family != "pcie" or len(switches) < 4:
+        return None
+    number = switches[int(rng.integers(len(switches)))].split()[1]
+    elements = (f"switch {number} up", f"switch {number} down")
+    links = frozenset(
+        link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link])
+    )
+    return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links))
+
+
+def slow_root(made: Made, _rng: np.random.Generator) -> Made | None:
+    """The root complex of every socket forwards copies between GPUs at a quarter of a slot's rate."""
+    if made.family != "pcie" or not any(path.label == "NODE" for path in made.paths):
+        return None
+    roots = [name for name in made.capacity if name.startswith(("root", "socket"))]
+    slot = made.capacity["slot 0 in"]
+    links = frozenset(link for link in permutations(range(made.count), 2) if set(roots) & set(made.routes[link]))
+    slow = {name: 0.25 * slot / made.capacity[name] for name in roots}
+    return made.slowed(slow, Truth("slow root", None, links))
+
+
+def other_product(made: Made, rng: np.random.Generator) -> Made | None:
+    """No fault: one card is of an older kind, in a slot of its own generation."""
+    if made.family != "pcie" or made.devices[0].pcie_generation != 5:
+        return None
+    gpu = int(rng.integers(made.count))
+    devices = list(made.devices)
+    devices[gpu] = replace(devices[gpu], name="NVIDIA A40", pcie_generation=4)
+    ratio = _SLOT_GBS[4][1] / _SLOT_GBS[5][1]
+    paths = tuple(
+        replace(path, theory_gbs=_SLOT_GBS[4][0]) if gpu in path.devices else path for path in made.paths
+    )
+    slower = made.slowed({f"slot {gpu} in": ratio, f"slot {gpu} out": ratio})
+    return replace(slower, devices=tuple(devices), paths=paths)
+
+
+def none(made: Made, _rng: np.random.Generator) -> Made:
+    """No fault."""
+    return made
+
+
+FAULTS = {
+    "none": none,
+    "slow slot": slow_slot,
+    "two slow slots": two_slots,
+    "slow pair": slow_pair,
+    "slow uplink": slow_switch,
+    "slow root": slow_root,
+    "other product": other_product,
+}

@@ -1,0 +1,219 @@
+"""Measures a made machine with collbench's own plan, sweep and stopping rule, in time and noise of this model."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collbench.backends.gpu_copies import gpu_operations
+from collbench.backends.protocol import Backend, Opened, Step, Timing
+from collbench.bench.plan import Request, make_plan
+from collbench.bench.session import empty_run
+from collbench.bench.sweep import Watcher, sweep
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Device, Flag, FlagKind, Health, Machine, Run
+
+from .machines import Made
+
+_LAUNCH_S, _COLLECTIVE_S, _STEP_S = 3e-6, 9e-6, 6e-4
+_FASTEST = 0.985  # of the limit of a path
+_BATCH = 0.001  # standard deviation of a batch within a trial
+# Engines and sides differ a little, as they do on real links.
+_SHARES = {
+    Operation.CE_WRITE: 1.0,
+    Operation.CE_READ: 0.995,
+    Operation.SM_WRITE: 0.94,
+    Operation.SM_READ: 0.945,
+    Operation.BROADCAST: 1.08,
+}
+
+
+class Noise:
+    """The log by which one trial is slower than the typical one; positive is slower. `key` is what is timed."""
+
+    def __init__(self, sigma: float, rng: np.random.Generator) -> None:
+        self.sigma, self.rng = sigma, rng
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial that begins at this second of the run."""
+        del members, key, seconds
+        return self.sigma * float(self.rng.standard_normal())
+
+
+class OnePair(Noise):
+    """One pair is as noisy as `sigma`, all others have 0.2%."""
+
+    def __init__(self, sigma: float, rng: np.random.Generator, pair: frozenset[int]) -> None:
+        super().__init__(sigma, rng)
+        self.pair = pair
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        scale = self.sigma if frozenset(members) == self.pair else 0.002
+        return scale * float(self.rng.standard_normal())
+
+
+class TwoModes(Noise):
+    """Three trials of ten are slower by `sigma`; beside that 0.3%."""
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        return self.sigma * float(self.rng.random() < 0.3) + 0.003 * float(self.rng.standard_normal())
+
+
+class Correlated(Noise):
+    """Trials of one data point resemble those before: AR(1) with ρ = 0.6."""
+
+    def __init__(self, sigma: float, rng: np.random.Generator) -> None:
+        super().__init__(sigma, rng)
+        self.last: dict[object, float] = {}
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        fresh = self.sigma * float(self.rng.standard_normal())
+        now = 0.6 * self.last[key] + 0.8 * fresh if key in self.last else fresh
+        self.last[key] = now
+        return now
+
+
+class Ceiling(Noise):
+    """Never faster than the link's own rate: half of a normal distribution."""
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        return abs(super().of(members, key, seconds))
+
+
+class Drift(Noise):
+    """Everything becomes slower by `sigma` in the first two seconds, as a GPU does that warms up; beside that 0.3%."""
+
+    def of(self, members: tuple[int, ...], key: object, seconds: float) -> float:
+        """Return the noise of a trial."""
+        return self.sigma * min(1.0, seconds / 2.0) + 0.003 * float(self.rng.standard_normal())
+
+
+@dataclass
+class Situation:
+    """What happens to a machine while it is measured. `idle`: a process that does nothing holds 2 GB of this GPU.
+
+    `slow_then`: (GPU, factor, from, to): all transfers of a GPU are slower from one second of the run to another.
+    """
+
+    noise: Noise
+    idle: int | None = None
+    slow_then: tuple[int, float, float, float] | None = None
+    busy: dict[int, int] = field(default_factory=dict)
+
+
+class MadeBackend(Backend):
+    """A made machine as a backend; its clock is the time that the steps would have taken."""
+
+    name = "sim"
+
+    def __init__(self, made: Made, situation: Situation) -> None:
+        self._made, self._situation, self._seconds = made, situation, 0.0
+        self._rng = situation.noise.rng
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the GPUs."""
+        return self._made.devices
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return what GPUs copy, without the pointer chase."""
+        return tuple(one for one in gpu_operations(variant) if one is not Operation.CHASE)
+
+    def capacity_bytes(self) -> int:
+        """Return the largest message."""
+        return 2**33
+
+    def clock(self) -> float:
+        """Return the second of the run."""
+        return self._seconds
+
+    def time(self, step: Step) -> Timing:
+        """Return drawn times."""
+        groups = [self._transfers(step, members) for members in step.groups]
+        rates = iter(self._made.rates([one for group in groups for one in group]))
+        drawn = []
+        for members, transfers in zip(step.groups, groups, strict=True):
+            slowest = min(next(rates) for _ in transfers)
+            drawn.append(self._batches(step, members, slowest))
+        timing = Timing(seconds=tuple(drawn), launch_seconds=tuple(1.2 * one[0] for one in drawn) if step.launches else ())
+        self._seconds += timing.region_seconds(step) + _STEP_S
+        return timing
+
+    def _transfers(self, step: Step, members: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
+        if step.operation.is_collective:
+            ring = [*zip(members, (*members[1:], members[0]), strict=True)]
+            return list(ring) if len(members) > 2 else [(members[0], members[1]), (members[1], members[0])]
+        if step.variant is Variant.STAGED:
+            return [(members[0], None), (None, members[1])]
+        if step.variant.host_memory:
+            out = step.operation in (Operation.D2H_CE, Operation.D2H_SM)
+            return [(members[0], None) if out else (None, members[0])]
+        return [(members[0], members[1])]
+
+    def _batches(self, step: Step, members: tuple[int, ...], gbs: float) -> tuple[float, ...]:
+        situation, operation = self._situation, step.operation
+        share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
+        factor = operation.busbw_factor(len(members))
+        bytes_moved = step.size_bytes * factor
+        if situation.slow_then is not None:
+            gpu, slower, begin, end = situation.slow_then
+            share *= slower if gpu in members and begin <= self._seconds < end else 1.0
+        typical = (_COLLECTIVE_S if operation.is_collective else _LAUNCH_S) + bytes_moved / (gbs * share * 1e9)
+        slow = situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
+        # No noise makes a link faster than it can be.
+        least = bytes_moved / (_FASTEST * self._made.limit(members) * 1e9)
+        return tuple(
+            max(least, typical * math.exp(slow + _BATCH * float(self._rng.standard_normal())))
+            for _ in range(step.batches)
+        )
+
+
+def measure(made: Made, situation: Situation, request: Request, seed: int) -> Run:
+    """Return the run that collbench makes of a machine."""
+    backend = MadeBackend(made, situation)
+    states = tuple(_state(gpu, situation) for gpu in range(made.count))
+    opened = Opened(
+        machine=Machine("judge", "Linux", "", fabric=f"made {made.family}"),
+        paths=made.paths,
+        health=lambda: states,
+        flags=_flags(situation),
+        environment={},
+        clock=backend.clock,
+        backend=backend,
+    )
+    plan, skipped = make_plan(request, backend)
+    run = empty_run(request, opened, plan, skipped)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
+    sweep(backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
+    run.health_after = states
+    run.complete = True
+    return run
+
+
+def _state(gpu: int, situation: Situation) -> Health:
+    held = situation.idle == gpu
+    return Health(
+        temperature=45,
+        utilization=0,
+        nvlink_errors=0,
+        nvlink_replays=0,
+        ecc_errors=0,
+        processes=int(held),
+        memory_used=2 * 2**30 if held else 0,
+        others_memory=2 * 2**30 if held else 0,
+    )
+
+
+def _flags(situation: Situation) -> Callable[[Iterable[int]], tuple[Flag, ...]]:
+    def flags(members: Iterable[int]) -> tuple[Flag, ...]:
+        held: Sequence[int] = [gpu for gpu in members if gpu == situation.idle]
+        return tuple(Flag(FlagKind.SHARED, (gpu,), 1) for gpu in held)
+
+    return flags
