@@ -234,6 +234,19 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     assert not list(folder.rglob("*.json")), title
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")],
+)
+def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = program("overlap", "--backend", "cuda")
+    assert (result.status, result.line.startswith(f"{variable}={value}: ")) == (2, True), result.err
+    assert program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json").status == 0
+
+
 def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
