@@ -119,6 +119,11 @@ def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
     assert counts[-1] == 12
 
 
+def test_of_short_units_more_rounds_run_in_no_more_time() -> None:
+    counts = {unit: len(moments(1e-6, unit, 3, random.Random(1))[0]) for unit in (2.8e-3, 1.4e-3, 0.7e-3, 0.1e-3)}
+    assert counts == {2.8e-3: 30, 1.4e-3: 30, 0.7e-3: 60, 0.1e-3: 119}
+
+
 def test_idle_times_exceed_the_run_up_and_compute_outlasts_the_calls() -> None:
     load = planned(CALL, UNIT, 0.025)
     begins = moments(CALL, UNIT, 1, random.Random(1))[0]

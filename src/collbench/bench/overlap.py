@@ -45,6 +45,8 @@ _REST_S = 0.2
 _CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
 # Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
 _CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
+# That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
+_LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
 # Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5 % longer for each than at first.
 _ISOLATED_CALLS = 20
@@ -208,7 +210,8 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
     """
     share = unit_seconds / (unit_seconds + call_seconds)
-    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share))
+    more = min(_MOST_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
+    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share * more))
     parts = [order.sample(range(trials), trials) for _ in range(calls)]
     made = [
         [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
