@@ -178,6 +178,8 @@ void Stream::finalized(int communicator) {
   store(header_->open, 0u);
 }
 
+void Stream::drop() { store(header_->dropped, header_->dropped + 1); }
+
 uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool needs_peer) {
   const uint64_t number = header_->pending_next;
   if (number - header_->pending_first == PENDING) release(header_->pending_first + 1);
@@ -341,7 +343,7 @@ void Stream::commit(uint64_t number) {
   const int64_t call = full_ ? NONE : intern(ended.call);
   if (call == NONE) {
     full_ = true;
-    store(header_->dropped, header_->dropped + 1);
+    drop();
     return;
   }
   const bool grouped = ended.group && ended.group == group_;
@@ -376,7 +378,7 @@ void Stream::set_tail(uint32_t first, uint32_t count) {
 void Stream::append(uint32_t symbol, const PendingCall& ended) {
   if (count_ == TAIL) consume(TAIL / 2, NONE, 0, false);
   if (full_) {
-    store(header_->dropped, header_->dropped + 1);
+    drop();
     return;
   }
   tail(count_) = {ended.start, ended.begin, ended.ahead, symbol, ended.gpu};

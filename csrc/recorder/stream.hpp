@@ -198,6 +198,8 @@ class Stream {
 
   // Adds a call that NCCL got. `group` is 0, or a number that the calls of one group share. Returns the call's number.
   uint64_t add(const Call& call, uint64_t start, uint64_t group, bool needs_peer);
+  // A call that NCCL got is only counted.
+  void drop();
   // NCCL launches call `number` on this many channels: its peer is known, and all earlier groups have been launched.
   void launched(uint64_t number, int peer, uint32_t channels);
   // A communicator sends to its own rank, in the group of call `number`.
