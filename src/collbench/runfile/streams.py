@@ -6,9 +6,12 @@ not fit together raise StreamError.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,7 +229,27 @@ _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
 _MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+_MOST_BYTES = 32 << 20
 _LATEST = 1 << 62  # ns: 146 years after a host's start
+
+
+def read(path: Path) -> bytes:
+    """Return a stream's bytes. Raises StreamError for a file that another user may have put there, and OSError."""
+    _check_own(path, path.lstat())
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_own(path, os.fstat(file.fileno()))
+        return file.read(_MOST_BYTES)
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise StreamError("it is no regular file")
+    if status.st_uid not in {os.geteuid(), path.parent.stat().st_uid}:
+        raise StreamError("it belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StreamError("other users can write it")
+    if status.st_size > _MOST_BYTES:
+        raise StreamError("it is larger than any stream")
 
 
 def parse(data: bytes | bytearray | memoryview) -> Stream:
