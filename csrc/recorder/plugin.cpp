@@ -306,7 +306,7 @@ void drop(const Context& context) {
   if (context.index == NONE) return;
   Stream& stream = *streams[context.index];
   const Locked held(stream.lock);
-  stream.drop();
+  stream.unplaced();
 }
 
 template <int ABI, class Event>

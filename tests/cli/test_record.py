@@ -200,6 +200,16 @@ def test_what_a_lost_terminal_cannot_show_is_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("collbench-record-*"))
 
 
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_job_ends_with_its_status_where_the_caller_ignores_its_children(tmp_path: Path) -> None:
+    command = collbench("record", "--", "sh", "-c", f"{script(tmp_path, 0)}; exit 7")
+    done = subprocess.run([sys.executable, "-c", IGNORING, *command], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 7
+    assert (tmp_path / "job.json").is_file()
+
+
 def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("mine", encoding="utf-8")
     done = record(tmp_path, "--", "touch", "started")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from collbench.model.job import Call, Ending, Job, JobRank, Unknown
 from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.recorded import merge
+from collbench.runfile.streams import HEADER, StreamError, parse
 from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
 
 WORLD = "comm 0 77 0 4 world\n"
@@ -174,6 +175,23 @@ def test_a_kill_at_any_moment_leaves_a_consistent_stream(tmp_path: Path) -> None
             calls = [call.size_bytes // 4 for call in sequence(merge(stream_list).job)]
             expected = period * (len(calls) // len(period) + 1)
             assert calls == expected[: len(calls)]
+
+
+def test_a_kill_while_a_call_leaves_those_that_wait_loses_nothing(tmp_path: Path) -> None:
+    """The oldest of the calls that wait for their GPU times is no longer pending, and not yet anywhere else."""
+    calls = "".join(Made("allreduce", size).line() for size in range(1, 6))
+    play(f"{WORLD}gpu 0 1 none\n{calls}kill\n", tmp_path, 5, COLLBENCH_RECORD_GPU_TIMES="1")
+    (path,) = tmp_path.glob("*.stream")
+    data = bytearray(path.read_bytes())
+    assert HEADER.fields is not None
+    place = int(HEADER.fields["pending_first"][1])
+    assert data[place] == 0
+    data[place] = 1
+    job = merge([parse(data)]).job
+    assert [call.size_bytes // 4 for call in sequence(job)] == [1, 2, 3, 4, 5]
+    data[place] = 2
+    with pytest.raises(StreamError, match="2 calls wait no longer, but has 0"):
+        parse(data)
 
 
 def test_a_process_that_ends_without_finalizing_is_complete() -> None:

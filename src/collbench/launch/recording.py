@@ -8,7 +8,7 @@ import signal
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import collbench
@@ -95,6 +95,7 @@ def signals_held() -> Iterator[set[int]]:
 
     What came until the end of the block is dropped: by then everything is done.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: the kernel then keeps no job's status
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*heeded, signal.SIGCHLD))
     try:
@@ -135,7 +136,8 @@ def run(command: Sequence[str], variables: Mapping[str, str], mask: set[int], if
             while not (ended := os.waitpid(job, os.WNOHANG))[0]:
                 came = signal.sigwaitinfo((*_ENDING, signal.SIGCHLD))
                 if came.si_signo != signal.SIGCHLD and came.si_code != _FROM_KERNEL:
-                    os.kill(job, came.si_signo)
+                    with suppress(PermissionError):  # a job of sudo's
+                        os.kill(job, came.si_signo)
     except OSError as error:
         raise UsageError(f"cannot start '{one_line(command[0])}': {error.strerror}") from error
     finally:
