@@ -173,7 +173,8 @@ def _findings(merged: Merged) -> Iterator[str]:
         yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
     cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
     if cut:
-        yield f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are recorded until then"
+        ended = f"{len(cut)} of {len(merged.job.ranks)} ranks were killed, or left by _exit()"
+        yield f"{ended}: their calls are recorded until then"
     dropped = sum(rank.dropped for rank in merged.job.ranks)
     if dropped:
         yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
