@@ -158,6 +158,41 @@ static void corrupt_copy(unsigned char* target, int from, int to) {
   if (from == only_from && to == only_to && ++copies == nth) target[byte] ^= 0xff;
 }
 
+// The data that a copy or a collective delivered to some memory.
+typedef struct Delivery {
+  struct Delivery* next;
+  uint64_t at, bytes;
+  unsigned char data[];
+} Delivery;
+
+static Delivery* deliveries;
+
+// Puts what the memory got before in place of what it has just received, and keeps that; with `first` always the same.
+static void deliver_earlier(unsigned char* at, uint64_t bytes, bool first, bool stale) {
+  Delivery* known = deliveries;
+  while (known != NULL && (known->at != (uintptr_t)at || known->bytes != bytes)) known = known->next;
+  if (known == NULL) {
+    known = malloc(sizeof *known + bytes);
+    *known = (Delivery){deliveries, (uintptr_t)at, bytes};
+    deliveries = known;
+  } else if (first) {
+    memcpy(at, known->data, bytes);
+  } else if (stale) {
+    for (uint64_t i = 0; i < bytes; ++i) {
+      const unsigned char fresh = at[i];
+      at[i] = known->data[i];
+      known->data[i] = fresh;
+    }
+    return;
+  }
+  memcpy(known->data, at, bytes);
+}
+
+static void deliver_stale_copy(unsigned char* target, uint64_t bytes) {
+  const char* wish = text_setting("FAKE_STALE_COPY", NULL);
+  if (wish != NULL) deliver_earlier(target, bytes, strcmp(wish, "first") == 0, true);
+}
+
 static double run_copy(const Op* op, int user) {
   const uint64_t bytes = op->arguments[kBytes];
   const int from = owner_of(op->arguments[kSource]), to = owner_of(op->arguments[kTarget]);
@@ -166,6 +201,7 @@ static double run_copy(const Op* op, int user) {
   const unsigned char* source = touch(op->arguments[kSource], bytes, kernel || from == kHost ? user : from);
   if (target == NULL || source == NULL) return 0;
   if (++copies_tried != (int)by_gpu("FAKE_LOSE_COPY", -1, 0)) memcpy(target, source, bytes);
+  deliver_stale_copy(target, bytes);
   corrupt_copy(target, from, to);
   note("copy %s by %d from %d to %d bytes %llu align %d %d", op->name, user, from, to, (unsigned long long)bytes,
        (int)(op->arguments[kSource] % 16), (int)(op->arguments[kTarget] % 16));
@@ -233,16 +269,8 @@ static void corrupt_collective(Op* const ranks[]) {
   ((unsigned char*)(uintptr_t)receive->at)[element * size + byte] ^= 0x40;
 }
 
-// The data that a collective delivered to a receive buffer.
-typedef struct Delivery {
-  struct Delivery* next;
-  uint64_t at, bytes;
-  unsigned char data[];
-} Delivery;
-
-// Puts an earlier delivery in place of what the buffers have just received, where FAKE_STALE says so.
+// As FAKE_STALE says.
 static void deliver_stale(Op* const ranks[], int count) {
-  static Delivery* deliveries;
   static int nth;
   const char* wish = text_setting("FAKE_STALE", NULL);
   if (wish == NULL) return;
@@ -251,24 +279,7 @@ static void deliver_stale(Op* const ranks[], int count) {
     for (int k = 0; k < ranks[r]->transfer_count; ++k) {
       const Transfer* transfer = &ranks[r]->transfers[k];
       if (transfer->sends || transfer->bytes == 0) continue;
-      unsigned char* at = (unsigned char*)(uintptr_t)transfer->at;
-      Delivery* known = deliveries;
-      while (known != NULL && (known->at != transfer->at || known->bytes != transfer->bytes)) known = known->next;
-      if (known == NULL) {
-        known = malloc(sizeof *known + transfer->bytes);
-        *known = (Delivery){deliveries, transfer->at, transfer->bytes};
-        deliveries = known;
-      } else if (first) {
-        memcpy(at, known->data, known->bytes);
-      } else if (stale) {
-        for (uint64_t i = 0; i < known->bytes; ++i) {
-          const unsigned char fresh = at[i];
-          at[i] = known->data[i];
-          known->data[i] = fresh;
-        }
-        continue;
-      }
-      memcpy(known->data, at, known->bytes);
+      deliver_earlier((unsigned char*)(uintptr_t)transfer->at, transfer->bytes, first, stale);
     }
 }
 

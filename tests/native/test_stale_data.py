@@ -54,3 +54,38 @@ def test_one_message_of_any_batch_of_any_trial_that_is_late_by_a_batch_is_found(
     found = fakes.script(EACH + dedented(script), tmp_path).reported["found"]
     # Of the first message in a slot there is no earlier result; the first slot's was garbage when the ranks connected.
     assert found == [True, False, False] + [True] * 15, title
+
+
+@pytest.mark.parametrize("stale", ["first", "previous"])
+@pytest.mark.parametrize(
+    ("title", "groups", "changes"),
+    [
+        ("a link", "[[(0, 1)]]", ""),
+        ("pulled", "[[(0, 1)]]", "pull=True"),
+        ("by kernel", "[[(0, 1)]]", "multiprocessors=True"),
+        ("shifted", "[[(0, 1)]]", "shift=3"),
+        ("both ways", "[[(0, 1), (1, 0)]]", ""),
+        ("to host memory", "[[(0, -1)]]", ""),
+        ("from host memory", "[[(-1, 0)]]", ""),
+        ("within a GPU", "[[(0, 0)]]", ""),
+    ],
+)
+def test_copies_that_deliver_earlier_bytes_are_found_in_the_second_batch(
+    fakes: Fakes, tmp_path: Path, title: str, groups: str, changes: str, stale: str
+) -> None:
+    # One slot: every batch writes where the one before did.
+    script = f"""
+        gpus = open_gpus(2, buffer=1024)
+        plan = dict(iterations=1, **dict({changes}))
+        report(one=failure(times, gpus, {groups}, **plan)["kind"], two=failure(times, gpus, {groups}, **plan)["kind"])
+    """
+    assert fakes.script(script, tmp_path, stale_copy=stale).reported == {"one": "none", "two": "DataError"}, title
+
+
+def test_copies_from_all_displacements_arrive(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        gpus = open_gpus(3, buffer=4096)
+        for groups in ([[(0, 1)]], [[(1, 0), (2, 0)]], [[(0, -1)]], [[(-1, 0)]]):
+            times(gpus, groups, bytes=1000, batches=17, shift=5)
+    """
+    fakes.script(script, tmp_path)

@@ -355,7 +355,6 @@ def measure_point(
         if len(covered_units(runs.both)) < _FEWEST_COVERED:
             load = _lengthened(load, runs.both)
             isolated = _isolated(backend, load, trials)
-    _verified(overlap, _run(backend, _VERIFYING))  # where a load repeats its messages, only the last ones are seen
 
 
 def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
