@@ -200,9 +200,9 @@ class CudaBackend(Backend):
             capacity = self.capacity_bytes()
             roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
             own = max(min(_SMALLEST_BUFFER, capacity), roomy)
-            # Windows are as large on all ranks, and those in other processes do not know what this GPU has room for.
-            alike = self._alone or not self._options.registrations
-            self._gpus.allocate(max(largest_bytes, own if alike else _SMALLEST_BUFFER))
+            # Windows are as large on all ranks, and a message has the same slot, which decides its data. Ranks in other
+            # processes do not know what this GPU has room for.
+            self._gpus.allocate(max(largest_bytes, own if self._alone else _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not."""

@@ -178,6 +178,7 @@ class Rank:
 
     def allocate(self, point: OverlapPoint) -> Done:
         """Make room for a data point; the answer says why if that fails."""
+        first_round = next(self._rounds)  # also where there is no room: other ranks may have some
         self._accelerator.finish()
         self._point, self._messages = point, None
         device = self._accelerator.device
@@ -190,7 +191,7 @@ class Rank:
                 self._unit = (point.compute, unit, unit.result.clone())
             span = self._accelerator.span_bytes
             self._messages = Messages(point.operation, point.size_bytes, self._rank, self._ranks, span, device)
-            self._messages.fill(next(self._rounds))
+            self._messages.fill(first_round)
             self._accelerator.finish()
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
             self._messages = None
