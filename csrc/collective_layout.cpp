@@ -1,6 +1,7 @@
 #include "collective_layout.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -20,9 +21,9 @@ const CollectiveRow& row_of(Collective operation) { return kCollectives[static_c
 
 struct DtypeRow {
   std::size_t bytes;
-  double rounding;
+  double rounding, smallest;
 };
-#define COLLBENCH_ROW(name, bytes, rounding) {bytes, rounding},
+#define COLLBENCH_ROW(name, bytes, rounding, smallest) {bytes, rounding, smallest},
 constexpr DtypeRow kDtypes[] = {COLLBENCH_DTYPES(COLLBENCH_ROW)};
 #undef COLLBENCH_ROW
 const DtypeRow& row_of(Dtype dtype) { return kDtypes[static_cast<std::size_t>(dtype)]; }
@@ -115,13 +116,16 @@ std::uint64_t received_elements(const CollectiveRound& round, int rank, int rank
   return layout_of(out_of_place, rank, ranks).expected.count;
 }
 
-// NCCL scales by a rounded 1/ranks, then rounds every sum: ranks + 1 roundings, each of at most the largest average.
+// NCCL rounds 1/ranks, each contribution times that, and every sum; adding zero is exact. So an average to which n
+// ranks add has n + 1 roundings, in any order of the ranks. Tiny numbers are rounded to a multiple of the smallest one.
 double tolerance_of(const CollectiveRound& round, int ranks) {
-  const bool exact = reduction_of(round) != Reduction::avg || (ranks & (ranks - 1)) == 0;
-  if (exact) return 0;
-  // elements.cuh's contributions: up to 7 each; in 8-bit floats up to 1, by at most 8 ranks.
-  const double largest = round.dtype >= Dtype::float8_e4m3fn ? std::min(1.0, 8.0 / ranks) : 8.0;
-  return largest * (ranks + 1) * row_of(round.dtype).rounding;
+  const DtypeRow& row = row_of(round.dtype);
+  if (reduction_of(round) != Reduction::avg || row.rounding == 0) return 0;
+  if ((ranks & (ranks - 1)) == 0 && 1.0 / ranks >= row.smallest) return 0;
+  const int adding = row.bytes == 1 ? 1 : row.bytes == 2 ? 8 : 112;  // as in elements.cuh's contribution
+  const double rounding = std::max(row.rounding, row.smallest / 2 * ranks);
+  const double own = 0x1p-52;  // of the expected average itself, which is a double
+  return std::expm1((std::min(ranks, adding) + 1) * std::log1p(rounding)) + own;
 }
 
 void check(const CollectiveRound& round) {

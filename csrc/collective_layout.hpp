@@ -22,21 +22,22 @@ using Group = std::vector<int>;
   X(sendrecv, false, false)      \
   X(gather, false, true)         \
   X(scatter, false, true)
-// Torch's name, bytes, and half a unit in the last place of a value in [1, 2): the largest relative error of one
-// rounding, 0 for whole numbers. In the order of ncclDataType_t [nccl.h 2.24].
-#define COLLBENCH_DTYPES(X)   \
-  X(int8, 1, 0)               \
-  X(uint8, 1, 0)              \
-  X(int32, 4, 0)              \
-  X(uint32, 4, 0)             \
-  X(int64, 8, 0)              \
-  X(uint64, 8, 0)             \
-  X(float16, 2, 0x1p-11)      \
-  X(float32, 4, 0x1p-24)      \
-  X(float64, 8, 0x1p-53)      \
-  X(bfloat16, 2, 0x1p-8)      \
-  X(float8_e4m3fn, 1, 0x1p-4) \
-  X(float8_e5m2, 1, 0x1p-3)
+// Torch's name and bytes; then, 0 for whole numbers, half a unit in the last place of a value in [1, 2), which is the
+// largest relative error of one rounding, and the smallest positive number. In the order of ncclDataType_t [nccl.h
+// 2.24].
+#define COLLBENCH_DTYPES(X)           \
+  X(int8, 1, 0, 0)                    \
+  X(uint8, 1, 0, 0)                   \
+  X(int32, 4, 0, 0)                   \
+  X(uint32, 4, 0, 0)                  \
+  X(int64, 8, 0, 0)                   \
+  X(uint64, 8, 0, 0)                  \
+  X(float16, 2, 0x1p-11, 0x1p-24)     \
+  X(float32, 4, 0x1p-24, 0x1p-149)    \
+  X(float64, 8, 0x1p-53, 0x1p-1074)   \
+  X(bfloat16, 2, 0x1p-8, 0x1p-133)    \
+  X(float8_e4m3fn, 1, 0x1p-4, 0x1p-9) \
+  X(float8_e5m2, 1, 0x1p-3, 0x1p-16)
 // In the order of ncclRedOp_t.
 #define COLLBENCH_REDUCTIONS(X) X(sum) X(prod) X(max) X(min) X(avg)
 // Where a collective's messages lie (registered_memory.hpp): in ordinary memory, in memory of ncclMemAlloc that is
@@ -62,7 +63,7 @@ struct CollectiveRound {
   int root;               // rank in each group, where the operation has one
   std::size_t count;      // elements of the whole message: of all ranks' blocks, where each rank has its own
   bool in_place;          // receives into the buffer that it sends from, laid out as in nccl-tests
-  bool verify;            // checks every element that arrives
+  bool verify;            // checks the elements that arrive, see Collectives::time
   int iterations;         // collectives in a graph, at most 32
   int batches;            // timed launches of the graph
   int warmup;             // untimed launches first
@@ -120,7 +121,7 @@ Layout layout_of(const CollectiveRound& round, int rank, int ranks);
 std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count);
 // Elements that the rank receives, including those with undefined values.
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);
-// The largest error of a correct floating average over `ranks` ranks; 0 for results that must be exact.
+// The largest relative error of a correct floating average over `ranks` ranks; 0 for results that must be exact.
 double tolerance_of(const CollectiveRound& round, int ranks);
 // Throws std::invalid_argument for a round that no communicator can run.
 void check(const CollectiveRound& round);

@@ -7,8 +7,8 @@ namespace {
 
 constexpr unsigned char kPoison = 0xff;  // not a number in every float, and larger than any of our whole numbers
 
-// Any constant does, as long as the data differs from count to count.
-std::uint64_t seed_of(const CollectiveRound& round) { return 0x72616e6b73756dull ^ round.count; }
+// The seed of a slot, given that of the first: as in elements.cuh.
+std::uint64_t seed_of(std::uint64_t seed, unsigned slot) { return seed + slot * 0xd1342543de82ef95ull; }
 
 // Where the rank's data in the message at `offset` begins. In place, it lies in the buffer that receives.
 CUdeviceptr send_address(const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
@@ -131,14 +131,14 @@ ncclResult_t dispatch(const Call& c, Collective operation) {
 
 // Queues one launch of the verification, of elements that all follow the same rule.
 void queue_check(const CollectiveRound& round, const LocalRank& local, const Elements& checked,
-                 const Expected& expected, Report* report) {
+                 const Expected& expected, std::uint64_t seed, Report* report) {
   const Gpu& gpu = *local.gpu;
   const Slots& slots = local.captured->slots;
   gpu.launch(gpu.stream(), Kernel::verify_elements, gpu.grid(Kernel::verify_elements, checked.count), checked.slots,
              receive_address(round, local, slots.base + checked.slot * slots.stride), slots.stride, checked.first,
              checked.count, expected.block, expected.offset, static_cast<std::uint32_t>(round.dtype),
              static_cast<std::uint32_t>(reduction_of(round)), expected.sender,
-             static_cast<std::uint32_t>(local.communicator.ranks), seed_of(round),
+             static_cast<std::uint32_t>(local.communicator.ranks), seed_of(seed, checked.slot),
              tolerance_of(round, local.communicator.ranks), report);
 }
 
@@ -171,13 +171,13 @@ void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double 
   finish(nccl, communicator, result, gpus.threads(), deadline_seconds);
 }
 
-void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots) {
+void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots, std::uint64_t seed) {
   const Gpu& gpu = *local.gpu;
   gpu.launch(gpu.stream(), Kernel::fill_elements, gpu.grid(Kernel::fill_elements, local.layout.sent), slots,
              send_address(round, local, local.captured->slots.base), local.captured->slots.stride, local.layout.sent,
              static_cast<std::uint32_t>(round.dtype), static_cast<std::uint32_t>(reduction_of(round)),
              static_cast<std::uint32_t>(local.communicator.ranks), static_cast<std::uint32_t>(local.communicator.rank),
-             seed_of(round));
+             seed);
 }
 
 void queue_poison(const CollectiveRound& round, const LocalRank& local, unsigned slots) {
@@ -186,9 +186,9 @@ void queue_poison(const CollectiveRound& round, const LocalRank& local, unsigned
   CUDA_CHECK(cuMemsetD8Async, local.buffers.target + used.base, kPoison, bytes, local.gpu->stream());
 }
 
-void queue_verify(const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
+void queue_verify(const CollectiveRound& round, const LocalRank& local, const Elements& elements, std::uint64_t seed) {
   Report* report = local.gpu->own().clear_report();
-  if (local.layout.peers.empty()) return queue_check(round, local, elements, local.layout.expected, report);
+  if (local.layout.peers.empty()) return queue_check(round, local, elements, local.layout.expected, seed, report);
   // Each peer's elements need a check of their own. Element i of the message is the peer's element
   // `offset + i - receive_at`. The difference may wrap around, as unsigned numbers do.
   const std::uint64_t end = elements.first + elements.count;
@@ -198,7 +198,7 @@ void queue_verify(const CollectiveRound& round, const LocalRank& local, const El
                         last = std::min(end, blocks.receive_at + blocks.received);
     if (first >= last) continue;
     const Expected expected{blocks.received, last, blocks.offset - blocks.receive_at, static_cast<std::uint32_t>(peer)};
-    queue_check(round, local, {first, last - first, elements.slot, elements.slots}, expected, report);
+    queue_check(round, local, {first, last - first, elements.slot, elements.slots}, expected, seed, report);
   }
 }
 

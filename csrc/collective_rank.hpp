@@ -31,17 +31,19 @@ void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round
 // where they live in several processes, which no blocking kernel spans.
 void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double deadline_seconds);
 
-// Queues the writing of fresh contributions to the first `slots` messages that the rank sends from.
-void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots);
-// Queues the poisoning of the first `slots` messages that the rank receives: it makes every byte wrong.
+// Queues the writing of contributions to the first `slots` messages that the rank sends from; other ones for each slot
+// and each `seed`, which is the same on all ranks.
+void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots, std::uint64_t seed);
+// Queues the poisoning of the first `slots` messages that the rank receives: it makes every byte wrong. In place it
+// comes before the filling.
 void queue_poison(const CollectiveRound& round, const LocalRank& local, unsigned slots);
 // Elements of a rank's received messages: `count` of each from element `first` on, in `slots` messages from `slot` on.
 struct Elements {
   std::uint64_t first, count;
   unsigned slot, slots;
 };
-// Queues the verification of these elements. Byte offsets in the GPU's report count from the start of what was received
-// in the first of these messages.
-void queue_verify(const CollectiveRound& round, const LocalRank& local, const Elements& elements);
+// Queues the verification of these elements, of messages that were filled with `seed`. Byte offsets in the GPU's report
+// count from the start of what was received in the first of these messages.
+void queue_verify(const CollectiveRound& round, const LocalRank& local, const Elements& elements, std::uint64_t seed);
 
 }  // namespace collbench

@@ -14,9 +14,6 @@ constexpr int kWakingCalls = 2;
 // Plain launches of a batch that are queued before it may start, as many as single launches [single_launches.cpp]. The
 // host then stays ahead of the GPU, and NCCL's queues hold that many without waiting for one to end.
 constexpr int kAhead = 10;
-// In place, the batches' data is not what one collective makes.
-bool checks_batches(const CollectiveRound& round) { return round.verify && !round.in_place; }
-
 bool has_result(const LocalRank& rank) { return rank.layout.expected.count > 0; }
 
 Elements all_elements(const LocalRank& rank, unsigned slots) { return {0, rank.layout.expected.count, 0, slots}; }
@@ -27,7 +24,7 @@ CollectiveTimes CollectiveTimer::run() {
   register_memory();
   ranks_ = local_ranks();
   capture();
-  if (round_.verify && round_.in_place) check_once();
+  if (round_.verify && !own_slots_) check_once();
   if (round_.warmup == 0) wake();
   for (int batch = -round_.warmup; batch < round_.batches; ++batch) time_batch(batch);
   if (round_.launch_iterations > 0) time_launches(launch_ranks());
@@ -110,6 +107,8 @@ void CollectiveTimer::capture() {
       made.at(key(missing[i].group)).graphs[rank] = capture(missing[i]);
     });
   session_.graphs_.merge(made);  // moves nodes, so the ranks' pointers stay valid
+  for (std::size_t group = 0; group < round_.groups.size(); ++group)
+    own_slots_ = session_.graphs_.at(key(group)).slots.count == static_cast<unsigned>(round_.iterations);
 }
 
 GraphExec CollectiveTimer::capture(const LocalRank& rank) const {
@@ -145,14 +144,19 @@ void CollectiveTimer::wake() {
   });
 }
 
+// In place, where messages share a slot, the later ones work on the results of the earlier ones.
+bool CollectiveTimer::checks_batches() const { return round_.verify && (own_slots_ || !round_.in_place); }
+
+// Where messages share a slot, the results of the earlier ones are not seen: one collective is checked on its own.
 void CollectiveTimer::check_once() {
   std::vector<Report> reports(ranks_.size(), Report{});
+  seed_ = session_.next_seed();
   on_ranks(ranks_, [&](std::size_t i) {
     const LocalRank& rank = ranks_[i];
     queue_poison(round_, rank, 1);
-    queue_fill(round_, rank, 1);
+    queue_fill(round_, rank, 1, seed_);
     queue(rank, 0, 1);
-    if (has_result(rank)) queue_verify(round_, rank, all_elements(rank, 1));
+    if (has_result(rank)) queue_verify(round_, rank, all_elements(rank, 1), seed_);
     wait(rank);
     if (has_result(rank)) reports[i] = rank.gpu->own().report();
   });
@@ -166,15 +170,18 @@ void CollectiveTimer::time_batch(int batch) {
   std::vector<double> seconds(ranks_.size(), 0), waits(ranks_.size(), 0);
   std::vector<Report> reports(ranks_.size(), Report{});
   const bool distributed = session_.communicators_.distributed();
+  // Before every batch: it must not deliver what an earlier one did, and all batches must find the caches alike.
+  const bool fills = checks_batches() || batch == -round_.warmup;
+  if (fills) seed_ = session_.next_seed();
   CommonStart start(session_.gpus_, ranks_.size());
   on_ranks(ranks_, [&](std::size_t i) {
     const LocalRank& rank = ranks_[i];
     const unsigned slots = rank.captured->slots.count;
-    const bool checked = checks_batches(round_) && has_result(rank);
+    const bool checked = checks_batches() && has_result(rank);
     const bool plain = round_.is_plain(rank.group);
     const TimedStream& own = rank.gpu->own();
-    if (batch == -round_.warmup) queue_fill(round_, rank, slots);
     if (checked) queue_poison(round_, rank, slots);
+    if (fills) queue_fill(round_, rank, slots, seed_);
     start.block(rank);
     if (distributed) CUDA_CHECK(cuEventRecord, own.arrived.get(), own.get());
     queue_barrier_between_processes(rank);
@@ -190,13 +197,13 @@ void CollectiveTimer::time_batch(int batch) {
     if (!more) CUDA_CHECK(cuEventRecord, own.end.get(), own.get());
     // A blocked stream may not accept one verification for each peer: these are queued when it runs.
     const bool later = more || !rank.layout.peers.empty();
-    if (checked && !later) queue_verify(round_, rank, all_elements(rank, slots));
+    if (checked && !later) queue_verify(round_, rank, all_elements(rank, slots), seed_);
     start.queued();
     if (more) {
       queue(rank, ahead, round_.iterations);
       CUDA_CHECK(cuEventRecord, own.end.get(), own.get());
     }
-    if (checked && later) queue_verify(round_, rank, all_elements(rank, slots));
+    if (checked && later) queue_verify(round_, rank, all_elements(rank, slots), seed_);
     wait(rank);
     seconds[i] = elapsed_seconds(own.start, own.end) / round_.iterations;
     if (distributed) waits[i] = elapsed_seconds(own.arrived, own.start);
@@ -204,7 +211,7 @@ void CollectiveTimer::time_batch(int batch) {
   });
   start.check();
   check_data(reports);
-  count(round_.iterations, checks_batches(round_));
+  count(round_.iterations, checks_batches());
   std::map<std::size_t, double> slowest;  // by group, of those with ranks here
   for (std::size_t i = 0; i < ranks_.size(); ++i)
     slowest[ranks_[i].group] = std::max(slowest[ranks_[i].group], seconds[i]);
@@ -224,7 +231,7 @@ void CollectiveTimer::check_data(const std::vector<Report>& reports) {
     const auto slot = static_cast<unsigned>(all.first / stride);
     Gpu& gpu = *ranks_[i].gpu;
     gpu.context.make_current();  // on this thread
-    queue_verify(round_, ranks_[i], {offset / bytes_of(round_.dtype), 1, slot, 1});
+    queue_verify(round_, ranks_[i], {offset / bytes_of(round_.dtype), 1, slot, 1}, seed_);
     session_.gpus_.threads().wait(gpu, round_.deadline);
     const Report one = gpu.own().report();
     throw DataError(static_cast<int>(ranks_[i].group), ranks_[i].communicator.rank, offset, all.wrong, one.expected,

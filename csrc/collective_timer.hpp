@@ -36,6 +36,7 @@ class CollectiveTimer {
   void capture();
   GraphExec capture(const LocalRank& rank) const;
   void wake();
+  bool checks_batches() const;
   void check_once();
   void time_batch(int batch);
   void check_data(const std::vector<Report>& reports);
@@ -46,6 +47,9 @@ class CollectiveTimer {
   Collectives& session_;
   const CollectiveRound& round_;
   Ranks ranks_;  // of this process
+  // Every message of a batch has a slot of its own; the same for all groups.
+  bool own_slots_ = true;
+  std::uint64_t seed_ = 0;  // of what the slots were filled with last
   CollectiveTimes times_;
 };
 

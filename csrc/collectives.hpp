@@ -53,10 +53,11 @@ class Collectives {
 
   // Makes the groups' communicators, see Communicators::prepare.
   void prepare(const std::vector<Group>& groups);
-  // What arrives is verified on the GPU, outside the timed region: what every batch leaves in its slots, but in place,
-  // where a graph changes its own input, one collective before the batches. Throws DataError, CudaError, NcclError,
-  // HangError. After any but a DataError the round's communicators are aborted, and streams or threads may be stuck:
-  // the process has to end.
+  // What arrives is verified on the GPU, outside the timed region: what every batch leaves in its slots, unless it
+  // works in place on messages that share a slot; and where they do, one collective before the batches. Before each of
+  // these the ranks get data that they did not send before [docs/method.md 4.4]. Throws DataError, CudaError,
+  // NcclError, HangError. After any but a DataError the round's communicators are aborted, and streams or threads may
+  // be stuck: the process has to end. Ranks of several processes call this for the same rounds, in the same order.
   CollectiveTimes time(const CollectiveRound& round);
   // Drops graphs, registrations and communicators.
   void close();
@@ -68,6 +69,8 @@ class Collectives {
   using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_t, bool, int, Registration, bool,
                               std::vector<std::uint64_t>>;
 
+  // Seeds far from each other, so that their data has nothing in common.
+  std::uint64_t next_seed() { return seed_ += 0x9e3779b97f4a7c15ull; }
   std::exception_ptr cause_of(const std::exception_ptr& failure, const CollectiveRound& round) const;
   void abort(const CollectiveRound& round);
 
@@ -78,6 +81,7 @@ class Collectives {
   RegisteredMemory registered_;
   // Made at the first trial of a data point, kept for all later ones. Groups of other processes have slots only.
   std::map<GraphKey, CapturedGroup> graphs_;
+  std::uint64_t seed_ = 0;  // of the data that was sent last; processes that agree on their rounds agree on it
 };
 
 }  // namespace collbench

@@ -165,6 +165,7 @@ class CopyTimer {
     if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
     for (int batch = -round_.warmup; batch < round_.batches; ++batch) {
       const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
+      displacement_ = gpus_.next_displacement();
       if (batch == -round_.warmup) wake_links();
       BlockingKernel blocking(gpus_);
       queue(slots, blocking);
@@ -224,7 +225,7 @@ class CopyTimer {
   void queue_poison(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     for (const Transfer& transfer : set.transfers)
       if (transfer.verifier == &verifier)
-        verifier.fill(transfer.target.buffer, slots.of_sender(transfer.sender), transfer.seed, 1);
+        verifier.fill(transfer.target.buffer, slots.of_sender(transfer.sender), displaced_seed(transfer), 1);
     CUDA_CHECK(cuEventRecord, verifier.poisoned.get(), verifier.stream());
   }
 
@@ -253,9 +254,12 @@ class CopyTimer {
   void queue_messages(const Transfer& transfer, const Slots& slots) {
     const Slots own = slots.of_sender(transfer.sender);
     if (round_.engine == Engine::multiprocessors && own.bytes >= kLooped)
-      return launch_copy(transfer, own, static_cast<std::uint32_t>(round_.iterations));
-    for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes);
+      return launch_copy(transfer, own, displacement_, static_cast<std::uint32_t>(round_.iterations));
+    for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes, displacement_);
   }
+
+  // Of the pattern that the batch writes into its slots: the source's words lie so much further on.
+  std::uint64_t displaced_seed(const Transfer& transfer) const { return transfer.seed + displacement_ / 8; }
 
   // A group is timed from one common start to one common end, as nvbandwidth's totals are. With a start event of its
   // own, each of three messages that one copy engine sends in turn seems to take a third of the time: its waking copy,
@@ -279,10 +283,10 @@ class CopyTimer {
     }
   }
 
-  void copy(const Transfer& transfer, std::uint64_t offset, std::uint64_t bytes) {
-    if (round_.engine == Engine::multiprocessors) return launch_copy(transfer, {offset, 0, bytes, 1}, 1);
+  void copy(const Transfer& transfer, std::uint64_t offset, std::uint64_t bytes, std::uint64_t displacement = 0) {
+    if (round_.engine == Engine::multiprocessors) return launch_copy(transfer, {offset, 0, bytes, 1}, displacement, 1);
     const CUstream stream = transfer.stream->get();
-    const CUdeviceptr source = transfer.source.buffer + offset, target = transfer.target.buffer + offset;
+    const CUdeviceptr source = transfer.source.buffer + offset + displacement, target = transfer.target.buffer + offset;
     if (transfer.source.context == nullptr) {
       CUDA_CHECK(cuMemcpyHtoDAsync_v2, target, reinterpret_cast<const void*>(source), bytes, stream);
     } else if (transfer.target.context == nullptr) {
@@ -294,12 +298,12 @@ class CopyTimer {
     }
   }
 
-  void launch_copy(const Transfer& transfer, const Slots& slots, std::uint32_t messages) {
+  void launch_copy(const Transfer& transfer, const Slots& slots, std::uint64_t displacement, std::uint32_t messages) {
     const Gpu& issuer = *transfer.issuer;
     const unsigned all = slots.bytes >= kLooped ? issuer.multiprocessors : issuer.grid(Kernel::copy, slots.bytes / 16);
     const unsigned blocks = std::max(1u, all / transfer.concurrent);
     issuer.launch(transfer.stream->get(), Kernel::copy, blocks, 1, transfer.target.buffer + slots.base,
-                  transfer.source.buffer + slots.base, slots.bytes, slots.stride, slots.count, messages);
+                  transfer.source.buffer + slots.base + displacement, slots.bytes, slots.stride, slots.count, messages);
   }
 
   // After all copies of the set: an earlier verification would slow down what is still timed.
@@ -311,7 +315,7 @@ class CopyTimer {
       if (transfer.verifier != &verifier) continue;
       const Slots own = slots.of_sender(transfer.sender);
       verifier.launch(stream, Kernel::verify, verifier.grid(Kernel::verify, own.bytes / 8), own.count,
-                      transfer.target.buffer, own.base, own.stride, own.bytes, transfer.seed,
+                      transfer.target.buffer, own.base, own.stride, own.bytes, displaced_seed(transfer),
                       transfer.stream->clear_report());
     }
   }
@@ -353,8 +357,9 @@ class CopyTimer {
   Gpus& gpus_;
   const CopyRound& round_;
   std::vector<TransferSet> sets_;
-  unsigned senders_ = 1;         // the most transfers to one destination
-  std::size_t smallest_buffer_;  // bytes; buffers in host memory may be smaller than the GPUs'
+  unsigned senders_ = 1;            // the most transfers to one destination
+  std::uint64_t displacement_ = 0;  // of the present batch, see Gpus::next_displacement
+  std::size_t smallest_buffer_;     // bytes; buffers in host memory may be smaller than the GPUs'
   Times times_;
 };
 

@@ -18,30 +18,46 @@ enum Dtype {
 };
 enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
 
-// Ranks contribute small whole numbers, so that every reduction of them is exact in every dtype. A number is at most 7,
-// which float8e5m2's three significant bits hold. Sums stay below 2^7 (int8's positive range, and bfloat16's 8 bits),
-// in 8-bit floats at most 8 (float8e5m2 has 8, but not 9); products of factors 1 and 2 are at most 2^6. So in a large
-// world only some ranks, different ones at every index, add to a sum or multiply; in any `world` consecutive elements
-// every rank does.
+// Ranks contribute small whole numbers, so that every sum, product, maximum and minimum of them is exact in every
+// dtype, and a result that lacks a rank is wrong wherever that rank counts. Sums stay below 2^7 (int8's positive range,
+// and bfloat16's 8 bits), in 8-bit floats at most 8 (float8e5m2 has 8, but not 9); products of factors 1 and 2 are at
+// most 2^6. So in a large world only some ranks, different ones at every index, add to a sum or multiply. One rank at
+// every index has a number above those of all others for the maximum, and below them for the minimum. An average's
+// tolerance must not hide a rank's share: at most 8 ranks add to one of 16-bit floats, and one to one of 8-bit floats
+// [docs/method.md 4.4]. One rank adds to an average of whole numbers, a multiple of the world, as less would be cut
+// off. Whose turn it is depends on the seed, too: in time every rank has its turn in messages of a few elements.
 
 // Four bits for each of sixteen ranks: with a hash for each rank these kernels would spend most of their time on it.
 __device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }
 
-__device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u64 index, u32 reduction, u32 world, u32 dtype) {
-  const u32 noise = (u32)(noises >> rank % 16 * 4), most = dtype >= kFloat8e4m3 ? 8 : 112;
-  if (reduction == kProd) return world <= 6 || (index + rank) % world < 6 ? 1 + (noise & 1) : 1;
-  if (reduction != kSum && reduction != kAvg) return noise & 7;
-  if (dtype < kFloat8e4m3 && world <= 16) return noise & 7;
-  return world <= most || (index + rank) % world < most ? noise & 1 : 0;
+__device__ __forceinline__ u32 turn_of(u64 seed, u64 index) { return (u32)(seed + index); }
+
+__device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u32 turn, u32 reduction, u32 world, u32 dtype) {
+  const u32 noise = (u32)(noises >> rank % 16 * 4) & 15;
+  const bool eight = dtype >= kFloat8e4m3, average = reduction == kAvg;
+  const bool sparse = eight || (average && dtype != kFloat32 && dtype != kFloat64);
+  if (reduction == kCopied) return noise & 7;
+  if ((reduction == kSum || average) && world <= 16 && !sparse) return noise & 7;
+  const u32 place = (turn + rank) % world;  // 0 for the rank that has its turn
+  if (average && eight) return place == 0 ? 1u << (noise & 3) : 0;
+  if (average && dtype <= kUint64) {
+    const u32 most = dtype <= kUint8 ? 127 / world : 8;
+    if (most == 0) return place == 0 ? 127 : 0;  // more ranks than a byte counts: every average is zero
+    return place == 0 ? world * (1 + noise % most) : 0;
+  }
+  if (reduction == kSum || average) return place < (sparse ? 8 : 112) ? noise & 1 : 0;
+  if (reduction == kProd) return place < 6 ? 1 + (noise & 1) : 1;
+  return (place == 0) == (reduction == kMax) ? 4 + (noise & 3) : noise & 3;
 }
 
 __device__ double reduced(u64 seed, u64 index, u32 reduction, u32 world, u32 dtype) {
+  const u32 turn = turn_of(seed, index);
   u64 noises = noise_of(seed, 0, index);
-  u32 value = contribution(noises, 0, index, reduction, world, dtype);
+  u32 value = contribution(noises, 0, turn, reduction, world, dtype);
 #pragma unroll 1
   for (u32 rank = 1; rank < world; ++rank) {
     if (rank % 16 == 0) noises = noise_of(seed, rank, index);
-    const u32 next = contribution(noises, rank, index, reduction, world, dtype);
+    const u32 next = contribution(noises, rank, turn, reduction, world, dtype);
     if (reduction == kSum || reduction == kAvg) value += next;
     if (reduction == kProd) value *= next;
     if (reduction == kMax) value = value > next ? value : next;
@@ -152,12 +168,17 @@ __device__ double decode(Bits bits, u32 dtype) {
   return (double)whole;
 }
 
+// The seed of a slot, given that of the first; collective_rank.cpp has the same. Any odd number of many digits does
+// that is not the step from one batch's seed to the next.
+__device__ __forceinline__ u64 seed_of(u64 seed, u32 slot) { return seed + slot * 0xd1342543de82ef95ull; }
+
 extern "C" __global__ void fill_elements(u8* buffer, u64 stride, u64 count, u32 dtype, u32 reduction, u32 world,
                                          u32 rank, u64 seed) {
   u8* message = buffer + blockIdx.y * stride;
   const u32 bytes = width(dtype);
+  const u64 own = seed_of(seed, blockIdx.y);
   for (u64 i = thread_index(); i < count; i += thread_count()) {
-    const u32 value = contribution(noise_of(seed, rank, i), rank, i, reduction, world, dtype);
+    const u32 value = contribution(noise_of(own, rank, i), rank, turn_of(own, i), reduction, world, dtype);
     if (dtype == kFloat32)
       ((float*)message)[i] = value;
     else
@@ -190,7 +211,7 @@ __device__ __forceinline__ double expected_element(const Rule& rule, u64 index, 
   if (rule.reduction != kCopied) return reduced(rule.seed, rule.offset + index, rule.reduction, rule.world, rule.dtype);
   const u32 rank = rule.sender == ~0u ? (u32)from : rule.sender;
   const u64 noises = noise_of(rule.seed, rank, rule.offset + index);
-  return contribution(noises, rank, rule.offset + index, kCopied, rule.world, rule.dtype);
+  return contribution(noises, rank, 0, kCopied, rule.world, rule.dtype);
 }
 
 // Nothing that is sent is negative, so no reduction is either, and a set sign is wrong even for zero.
@@ -204,15 +225,16 @@ __device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index
   }
   const double found = decode(bits, rule.dtype);
   if (__double2hiint(found) < 0) return false;
-  return fabs(found - expected_element(rule, index, from)) <= rule.tolerance;
+  const double expected = expected_element(rule, index, from);
+  return fabs(found - expected) <= rule.tolerance * expected;
 }
 
-// `tolerance` is 0 except for floating averages over a world that is not a power of two, which are rounded. Each thread
+// `tolerance`, a share of what is expected, is 0 except for averages that are rounded. Each thread
 // reports once: for a gigabyte of wrong elements, atomics on host memory would otherwise take minutes.
 extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 first, u64 count, u64 block, u64 offset,
                                            u32 dtype, u32 reduction, u32 sender, u32 world, u64 seed, double tolerance,
                                            Report* report) {
-  const Rule rule = {block, offset, seed, dtype, reduction, sender, world, tolerance};
+  const Rule rule = {block, offset, seed_of(seed, blockIdx.y), dtype, reduction, sender, world, tolerance};
   const bool plain = is_plain(rule);
   const u8* message = buffer + blockIdx.y * stride;
   const u32 kAtOnce = 4, bytes = width(dtype);

@@ -218,6 +218,10 @@ class Gpus {
   Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders = 1,
                    std::size_t limit = kNoLimit);
 
+  // How far behind its slots a batch of copies begins to read in the source, in bytes: another distance for each of the
+  // next 16 batches. So where it writes, no byte is what the batches before it have written there.
+  std::uint64_t next_displacement();
+
   // Two words that every GPU and the host see: the highest ticket that was released, and whether a blocking kernel
   // timed out.
   volatile std::uint32_t* latch() { return static_cast<volatile std::uint32_t*>(latch_.get()); }
@@ -236,6 +240,7 @@ class Gpus {
   std::vector<std::vector<bool>> peer_access_;
   std::size_t buffer_bytes_ = 0;
   std::uint64_t cursor_ = 0;
+  std::uint64_t displacement_ = 0;
   std::uint64_t fraction_ = 0;  // of the buffer, in units of 2^-64: where the last small batch began
   std::uint32_t ticket_ = 0;
   OwnedThreads threads_;  // last: they end before what they use

@@ -289,6 +289,30 @@ def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
     assert ranks[2].first_wrong(one_slot(contributions[2]), steady=True) is None
 
 
+@pytest.mark.parametrize("right", [1, 3, 5])
+@pytest.mark.parametrize("operation", [BROADCAST, Operation.ALLGATHER, Operation.ALLTOALL])
+def test_earlier_results_are_seen_in_the_last_batch(
+    operation: Operation, right: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank and one slot; so many results are right, then each is the one before."""
+    from collbench.backends import gloo_worker
+
+    kept: list[Any] = []
+
+    def call(sent: Any, received: Any) -> None:
+        kept.append(sent.clone())  # what one rank receives
+        received.copy_(kept[-1 if len(kept) <= right else -2])
+
+    monkeypatch.setattr(gloo_worker, "call_of", lambda *_, **__: call)
+    for name in ("new_group", "barrier"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
+    rank = gloo_worker.GlooRank(0)
+    plan = step(operation, ((0,),), 4096, iterations=1)
+    found = [rank.time(plan).wrong is not None for _ in range(2)]
+    # Each trial compares its first and its last call of four.
+    assert found == [right < 4, True]
+
+
 def test_swapped_and_missing_data_are_seen() -> None:
     import torch
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-un
     from collbench.backends.overlap_worker import Messages
 
     filled = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
-    filled.fill()
+    filled.fill(0)
     return filled
 
 
@@ -142,6 +143,74 @@ def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: in
         assert filled.wrong() == 0, title
         slot.received[17] += ranks**uses
     assert filled.wrong() == wrong, title
+
+
+def alone() -> Any:
+    """Return a core whose rank has no others."""
+    from collbench.backends.overlap_streams import ChunkTimes, CpuAccelerator
+
+    class Alone(CpuAccelerator):
+        def group(self, ranks, priority, ctas):  # type: ignore[no-untyped-def]
+            return object()
+
+        def run_both(self, align, collective, compute, delay_s):  # type: ignore[no-untyped-def]
+            for work in (collective, compute):
+                for number in range(work.chunks):
+                    work.chunk(number)
+            return ChunkTimes((), (), (), queued=True)
+
+    return Alone()
+
+
+@pytest.mark.parametrize("stale", ["first", "previous"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("size_bytes", [2**16, 2**23], ids=["own slots", "one slot"])
+def test_earlier_results_are_wrong_in_every_load(
+    operation: Operation, size_bytes: int, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank, whose library delivers in each buffer what its first call did, or the one before."""
+    from collbench.backends import overlap_worker
+
+    kept: dict[int, Any] = {}
+
+    def call(sent, received):  # type: ignore[no-untyped-def]
+        fresh = sent.clone()  # what one rank receives
+        received.copy_(kept.get(received.data_ptr(), fresh))
+        if stale == "previous" or received.data_ptr() not in kept:
+            kept[received.data_ptr()] = fresh
+
+    monkeypatch.setattr(overlap_worker, "call_of", lambda *_: call)
+    rank = overlap_worker.Rank(0, 1, alone())
+    rank.allocate(OverlapPoint(operation, size_bytes, GEMM))
+    rank.warm()
+    once, often = Load(1, 1, 1, 1, 0.0), Load(2, 1, 1, 1, 0.0)
+    wrong = [rank.run(load).wrong for load in (once, often, once)]
+    # With slots of their own, the second message's is right: it is the first there. Where they share one, a call after
+    # them is compared, too; of the last result before, the second has the right one.
+    twice = size_bytes > 2**22 and stale == "first"
+    assert wrong == [size_bytes // 2 * times for times in (1, 1 + twice, 1)]
+
+
+def test_a_rank_without_room_for_a_point_still_sends_what_the_others_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from collbench.backends import overlap_worker
+
+    def no_room(*_arguments: object) -> None:
+        raise MemoryError
+
+    full, roomy = (overlap_worker.Rank(0, 1, alone()) for _ in range(2))
+    large, small = (OverlapPoint(Operation.ALLREDUCE, size, GEMM) for size in (2**13, 2**12))
+    with monkeypatch.context() as patch:
+        patch.setattr(overlap_worker, "Messages", no_room)
+        assert full.allocate(large).problem
+    assert not roomy.allocate(large).problem
+    sent = []
+    for rank in (full, roomy):
+        assert not rank.allocate(small).problem
+        assert rank._messages is not None
+        sent.append(rank._messages.slots[0].sent)
+    assert torch.equal(*sent)
 
 
 @pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])

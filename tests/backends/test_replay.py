@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.job_schedule import Post, schedule_of
+from collbench.analysis.job_schedule import Post, Unit, schedule_of
 from collbench.backends import sim_world
-from collbench.backends.replay_protocol import ReplayArm, ReplayLoad
+from collbench.backends.replay_protocol import Prepare, ReplayArm, ReplayLoad, ReplayTimes
 from collbench.backends.torch_world import ReplayWorld, open_replay
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
@@ -135,7 +135,7 @@ def buffers(post: Post, rank: int, members: Sequence[int]):  # type: ignore[no-u
     from collbench.backends.replay_worker import buffers_of
 
     filled = buffers_of(post, rank, members, 0, torch.device("cpu"))
-    filled.fill(rank)
+    filled.fill(rank, 0)
     return filled
 
 
@@ -192,6 +192,44 @@ def test_expected_results_are_what_the_other_ranks_send(members: tuple[int, ...]
         buffer.received.zero_()
         assert wrong_elements(buffer) > 0
     assert not torch.equal(*(buffer.sent for buffer in buffers_of_all("alltoall")[:2]))
+
+
+@pytest.mark.parametrize("stale", ["first", "previous"])
+@pytest.mark.parametrize("operation", ["allreduce", "reduce", "broadcast", "allgather", "reducescatter", "alltoall"])
+def test_earlier_results_are_wrong_in_the_next_verification(
+    operation: str, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank, whose library delivers in each buffer what its first call did, or the one before."""
+    from collbench.backends import replay_worker
+    from collbench.backends.replay_streams import CpuAccelerator
+
+    class Alone(CpuAccelerator):
+        def group(self, ranks):  # type: ignore[no-untyped-def]
+            return object()
+
+        def run(self, load, align, units):  # type: ignore[no-untyped-def]
+            for _ in range(load.steps):
+                for call in units.calls:
+                    call()
+            return ReplayTimes(0.0)
+
+    kept: dict[int, Any] = {}
+
+    def call(sent, received, **_how):  # type: ignore[no-untyped-def]
+        fresh = sent.clone()  # what one rank receives
+        received.copy_(kept.get(received.data_ptr(), fresh))
+        if stale == "previous" or received.data_ptr() not in kept:
+            kept[received.data_ptr()] = fresh
+
+    monkeypatch.setattr(replay_worker, "call_of", lambda *_, **__: call)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
+    rank = replay_worker.Rank(0, 1, Alone())
+    reduction = "sum" if "reduce" in operation else ""
+    unit = Unit(0, (Post(operation, 4096, "float32" if reduction else "uint8", reduction, 0),))
+    rank.prepare(Prepare(((0,),), (unit, unit), 0.0, Pauses.NONE, Registration.NONE))
+    assert rank.verify().wrong == 0
+    rank.run(ReplayLoad(2))
+    assert (rank.verify().wrong or 0) > 300
 
 
 @pytest.mark.parametrize(

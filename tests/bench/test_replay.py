@@ -28,6 +28,7 @@ class FakeWorld:
 
     def __init__(self, log: list[tuple[FakeWorld, ReplayLoad]], call: float = CALL) -> None:
         self.log, self.call, self.wrong = log, call, 0
+        self.wrong_at_end: int | None = None
         self.fails_after: int | None = None
         self.room = True
         self.schedule: Schedule | None = None
@@ -41,7 +42,7 @@ class FakeWorld:
         self.schedule = schedule
 
     def verify(self) -> int | None:
-        return self.wrong
+        return self.wrong if self.wrong_at_end is None or not self.log else self.wrong_at_end
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         assert expected_s > 0
@@ -189,6 +190,17 @@ def test_wrong_data_ends_it_and_stays() -> None:
     with pytest.raises(DataCorruption, match="3 elements of the replayed step"):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
     assert run.replays[0].wrong == 3
+    assert outcome(run).status is ExitStatus.UNTRUSTED
+
+
+def test_data_that_is_wrong_after_the_trials_ends_it_too() -> None:
+    fake = FakeWorld([])
+    fake.wrong_at_end = 2
+    request, opened, run = prepared([fake])
+    with pytest.raises(DataCorruption, match="2 elements of the replayed step"):
+        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+    (result,) = run.replays
+    assert (run.complete, result.wrong, len(result.trials)) == (False, 2, request.trials)
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 

@@ -146,7 +146,7 @@ def test_a_fault_in_a_reduction_is_found_and_the_broadcast_stays_right(tmp_path:
 @pytest.fixture(scope="module")
 def faulty_contributions(tmp_path_factory: pytest.TempPathFactory) -> _native.Collectives:
     """GPUs on which every rank sends one too much at its index 77."""
-    right = "contribution(noise_of(seed, rank, i), rank, i, reduction, world, dtype)"
+    right = "contribution(noise_of(own, rank, i), rank, turn_of(own, i), reduction, world, dtype)"
     image = _compiled(tmp_path_factory.mktemp("contributions"), right, f"{right} + (i == 77)")
     return _native.Collectives(open_gpus([0, 1], _BUFFER, image), need_nccl())
 

@@ -1,5 +1,5 @@
-// kernels.cu as one thread of the CPU runs it: test_device_code.py compiles it with FLOATS instead of its own two
-// conversions in PTX, and calls its kernels.
+// kernels.cu as one thread of the CPU runs it: test_device_code.py compiles it with these conversions instead of its
+// own two in PTX, and calls its kernels.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -11,7 +11,8 @@
 struct Place {
   unsigned x, y;
 };
-static const Place blockIdx{0, 0}, threadIdx{0, 0}, blockDim{1, 1}, gridDim{1, 1};
+static const Place threadIdx{0, 0}, blockDim{1, 1}, gridDim{1, 1};
+static Place blockIdx{0, 0};
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -42,4 +43,23 @@ static void from_half(float& value, unsigned short half) {
   value = static_cast<float>(load_number(reinterpret_cast<unsigned char*>(&half), 6));
 }
 
+#include "collective_layout.hpp"
 #include "device_code.inc"
+
+extern "C" void use_slot(unsigned slot) { blockIdx.y = slot; }
+
+extern "C" double allowed_error(unsigned dtype, unsigned reduction, int ranks) {
+  collbench::CollectiveRound round{};
+  round.operation = collbench::Collective::allreduce;
+  round.dtype = static_cast<collbench::Dtype>(dtype);
+  round.reduction = static_cast<collbench::Reduction>(reduction);
+  return collbench::tolerance_of(round, ranks);
+}
+
+extern "C" void load_numbers(const unsigned char* from, unsigned dtype, unsigned count, double* values) {
+  for (unsigned i = 0; i < count; ++i) values[i] = load_number(from + i * width(dtype), dtype);
+}
+
+extern "C" void store_numbers(unsigned char* to, unsigned dtype, unsigned count, const double* values) {
+  for (unsigned i = 0; i < count; ++i) store_number(to + i * width(dtype), dtype, values[i]);
+}

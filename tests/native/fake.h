@@ -24,8 +24,11 @@
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
 //   wait for no other GPU's blocking kernel)
-//   FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it never ends; `others`
-//   is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed as NCCL does
+//   FAKE_STALE_COPY=first or previous (likewise)   FAKE_STALE=first or previous or nth (every collective delivers what
+//   the first one, or the one before, delivered to the same buffer; with a number, only that collective does, what the
+//   one before delivered) FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it
+//   never ends; `others` is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed
+//   as NCCL does
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
 #pragma once
 

@@ -158,6 +158,41 @@ static void corrupt_copy(unsigned char* target, int from, int to) {
   if (from == only_from && to == only_to && ++copies == nth) target[byte] ^= 0xff;
 }
 
+// The data that a copy or a collective delivered to some memory.
+typedef struct Delivery {
+  struct Delivery* next;
+  uint64_t at, bytes;
+  unsigned char data[];
+} Delivery;
+
+static Delivery* deliveries;
+
+// Puts what the memory got before in place of what it has just received, and keeps that; with `first` always the same.
+static void deliver_earlier(unsigned char* at, uint64_t bytes, bool first, bool stale) {
+  Delivery* known = deliveries;
+  while (known != NULL && (known->at != (uintptr_t)at || known->bytes != bytes)) known = known->next;
+  if (known == NULL) {
+    known = malloc(sizeof *known + bytes);
+    *known = (Delivery){deliveries, (uintptr_t)at, bytes};
+    deliveries = known;
+  } else if (first) {
+    memcpy(at, known->data, bytes);
+  } else if (stale) {
+    for (uint64_t i = 0; i < bytes; ++i) {
+      const unsigned char fresh = at[i];
+      at[i] = known->data[i];
+      known->data[i] = fresh;
+    }
+    return;
+  }
+  memcpy(known->data, at, bytes);
+}
+
+static void deliver_stale_copy(unsigned char* target, uint64_t bytes) {
+  const char* wish = text_setting("FAKE_STALE_COPY", NULL);
+  if (wish != NULL) deliver_earlier(target, bytes, strcmp(wish, "first") == 0, true);
+}
+
 static double run_copy(const Op* op, int user) {
   const uint64_t bytes = op->arguments[kBytes];
   const int from = owner_of(op->arguments[kSource]), to = owner_of(op->arguments[kTarget]);
@@ -166,6 +201,7 @@ static double run_copy(const Op* op, int user) {
   const unsigned char* source = touch(op->arguments[kSource], bytes, kernel || from == kHost ? user : from);
   if (target == NULL || source == NULL) return 0;
   if (++copies_tried != (int)by_gpu("FAKE_LOSE_COPY", -1, 0)) memcpy(target, source, bytes);
+  deliver_stale_copy(target, bytes);
   corrupt_copy(target, from, to);
   note("copy %s by %d from %d to %d bytes %llu align %d %d", op->name, user, from, to, (unsigned long long)bytes,
        (int)(op->arguments[kSource] % 16), (int)(op->arguments[kTarget] % 16));
@@ -231,6 +267,20 @@ static void corrupt_collective(Op* const ranks[]) {
   // The lowest byte of a whole number, the sign and exponent of a floating one: wrong by more than any tolerance.
   const int size = width(dtype), byte = dtype < 6 ? 0 : size - 1;
   ((unsigned char*)(uintptr_t)receive->at)[element * size + byte] ^= 0x40;
+}
+
+// As FAKE_STALE says.
+static void deliver_stale(Op* const ranks[], int count) {
+  static int nth;
+  const char* wish = text_setting("FAKE_STALE", NULL);
+  if (wish == NULL) return;
+  const bool first = strcmp(wish, "first") == 0, stale = strcmp(wish, "previous") == 0 || ++nth == atoi(wish);
+  for (int r = 0; r < count; ++r)
+    for (int k = 0; k < ranks[r]->transfer_count; ++k) {
+      const Transfer* transfer = &ranks[r]->transfers[k];
+      if (transfer->sends || transfer->bytes == 0) continue;
+      deliver_earlier((unsigned char*)(uintptr_t)transfer->at, transfer->bytes, first, stale);
+    }
 }
 
 static bool agree(const Op* one, const Op* other) {
@@ -315,6 +365,7 @@ static bool run_collective(Clique* clique) {
   if (bytes == 0) return true;
   if (breaks(clique)) return false;
   ranks[0]->reduce(ranks, clique->ranks);
+  deliver_stale(ranks, clique->ranks);
   corrupt_collective(ranks);
   const double end = begin + ring_time(ranks[0], bytes);
   note("collective %s ranks %d bytes %llu", ranks[0]->name, clique->ranks, (unsigned long long)bytes);

@@ -90,14 +90,22 @@ static void verify(const uint64_t* a, unsigned slots, int gpu) {
   }
 }
 
-// As in elements.cuh: values up to 7, sums that int8 and float8e5m2 hold, factors of two from at most six ranks.
+// As in elements.cuh: values up to 7, sums that int8 and float8e5m2 hold, factors of two from at most six ranks; one
+// rank adds to an average of bytes, and at most eight to one of halves.
 static unsigned contribution(uint64_t seed, unsigned rank, uint64_t index, unsigned reduction, unsigned world,
                              unsigned dtype) {
   const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMostRanks + rank)) >> 40);
-  if (reduction == kProduct) return (index + rank) % world < 6 ? 1 + noise % 2 : 1;
-  if (dtype < 10 || (reduction != kSum && reduction != kAverage)) return noise % 8;
-  return (index + rank) % world < 8 ? noise % 2 : 0;
+  const unsigned place = (unsigned)((index + rank + seed % world) % world);
+  if (reduction == kProduct) return place < 6 ? 1 + noise % 2 : 1;
+  if (reduction == kAverage && number_width(dtype) == 1)
+    return place != 0 ? 0 : dtype < kFloat8e4m3 ? noise % 128 : 1u << noise % 4;
+  if (dtype >= kFloat8e4m3 && reduction == kSum) return place < 8 ? noise % 2 : 0;
+  if (number_width(dtype) == 2 && reduction == kAverage) return place < 8 ? noise % 2 : 0;
+  return noise % 8;
 }
+
+// As in elements.cuh: the seed of a slot, given that of the first.
+static uint64_t seed_of(uint64_t seed, unsigned slot) { return seed + slot * 0xd1342543de82ef95ull; }
 
 typedef struct Check {
   uint64_t at, stride, first, count, block, offset, dtype, reduction, sender, world, seed;
@@ -122,23 +130,26 @@ static void fill_elements(const uint64_t* a, unsigned slots, int gpu) {
     unsigned char* message = touch(a[0] + slot * a[1], a[2] * size, gpu);
     for (uint64_t i = 0; message != NULL && i < a[2]; ++i)
       store_number(message + i * size, dtype,
-                   contribution(a[7], (unsigned)a[6], i, (unsigned)a[4], (unsigned)a[5], dtype));
+                   contribution(seed_of(a[7], slot), (unsigned)a[6], i, (unsigned)a[4], (unsigned)a[5], dtype));
   }
 }
 
-// What the last verification expected of all its elements: those of an all-reduce's other ranks expect the same.
-static const double* expected_elements(const Check* check) {
-  static Check known;
-  static double* elements;
+// What the last verification of this slot expected: those of an all-reduce's other ranks expect the same.
+static const double* expected_elements(const Check* check, unsigned slot) {
+  static struct Expectation {
+    Check check;
+    double* elements;
+  } of_slots[kDeepestQueue];
+  struct Expectation* known = &of_slots[slot % kDeepestQueue];
   Check wanted = *check;
   wanted.at = wanted.stride = wanted.report = 0, wanted.tolerance = 0;
-  if (elements != NULL && memcmp(&wanted, &known, sizeof known) == 0) return elements;
-  free(elements);
-  elements = malloc((check->count + 1) * sizeof *elements);
-  for (uint64_t i = 0; elements != NULL && i < check->count; ++i)
-    elements[i] = expected_element(check, check->first + i);
-  known = wanted;
-  return elements;
+  if (known->elements != NULL && memcmp(&wanted, &known->check, sizeof wanted) == 0) return known->elements;
+  free(known->elements);
+  known->elements = malloc((check->count + 1) * sizeof *known->elements);
+  for (uint64_t i = 0; known->elements != NULL && i < check->count; ++i)
+    known->elements[i] = expected_element(check, check->first + i);
+  known->check = wanted;
+  return known->elements;
 }
 
 static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
@@ -146,14 +157,15 @@ static void verify_elements(const uint64_t* a, unsigned slots, int gpu) {
   _Static_assert(sizeof check == kMostArguments * sizeof *a, "one word for each argument");
   memcpy(&check, a, sizeof check);
   const unsigned dtype = (unsigned)check.dtype, size = number_width(dtype);
-  const double* expected = expected_elements(&check);
   Report* report = touch(check.report, sizeof *report, gpu);
   for (unsigned slot = 0; slot < slots; ++slot) {
     const uint64_t begin = slot * check.stride + check.first * size;
     const unsigned char* message = touch(check.at + begin, check.count * size, gpu);
+    check.seed = seed_of(a[10], slot);
+    const double* expected = expected_elements(&check, slot);
     for (uint64_t i = 0; report != NULL && message != NULL && expected != NULL && i < check.count; ++i) {
       const double found = load_number(message + i * size, dtype);
-      if (signbit(found) || !(fabs(found - expected[i]) <= check.tolerance))
+      if (signbit(found) || !(fabs(found - expected[i]) <= check.tolerance * expected[i]))
         wrong(report, begin + i * size, expected[i], found);
     }
   }

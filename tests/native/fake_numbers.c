@@ -20,11 +20,11 @@ static const Format* format_of(unsigned dtype) {
   return dtype == kFloat16 ? &half : dtype == kBfloat16 ? &brain : NULL;
 }
 
-// By arithmetic; values are never negative or tiny here.
+// By arithmetic; values are never negative here.
 static uint16_t pack(double value, const Format* format) {
   const int digits = format->digits;
   int exponent = 0;
-  if (value == 0) return 0;
+  if (value < ldexp(1, 1 - format->bias)) return (uint16_t)rint(ldexp(value, format->bias + digits - 2));  // subnormal
   double whole = rint(ldexp(frexp(value, &exponent), digits));
   if (whole == ldexp(1, digits)) whole /= 2, ++exponent;
   return (uint16_t)(((exponent - 1 + format->bias) << (digits - 1)) + ((int)whole - (1 << (digits - 1))));
@@ -33,7 +33,8 @@ static uint16_t pack(double value, const Format* format) {
 static double unpack(uint16_t bits, const Format* format) {
   const int digits = format->digits, sign = 1 << (format->bits - 1);
   const int exponent = (bits & (sign - 1)) >> (digits - 1), fraction = bits & ((1 << (digits - 1)) - 1);
-  const double size = exponent == 0 ? 0 : ldexp(fraction + (1 << (digits - 1)), exponent - format->bias - digits + 1);
+  const int whole = exponent == 0 ? fraction : fraction + (1 << (digits - 1));
+  const double size = ldexp(whole, (exponent == 0 ? 1 : exponent) - format->bias - digits + 1);
   return bits & sign ? -size : size;
 }
 

@@ -189,6 +189,13 @@ def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fake
     assert "GPU2 among GPU0, GPU1, GPU2, GPU3" in done.stderr
 
 
+def test_a_library_that_delivers_earlier_results_ends_the_run_with_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "allreduce", "--backend", "cuda", *_QUICK, stale="previous")
+
+    assert done.code == 4
+    assert "wrong data: allreduce" in done.stderr
+
+
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
     uninterrupted = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
     late = len(uninterrupted.lines("cuGraphLaunch")) * 3 // 4

@@ -116,9 +116,9 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_no_rank_between_po
     log = fakes.script(script, tmp_path).log
     trial = log[log.index("measured") + 1 :]
 
-    # Fresh data once, and for each of two batches of each rank one poison, blocking kernel, graph and check.
+    # For each of two batches of each rank one poison, fresh data, blocking kernel, graph and check.
     assert Counter(line.split()[1] for line in trial if line.startswith("launch ")) == {
-        "fill_elements": 4,
+        "fill_elements": 2 * 4,
         "block_stream": 2 * 4,
         "verify_elements": 2 * 4,
     }
@@ -235,10 +235,13 @@ def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
     ], title
 
 
-# The first call connects, in place the second is compared; two wake, and the next is the graph's.
-@pytest.mark.parametrize(("in_place", "compared"), [(False, [4, 5]), (True, [2])])
+# The first call connects; where messages share a slot, the second is compared; two wake, and the next two are the
+# graph's.
+@pytest.mark.parametrize(
+    ("slots", "in_place", "compared"), [(2, False, [4, 5]), (2, True, [4, 5]), (1, False, [2, 6]), (1, True, [2])]
+)
 def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
-    fakes: Fakes, tmp_path: Path, in_place: bool, compared: list[int]
+    fakes: Fakes, tmp_path: Path, slots: int, in_place: bool, compared: list[int]
 ) -> None:
     script = f"""
         found = []
@@ -246,8 +249,9 @@ def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
             child = os.fork()
             if child == 0:
                 os.environ["FAKE_CORRUPT_COLLECTIVE"] = f"{{nth}}:9:0"
+                held = session(open_gpus(2, buffer={slots} * 1024))
                 run = dict(iterations=2, in_place={in_place})
-                os._exit(3 if failure(collect, session(open_gpus(2)), [[0, 1]], **run)["kind"] == "DataError" else 0)
+                os._exit(3 if failure(collect, held, [[0, 1]], **run)["kind"] == "DataError" else 0)
             if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3:
                 found.append(nth)
         report(found=found)

@@ -9,7 +9,7 @@ import pytest
 from tests.native.fakes import Fakes
 
 # Plants one fault at each of `places`, in a process each, and returns which were found.
-_EACH = """
+EACH = """
 def found(setting, places, run):
     names = []
     for place in places:
@@ -45,7 +45,7 @@ def test_a_fault_in_any_copy_is_found_or_counted(
         faults = found("FAKE_CORRUPT_COPY", places, run)
         report(found=faults, coverage=coverage(run()))
     """
-    reported = fakes.script(_EACH + _dedented(script), tmp_path).reported
+    reported = fakes.script(EACH + dedented(script), tmp_path).reported
     batches = [reported["found"][at : at + 4] for at in (0, 4, 8)]
 
     assert batches == [[message >= 4 - slots for message in range(4)]] * 3, title
@@ -92,33 +92,39 @@ def test_a_fault_in_any_collective_is_found_or_counted(
             held = session(open_gpus(2, buffer={slots} * 1024))
             return collect(held, [[0, 1]], {operation!r}, batches=2, warmup=1)
         # The first collective connects the ranks.
-        faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in range(12)], run)
+        places = range({12 if slots == 4 else 13})
+        faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in places], run)
         report(found=faults, coverage=coverage(run()))
     """
-    reported = fakes.script(_EACH + _dedented(script), tmp_path).reported
-    batches = [reported["found"][at : at + 4] for at in (0, 4, 8)]
+    reported = fakes.script(EACH + dedented(script), tmp_path).reported
+    messages = reported["found"]
+    # Where messages share a slot, one is compared before the batches.
+    before, batches = messages[:-12], [messages[at:][:4] for at in range(len(messages) - 12, len(messages), 4)]
 
+    assert before == ([] if slots == 4 else [True]), title
     assert batches == [[message >= 4 - slots for message in range(4)]] * 3, title
-    assert reported["coverage"] == [[sent * sum(reported["found"]), sent * len(reported["found"])]], title
+    assert reported["coverage"] == [[sent * sum(messages), sent * len(messages)]], title
 
 
 @pytest.mark.parametrize(
-    ("title", "changes", "verified"),
+    ("title", "slots", "changes", "verified"),
     [
-        # Four collectives in each of two batches, before which one is compared in place.
-        ("in place", "in_place=True", [2048, 9 * 2048]),
-        ("in place, where what should arrive is undefined", "operation='alltoall', in_place=True", [0, 9 * 2048]),
-        ("unverified", "verify=False", [0, 8 * 2048]),
-        ("with a launch loop", "launch_iterations=5", [8 * 2048, 8 * 2048]),
+        # Four collectives in each of two batches; where they share slots, one is compared before.
+        ("in place", 4, "in_place=True", [8 * 2048, 8 * 2048]),
+        ("in place, on the results of others", 3, "in_place=True", [2048, 9 * 2048]),
+        ("in place, where what should arrive is undefined", 4, "operation='alltoall', in_place=True", [0, 8 * 2048]),
+        ("unverified", 4, "verify=False", [0, 8 * 2048]),
+        ("with a launch loop", 4, "launch_iterations=5", [8 * 2048, 8 * 2048]),
     ],
 )
 def test_bytes_that_are_not_compared_do_not_count(
-    fakes: Fakes, tmp_path: Path, title: str, changes: str, verified: list[int]
+    fakes: Fakes, tmp_path: Path, title: str, slots: int, changes: str, verified: list[int]
 ) -> None:
-    script = f"report(found=coverage(collect(session(open_gpus(2)), [[0, 1]], batches=2, **dict({changes}))))"
+    held = f"session(open_gpus(2, buffer={slots} * 1024))"
+    script = f"report(found=coverage(collect({held}, [[0, 1]], batches=2, **dict({changes}))))"
 
     assert fakes.script(script, tmp_path).reported["found"] == [verified], title
 
 
-def _dedented(script: str) -> str:
+def dedented(script: str) -> str:
     return script.replace("\n        ", "\n")

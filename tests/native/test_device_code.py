@@ -1,10 +1,15 @@
-"""The device code run on a CPU: the elements that each rank sends, and which received elements it takes for right."""
+"""The device code run on a CPU: the elements that each rank sends, and which received elements it takes for right.
+
+What NCCL makes of the elements is modelled here, in every order in which it may add them, and with its roundings.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import subprocess
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +34,26 @@ _DTYPES = {
 }
 _REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 _COPIED = 5
+_CALLS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "avg": np.add,
+}
 _SEED = 0x72616E6B73756D
-_COUNT = 64
+_COUNT = 128
+# Significant bits and the exponent of the smallest normal number.
+_FLOATS = {
+    "float16": (11, -14),
+    "float32": (24, -126),
+    "bfloat16": (8, -126),
+    "float8e4m3": (4, -6),
+    "float8e5m2": (3, -14),
+}
+# All worlds up to 16, and larger ones: in a world of 72 averages of e4m3 are below its normal numbers, and 200 are more
+# ranks than an int8 counts.
+_WORLDS = (*range(1, 17), 24, 72, 200)
 
 
 class _Report(ctypes.Structure):
@@ -47,42 +70,47 @@ class Device:
 
     def __init__(self, library: Path) -> None:
         self._code = ctypes.CDLL(str(library))
-        self._code.load_number.restype = ctypes.c_double
+        self._code.allowed_error.restype = ctypes.c_double
 
-    def contributions(self, dtype: int, reduction: int, world: int) -> list[np.ndarray]:
+    def contributions(self, dtype: int, reduction: int, world: int, slot: int = 0) -> list[np.ndarray]:
         """Return what each rank sends, as doubles."""
         width = list(_DTYPES.values())[dtype][0]
         sent = []
+        self._code.use_slot(_u32(slot))
         for rank in range(world):
             buffer = (ctypes.c_ubyte * (_COUNT * width))()
             arguments = (_u64(0), _u64(_COUNT), _u32(dtype), _u32(reduction), _u32(world), _u32(rank), _u64(_SEED))
             self._code.fill_elements(buffer, *arguments)
             sent.append(self.decoded(buffer, dtype))
+        self._code.use_slot(_u32(0))
         return sent
 
     def decoded(self, buffer: ctypes.Array[ctypes.c_ubyte], dtype: int) -> np.ndarray:
         """Return the elements as doubles."""
-        width = list(_DTYPES.values())[dtype][0]
-        at = ctypes.addressof(buffer)
-        count = len(buffer) // width
-        return np.array([self._code.load_number(ctypes.c_void_p(at + i * width), _u32(dtype)) for i in range(count)])
+        values = np.empty(len(buffer) // list(_DTYPES.values())[dtype][0])
+        self._code.load_numbers(buffer, _u32(dtype), _u32(len(values)), _address(values))
+        return values
 
     def encoded(self, values: np.ndarray, dtype: int) -> ctypes.Array[ctypes.c_ubyte]:
         """Return the elements' bytes."""
-        width = list(_DTYPES.values())[dtype][0]
-        buffer = (ctypes.c_ubyte * (len(values) * width))()
-        at = ctypes.addressof(buffer)
-        for i, value in enumerate(values):
-            self._code.store_number(ctypes.c_void_p(at + i * width), _u32(dtype), ctypes.c_double(value))
+        buffer = (ctypes.c_ubyte * (len(values) * list(_DTYPES.values())[dtype][0]))()
+        self._code.store_numbers(buffer, _u32(dtype), _u32(len(values)), _address(np.ascontiguousarray(values)))
         return buffer
 
-    def wrong(self, buffer: ctypes.Array[ctypes.c_ubyte], dtype: int, reduction: int, world: int) -> int:
+    def wrong(
+        self, buffer: ctypes.Array[ctypes.c_ubyte], dtype: int, reduction: int, world: int, seed: int = _SEED
+    ) -> int:
         """Return how many elements the device takes for wrong; rank 0 sends copies."""
         report = _Report(0, 2**64 - 1, 0, 0)
-        rule = (_u32(dtype), _u32(reduction), _u32(0), _u32(world), _u64(_SEED), ctypes.c_double(0))
+        allowed = ctypes.c_double(self._code.allowed_error(_u32(dtype), _u32(reduction), world))
+        rule = (_u32(dtype), _u32(reduction), _u32(0), _u32(world), _u64(seed), allowed)
         element_range = (_u64(0), _u64(0), _u64(_COUNT), _u64(_COUNT), _u64(0))
         self._code.verify_elements(buffer, *element_range, *rule, ctypes.byref(report))
         return int(report.wrong)
+
+
+def _address(values: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)
 
 
 def _u32(value: int) -> ctypes.c_uint32:
@@ -108,44 +136,130 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     (folder / "device_code.inc").write_text(code)
     numbers = folder / "numbers.o"
     subprocess.run([os.environ.get("CC", "cc"), "-fPIC", "-c", _HERE / "fake_numbers.c", "-o", numbers], check=True)
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{folder}"]
+    flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{folder}", f"-I{_SOURCE}"]
+    sources = [_HERE / "device_code.cpp", _SOURCE / "collective_layout.cpp", numbers]
     library = folder / "device.so"
-    subprocess.run([*command, _HERE / "device_code.cpp", numbers, "-o", library], check=True)
+    subprocess.run([os.environ.get("CXX", "c++"), *flags, *sources, "-o", library], check=True)
     return Device(library)
 
 
-def _reduced(sent: list[np.ndarray], reduction: int, *, integer: bool) -> np.ndarray:
-    stacked = np.array(sent)
-    name = _REDUCTIONS[reduction]
-    if name == "avg":
-        mean = np.asarray(stacked.sum(axis=0) / len(sent))
-        return np.floor(mean) if integer else mean
-    results = {"sum": np.sum(stacked, 0), "prod": np.prod(stacked, 0), "max": np.max(stacked, 0)}
-    return np.asarray(np.min(stacked, 0) if name == "min" else results[name])
+def _rounded(values: np.ndarray, name: str) -> np.ndarray:
+    """Return what a type holds of numbers: the nearest, or of halfway ones the even; whole numbers wrap around."""
+    if name in _FLOATS:
+        digits, least = _FLOATS[name]
+        step = np.exp2(np.maximum(np.frexp(values)[1] - 1, least) - digits + 1)
+        return np.asarray(np.rint(values / step) * step)
+    if name == "float64":
+        return values
+    return values.astype(np.int64).astype(name).astype(float)
 
 
-@pytest.mark.parametrize("world", [2, 4, 6, 8, 16, 32, 64])  # averages are exact: powers of two, and six without them
+def _exact(sent: list[np.ndarray], reduction: str, world: int, *, whole: bool) -> np.ndarray:
+    """Return the reduction without any rounding, in a world of which some ranks may be missing."""
+    if reduction == "avg":
+        mean = reduce(np.add, sent) / world
+        return np.asarray(np.floor(mean) if whole else mean)
+    return np.asarray(reduce(_CALLS[reduction], sent))
+
+
+def _delivered(sent: list[np.ndarray], reduction: str, world: int, name: str) -> dict[str, np.ndarray]:
+    """Return what NCCL may deliver, by the order in which it reduces and by what it rounds."""
+    call = _CALLS[reduction]
+
+    def reduced(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return _rounded(call(one, other), name)
+
+    def twice_rounded(one: np.ndarray, other: np.ndarray) -> np.ndarray:  # 8-bit floats are added as halves
+        return _rounded(_rounded(call(one, other), "float16"), name)
+
+    def tree(parts: list[np.ndarray]) -> np.ndarray:
+        half = len(parts) // 2
+        return parts[0] if half == 0 else reduced(tree(parts[:half]), tree(parts[half:]))
+
+    scaled, finely = sent, sent
+    whole = name not in _FLOATS and name != "float64"
+    if reduction == "avg" and not whole:
+        scaled = [_rounded(one * _rounded(np.array(1 / world), name), name) for one in sent]
+        finely = [_rounded(one / world, name) for one in sent]
+    orders = {
+        f"a ring from rank {rank}": reduce(reduced, scaled[rank:] + scaled[:rank]) for rank in (0, 1, len(sent) // 2)
+    }
+    orders |= {"a ring the other way": reduce(reduced, scaled[::-1]), "a tree": tree(scaled)}
+    orders |= {"a ring, scaled by an exact 1/n": reduce(reduced, finely)}
+    orders |= {"in the switch, rounded once": _rounded(reduce(call, scaled), name)}
+    if "8" in name and not whole:
+        orders |= {"a ring through halves": reduce(twice_rounded, scaled)}
+    if reduction == "avg":  # whole numbers are added first, and divided at the end
+        ends = {order: result / world for order, result in orders.items()} if whole else {}
+        orders = {order: np.trunc(end) for order, end in ends.items()} if whole else orders
+        orders |= {} if whole else {"divided at the end": _rounded(reduce(reduced, sent) / world, name)}
+    return orders
+
+
+@pytest.mark.parametrize("reduction", _REDUCTIONS)
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-def test_every_reduction_is_exact_and_taken_for_right(device: Device, dtype: int, world: int) -> None:
+def test_what_a_healthy_nccl_delivers_is_right_in_every_order(device: Device, dtype: int, reduction: str) -> None:
+    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
     floating = list(_DTYPES.values())[dtype][1]
-    for reduction, name in enumerate(_REDUCTIONS):
-        if name == "avg" and world == 6:
-            continue
-        result = _reduced(device.contributions(dtype, reduction, world), reduction, integer=not floating)
-        received = device.encoded(result, dtype)
-        assert (device.decoded(received, dtype) == result).all(), name  # the type holds it
-        assert device.wrong(received, dtype, reduction, world) == 0, name
+    for world in _WORLDS:
+        sent = device.contributions(dtype, index, world)
+        exact = _exact(sent, reduction, world, whole=not floating)
+        if reduction != "avg" or not floating:
+            assert (_rounded(exact, name) == exact).all(), (world, "the type holds it")
+        for order, result in _delivered(sent, reduction, world, name).items():
+            received = device.encoded(result, dtype)
+            assert (device.decoded(received, dtype) == result).all(), (world, order)
+            assert device.wrong(received, dtype, index, world) == 0, (world, order)
 
 
-@pytest.mark.parametrize("world", [2, 6, 7, 8, 16, 61])
+@pytest.mark.parametrize("reduction", _REDUCTIONS)
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
-@pytest.mark.parametrize("reduction", ["sum", "prod"])
-def test_a_result_without_any_one_rank_is_wrong(device: Device, reduction: str, dtype: int, world: int) -> None:
-    reduction_index = _REDUCTIONS.index(reduction)
-    sent = device.contributions(dtype, reduction_index, world)
-    for rank in range(world):
-        incomplete = _reduced(sent[:rank] + sent[rank + 1 :], reduction_index, integer=False)
-        assert device.wrong(device.encoded(incomplete, dtype), dtype, reduction_index, world) > 0, rank
+def test_a_result_without_any_one_rank_is_wrong_wherever_that_rank_counts(
+    device: Device, dtype: int, reduction: str
+) -> None:
+    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
+    width, floating = list(_DTYPES.values())[dtype]
+    for world in _WORLDS[1:]:
+        if reduction == "avg" and width == 1 and not floating and world > 127:
+            continue  # every average of so many bytes is zero
+        sent = device.contributions(dtype, index, world)
+        exact = _exact(sent, reduction, world, whole=not floating)
+        for rank in range(world) if world <= 16 else (0, 1, world - 1):
+            others = sent[:rank] + sent[rank + 1 :]
+            without = _exact(others, reduction, world, whole=not floating)
+            counts = int((without != exact).sum())
+            delivered = device.encoded(_rounded(without, name), dtype)
+            assert device.wrong(delivered, dtype, index, world) == counts, (world, rank)
+            assert counts > 0 or world > 16, (world, rank)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
+def test_a_rank_that_counts_twice_is_wrong(device: Device, dtype: int, reduction: str) -> None:
+    name, index = tuple(_DTYPES)[dtype], _REDUCTIONS.index(reduction)
+    for world in range(2, 17):
+        sent = device.contributions(dtype, index, world)
+        for rank in range(world):
+            twice = _exact([*sent, sent[rank]], reduction, world, whole=not list(_DTYPES.values())[dtype][1])
+            received = device.encoded(_rounded(twice, name), dtype)
+            assert device.wrong(received, dtype, index, world) > 0, (world, rank)
+
+
+@pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
+def test_every_slot_has_its_own_data_by_the_seed_that_the_host_knows(device: Device, dtype: int) -> None:
+    step = 0xD1342543DE82EF95  # also in collective_rank.cpp
+    assert f"{step:#x}ull" in (_SOURCE / "collective_rank.cpp").read_text()
+    for reduction in (0, 4, _COPIED):
+        for slot in (0, 1, 19):
+            sent = device.contributions(dtype, reduction, 2, slot)
+            whole = not list(_DTYPES.values())[dtype][1]
+            result = sent[0] if reduction == _COPIED else _exact(sent, _REDUCTIONS[reduction], 2, whole=whole)
+            received = device.encoded(result, dtype)
+            wrong = [
+                device.wrong(received, dtype, reduction, 2, (_SEED + other * step) % 2**64) for other in (0, 1, 19)
+            ]
+            assert [one == 0 for one in wrong] == [slot == other for other in (0, 1, 19)], reduction
+            assert sum(wrong) > _COUNT / 2, reduction
 
 
 @pytest.mark.parametrize("world", [2, 8, 32])
@@ -154,7 +268,7 @@ def test_minus_zero_is_not_zero(device: Device, dtype: int, world: int) -> None:
     width = list(_DTYPES.values())[dtype][0]
     for reduction in (*range(len(_REDUCTIONS)), _COPIED):
         sent = device.contributions(dtype, reduction, world)
-        result = sent[0] if reduction == _COPIED else _reduced(sent, reduction, integer=False)
+        result = sent[0] if reduction == _COPIED else _exact(sent, _REDUCTIONS[reduction], world, whole=False)
         zeros = np.flatnonzero(result == 0)
         received = device.encoded(result, dtype)
         assert device.wrong(received, dtype, reduction, world) == 0

@@ -243,3 +243,23 @@ def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes, t
     reported = fakes.script(_RANKS + script, tmp_path, corrupt_collective=f"{5 + call}:9:1").reported["results"]
     assert [result["kind"] for result in reported] == ["DataError", "none"]
     assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
+
+
+def test_ranks_agree_on_their_data_also_after_rounds_without_them(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    held.prepare([[0, 1], [1, 2], [2, 0]])
+    for groups in ([[0, 1]], [[2, 0]], [[1, 2]], [[2, 0, 1]]):
+        for in_place in (False, True):
+            collect(held, groups, in_place=in_place, iterations=9, count=4096, batches=3)  # four slots
+    return "done"
+ranks(3, body)
+"""
+    assert fakes.script(_RANKS + script, tmp_path).reported["results"] == ["done"] * 3
+
+
+@pytest.mark.parametrize("how", ["", "plain=[True]", "in_place=True"])
+def test_earlier_results_are_found_by_every_rank(fakes: Fakes, tmp_path: Path, how: str) -> None:
+    script = f"ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], {how}))"
+    reported = fakes.script(_RANKS + script, tmp_path, stale="first").reported["results"]
+    assert [result["kind"] for result in reported] == ["DataError"] * 2

@@ -121,6 +121,8 @@ _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
 _REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
+# What csrc/gpus.cpp (buffer_for) adds to a message: for shifts, displacements and what is not measured.
+_ROOM_IN_A_BUFFER = (1 + 16 + 1) * 256
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # A parent process has a shorter timeout for the child that runs this backend.
@@ -186,7 +188,7 @@ class CudaBackend(Backend):
         communicators = len(self._devices) if self._collectives else 0
         room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
         buffers = _BUFFERS + _REGISTERED_BUFFERS * len(self._options.registrations)
-        return max(0, room // buffers - 2 * 256)
+        return max(0, room // buffers - _ROOM_IN_A_BUFFER)
 
     def numa_nodes(self) -> tuple[int, ...]:
         """Return the NUMA nodes that this process may use."""
@@ -198,9 +200,9 @@ class CudaBackend(Backend):
             capacity = self.capacity_bytes()
             roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
             own = max(min(_SMALLEST_BUFFER, capacity), roomy)
-            # Windows are as large on all ranks, and those in other processes do not know what this GPU has room for.
-            alike = self._alone or not self._options.registrations
-            self._gpus.allocate(max(largest_bytes, own if alike else _SMALLEST_BUFFER))
+            # Windows are as large on all ranks, and a message has the same slot, which decides its data. Ranks in other
+            # processes do not know what this GPU has room for.
+            self._gpus.allocate(max(largest_bytes, own if self._alone else _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not."""

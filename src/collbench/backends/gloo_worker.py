@@ -23,8 +23,8 @@ from collbench.model.units import DTYPE_BYTES
 
 
 # Rank r's data is one random sequence from element r × this on: ranks differ, and no stretch of memory repeats
-# another. Prime, so that no swap of aligned blocks or ranks goes unseen.
-_RANK_SHIFT = 4099
+# another. Prime, so that no swap of aligned blocks or ranks goes unseen. So are the data of successive fillings.
+_RANK_SHIFT, _FILLING_SHIFT = 4099, 577
 
 # Elements made and compared at a time: they stay in cache, and a message costs no second message of memory.
 _WINDOW = 2**18
@@ -51,13 +51,14 @@ class Slot:
 class Message:
     """What one rank of a step puts into its collective, and must get out of it.
 
-    `position` and `root` are places in the rank's group; `blocks` are elements, in the group's order.
+    `position` and `root` are places in the rank's group; `blocks` are elements, in the group's order. `filling` chooses
+    the part of the seed's random sequence that the ranks put in: another one for each filling of the step.
 
     A reduction in place overwrites its input, and a copy of fresh input would be timed with the iterations. So for them
     the data is `steady`: zeros to be summed and ones to be multiplied; all else repeats unharmed with the data it has.
     """
 
-    def __init__(self, step: Step, position: int, root: int, blocks: Blocks = ()) -> None:
+    def __init__(self, step: Step, position: int, root: int, blocks: Blocks = (), seed: int = 0) -> None:
         count, ranks = _count(step), len(step.groups[0])
         self._layout = layout_of(step.operation, count, position, ranks, root, blocks)
         # Some of gloo's calls work in the buffer that holds the input.
@@ -67,7 +68,9 @@ class Message:
         self._redop = step.redop if step.operation.reduces else ""
         self._overwrites = bool(self._redop) and self._in_place
         self._position = position
-        self._base = _random_base(count + ranks * _RANK_SHIFT)
+        most = step.warmup + step.batches
+        self._base = _random_base(count + ranks * _RANK_SHIFT + most * _FILLING_SHIFT, seed)
+        self.filling = 0  # at most `most`
 
     def slot(self) -> Slot:
         """Return new buffers for one message; in place the shorter is this rank's part of the longer."""
@@ -109,7 +112,7 @@ class Message:
         """
         if steady and self._overwrites and self._redop in _NEUTRAL:
             return torch.full((stop - start,), _NEUTRAL[self._redop], dtype=self._dtype)
-        shift = sender * _RANK_SHIFT
+        shift = sender * _RANK_SHIFT + self.filling * _FILLING_SHIFT
         values = self._base[shift + start : shift + stop]
         return ((values & 1 if self._redop == "prod" else values) + 1).to(self._dtype)
 
@@ -118,9 +121,9 @@ def _windows(count: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _WINDOW, count)) for start in range(0, count, _WINDOW))
 
 
-def _random_base(length: int) -> torch.Tensor:
+def _random_base(length: int, seed: int) -> torch.Tensor:
     """Return `length` or a few more uint8 values 0 … 7, the same in every process: eight from each random word."""
-    words = torch.empty(length // 8 + 1, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(length))
+    words = torch.empty(length // 8 + 1, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed))
     return words.view(torch.uint8).bitwise_and_(7)
 
 
@@ -139,9 +142,11 @@ class GlooRank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._steps = 0  # so far, the same on all ranks
 
     def time(self, step: Step) -> GlooTimes:
         """Time the step in this rank's group; a rank outside all groups answers at once."""
+        self._steps += 1
         for members in step.groups:
             self._group(members)
         mine = next((members for members in step.groups if self._rank in members), None)
@@ -163,7 +168,7 @@ class GlooRank:
         root = members[step.root]
         blocks = _sorted_blocks(step, members)
         call = call_of(step.operation, group, order, self._rank, root=root, redop=step.redop, blocks=blocks)
-        message = Message(step, order.index(self._rank), order.index(root), blocks)
+        message = Message(step, order.index(self._rank), order.index(root), blocks, self._steps)
         slots = [message.slot() for _ in range(_slots(step))]
 
         def collective(slot: Slot) -> None:
@@ -172,10 +177,13 @@ class GlooRank:
         message.fill(slots[0], steady=False)
         collective(slots[0])  # untimed: real data, and the group's first use opens its connections
         wrong = message.first_wrong(slots[0], steady=False) if step.verify else None
-        for slot in slots:
-            message.fill(slot, steady=True)
-        batches = range(step.warmup + step.batches)
-        waits, seconds = zip(*(_time_batch(collective, slots, step.iterations, group) for _ in batches), strict=True)
+        times = []
+        for _ in range(step.warmup + step.batches):
+            message.filling += 1
+            for slot in slots:
+                message.fill(slot, steady=True)
+            times.append(_time_batch(collective, slots, step.iterations, group))
+        waits, seconds = zip(*times, strict=True)
         for slot in slots if step.verify else ():
             wrong = wrong or message.first_wrong(slot, steady=True)
         return GlooTimes(seconds[step.warmup :], waits[step.warmup :], wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ _MOST_SLOTS = 16
 _WINDOW = 2**24
 # Ranks and slots hold the same random sequence from other elements on: primes, so that no swap of blocks goes unseen.
 _RANK_SHIFT, _SLOT_SHIFT = 4099, 104729
-# 2^100 times a small integer is still a bfloat16.
+# 2^100 times a small integer, in the last of a cycle of rounds, is still a bfloat16.
 _LARGEST_SCALE = 100
+# Rounds send the same numbers times another power of two, so that a result of an earlier round is wrong everywhere.
+_ROUNDS = 16
 
 
 def elements(rank: int, slot: int, first: int, count: int, device: torch.device) -> torch.Tensor:
@@ -40,7 +43,7 @@ def elements(rank: int, slot: int, first: int, count: int, device: torch.device)
 
 @dataclass(slots=True)
 class Slot:
-    """One message's buffers on this rank, in place where `sent` is `received`; `fresh` and `expected` as at first.
+    """One message's buffers on this rank, in place where `sent` is `received`; `fresh` and `expected` as in round 0.
 
     `uses` counts how often the collective has run on it since it was filled.
     """
@@ -62,12 +65,14 @@ class Messages:
         self._count = size_bytes // DTYPE_BYTES[DTYPE]
         slots = max(1, min(_MOST_SLOTS, span // size_bytes))
         self.slots = [self._slot(number) for number in range(slots)]
+        self._factor = 1.0
 
-    def fill(self) -> None:
-        """Write what this rank sends; where it only receives there are zeros, which no rank sends."""
+    def fill(self, number: int) -> None:
+        """Write what this rank sends in that round; where it only receives there are zeros, which no rank sends."""
+        self._factor = 2.0 ** (number % _ROUNDS)
         for slot in self.slots:
             slot.received.zero_()
-            slot.sent.copy_(slot.fresh)
+            torch.mul(slot.fresh, self._factor, out=slot.sent)
             slot.uses = 0
 
     def wrong(self) -> int | None:
@@ -89,10 +94,10 @@ class Messages:
         if slot.uses == 0:
             return None
         if self._operation is not Operation.ALLREDUCE or slot.uses == 1:
-            return 1.0
+            return self._factor
         bits = self._ranks.bit_length() - 1
         exact = 1 << bits == self._ranks and bits * slot.uses <= _LARGEST_SCALE
-        return float(self._ranks ** (slot.uses - 1)) if exact else None
+        return self._factor * self._ranks ** (slot.uses - 1) if exact else None
 
     def _slot(self, number: int) -> Slot:
         layout = layout_of(self._operation, self._count, self._rank, self._ranks)
@@ -169,9 +174,11 @@ class Rank:
         self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by units per launch
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._group: dist.ProcessGroup | None = None
+        self._rounds = itertools.count()  # of what is sent; the same on all ranks, which get the same requests
 
     def allocate(self, point: OverlapPoint) -> Done:
         """Make room for a data point; the answer says why if that fails."""
+        first_round = next(self._rounds)  # also where there is no room: other ranks may have some
         self._accelerator.finish()
         self._point, self._messages = point, None
         device = self._accelerator.device
@@ -184,7 +191,7 @@ class Rank:
                 self._unit = (point.compute, unit, unit.result.clone())
             span = self._accelerator.span_bytes
             self._messages = Messages(point.operation, point.size_bytes, self._rank, self._ranks, span, device)
-            self._messages.fill()
+            self._messages.fill(first_round)
             self._accelerator.finish()
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
             self._messages = None
@@ -206,7 +213,7 @@ class Rank:
         if self._group is None:
             raise RuntimeError("the data point was not warmed up")
         call, slots = self._call(point, self._group), messages.slots
-        messages.fill()
+        messages.fill(next(self._rounds))
         unit.result.zero_()
         self._accelerator.finish()
 
@@ -223,6 +230,14 @@ class Rank:
         times = self._accelerator.run_both(self._align, *works, load.delay_s)
         wrong_compute = int((unit.result != isolated).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
+        if load.collective_chunks * load.calls > len(slots):
+            # In a slot that was used again, an earlier result is gone: one more call, untimed, would show another.
+            messages.fill(next(self._rounds))
+            self._accelerator.finish()
+            call(slots[0].sent, slots[0].received)
+            slots[0].uses = 1
+            self._accelerator.finish()
+            wrong = (wrong or 0) + (messages.wrong() or 0)
         return RankTimes(times.collective, times.compute, times.begins, times.queued, wrong, wrong_compute)
 
     def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:

@@ -68,7 +68,10 @@ class ReplayBackend(Protocol):
         """Make groups and buffers. Raises MachineError if they do not fit."""
 
     def verify(self) -> int | None:
-        """Run a step, untimed, and return how many elements were wrong in any buffer; None if it cannot be known."""
+        """Run a step, untimed, on data that was not sent before.
+
+        Return how many elements were wrong in any buffer; None if it cannot be known.
+        """
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load, which should take `expected_s` seconds. Raises BackendError."""

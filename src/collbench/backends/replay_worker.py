@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,9 @@ from collbench.model.units import DTYPE_BYTES
 
 # Elements made and compared at a time, so that a message's data costs no further messages of 64-bit integers.
 _WINDOW = 2**22
-# Ranks and buffers hold the same random sequence from other elements on: primes, so that no swap goes unseen.
-_RANK_SHIFT, _GROUP_SHIFT, _SIZE_SHIFT = 4099, 104729, 7919
+# Ranks and buffers hold the same random sequence from other elements on, and at every verification: primes, so that no
+# swap and no earlier result goes unseen.
+_RANK_SHIFT, _GROUP_SHIFT, _SIZE_SHIFT, _VERIFICATION_SHIFT = 4099, 104729, 7919, 15485863
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -66,6 +68,7 @@ class Buffers:
     segments: tuple[Segment, ...]
     salt: int
     post: Post
+    verification: int = 0
     uses: int = 0
 
     @property
@@ -75,13 +78,15 @@ class Buffers:
 
     def value(self, rank: int, first: int, count: int) -> torch.Tensor:
         """Return elements of a rank's sequence as integers: bytes, or of a reduction 0 and 1, for products 1 and 2."""
-        values = hashed(first + rank * _RANK_SHIFT + self.salt, count, self.sent.device)
+        shift = rank * _RANK_SHIFT + self.verification * _VERIFICATION_SHIFT + self.salt
+        values = hashed(first + shift, count, self.sent.device)
         if not self.reduces:
             return values & 0xFF
         return (values & 1) + (1 if self.post.reduction == "prod" else 0)
 
-    def fill(self, rank: int) -> None:
-        """Write what this rank sends; where it only receives there are zeros."""
+    def fill(self, rank: int, verification: int) -> None:
+        """Write what this rank sends in the verification of that number; where it only receives there are zeros."""
+        self.verification = verification
         self.received.zero_()
         self.uses = 0
         for start in range(0, self.sends, _WINDOW):
@@ -197,6 +202,7 @@ class Rank:
         self._world = accelerator.group(range(ranks))
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._step: PreparedStep | None = None
+        self._verifications = itertools.count()  # the same on all ranks, which get the same requests
 
     def prepare(self, request: Prepare) -> Prepared:
         """Make groups, and one pair of buffers for each kind of call; the answer says why if they do not fit."""
@@ -221,13 +227,13 @@ class Rank:
         return Prepared()
 
     def verify(self) -> Verified:
-        """Run a step without pauses; compare each buffer after its first use, on the stream that used it."""
-        step = self._prepared()
+        """Run a step without pauses, on new data; compare each buffer after its first use, on the stream of that."""
+        step, verification = self._prepared(), next(self._verifications)
         count = {
             group: torch.zeros((), dtype=torch.int64, device=self._accelerator.device) for group in self._groups_used()
         }
         for one in step.buffers.values():
-            one.fill(self._rank)
+            one.fill(self._rank, verification)
         self._accelerator.finish()
         checked = [
             self._checked(post, used, count[unit.group])
