@@ -108,7 +108,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     (folder / "device_code.inc").write_text(code)
     numbers = folder / "numbers.o"
     subprocess.run([os.environ.get("CC", "cc"), "-fPIC", "-c", _HERE / "fake_numbers.c", "-o", numbers], check=True)
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{folder}"]
+    # Undefined behavior here is undefined on a GPU, too: it ends the test with the line.
+    checked = ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", *checked, "-w", "-fPIC", "-shared", f"-I{folder}"]
     library = folder / "device.so"
     subprocess.run([*command, _HERE / "device_code.cpp", numbers, "-o", library], check=True)
     return Device(library)
