@@ -113,7 +113,8 @@ void bind_rounds(py::module_& module) {
       .def_readonly("verified", &Coverage::verified);
   py::class_<Times>(module, "Times")
       .def_readonly("seconds", &Times::seconds)
-      .def_readonly("coverage", &Times::coverage);
+      .def_readonly("coverage", &Times::coverage)
+      .def_readonly("uncovered", &Times::uncovered);
   py::class_<RankLaunches>(module, "RankLaunches")
       .def_readonly("group", &RankLaunches::group)
       .def_readonly("rank", &RankLaunches::rank)
@@ -145,6 +146,7 @@ void bind_gpus(py::module_& module) {
       .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)
+      .def("peer_refusals", &Gpus::peer_refusals)
       .def("time_copies", &time_copies, "round"_a, Unlocked())
       .def("time_chase", &time_chase, "round"_a, Unlocked());
 }

@@ -28,7 +28,8 @@ struct CopyRound {
   double deadline;      // seconds, the longest wait for a batch
   // Times only each group's first transfer, while all others of the round run. Every transfer then copies its messages
   // twice, as nvbandwidth's interfering copies have twice the size: others that share links with the first transfer and
-  // are up to twice as fast still run when it ends. A batch holds at most 14 messages then.
+  // are up to twice as fast still run when it ends. A batch holds at most 14 messages then. One of 0.1 ms or more in
+  // which a transfer was faster is repeated, three times in all; then Times::uncovered names the GPU.
   bool covered;
 };
 
@@ -36,7 +37,7 @@ struct CopyRound {
 // (of a covered round to the end of the first transfer's messages), divided by the messages that each of them sends.
 // What a batch leaves in its slots is verified on the GPU, outside the timed region. Throws DataError, CudaError,
 // HangError; std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged
-// in host memory by the driver.
+// in host memory by the driver; those of a link whose peer access was refused (Gpus::peer_refusals) throw CudaError.
 Times time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

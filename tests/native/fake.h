@@ -6,7 +6,8 @@
 //   FAKE_GPUS=4                 FAKE_MEMORY=1073741824 (bytes, by GPU)   FAKE_FREE (bytes, by GPU)
 //   FAKE_RATE=100 (GB/s, by pair)   FAKE_SM_SHARE=0.9 (of it that kernels reach)   FAKE_STAGED=10 (GB/s, no peer
 //   access) FAKE_LATENCY=1e-6 (s a copy, by pair)   FAKE_COLLECTIVE_LATENCY=5e-6 (s)   FAKE_LAG=0 (s a collective, by
-//   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
+//   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_REFUSE_PEER=0 (error of enabling it
+//   where it is possible, by user>owner)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
 //   FAKE_NVLINKS=18 (to a switch)   FAKE_DIRECT=0 (NVLinks of a pair, without a switch)   FAKE_ANCESTOR=30 (by pair)
 //   FAKE_PROCESS=0 (pid of a process that holds what is not free, by GPU)   FAKE_NCCL_STATE=0 (async error, by rank)
 //   FAKE_ILL_FROM=0 (looks at a GPU's health until these begin, by GPU): FAKE_THROTTLE=0 (bits of nvml.h)
@@ -21,7 +22,9 @@
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
+//   FAKE_LOADS_AT_ONCE=0 (loads of modules that wait for each other)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
+//   FAKE_SYMMETRIC=1 (0: communicators without windows)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
 //   wait for no other GPU's blocking kernel)
 //   FAKE_STALE_COPY=first or previous (likewise)   FAKE_STALE=first or previous or nth (every collective delivers what

@@ -259,6 +259,7 @@ class SkipKind(StrEnum):
     """Why a requested data point is not measured. The fields of Skipped that a kind fills are listed after it."""
 
     NO_PEERS = "no peer access"  # for a kernel's copy: work, members
+    PEERS_REFUSED = "peer access refused"  # by the driver, which had called it possible: work, members, detail
     SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
     SMALL_ELEMENT = "less than an element"  # work, sizes
     NODE_LIMIT = "node limit"  # the most with each NUMA node's memory: sizes, limit_bytes
@@ -438,7 +439,10 @@ def command_name(kind: CommandKind, collectives: Sequence[Work]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used."""
+    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used.
+
+    On windows the kernel and "SYMMETRIC"; without a kernel how it copied, and "COPY ENGINE".
+    """
 
     operation: Operation
     ranks: Several
@@ -446,6 +450,12 @@ class Chosen:
     algorithm: str
     protocol: str
     channels: Count
+    registration: Registration = Registration.NONE
+
+    @property
+    def multicast(self) -> bool:
+        """Whether NVSwitches reduce or multiply: NVLS, or a symmetric kernel that loads or stores by multicast."""
+        return self.algorithm.startswith("NVLS") or any(part in self.algorithm for part in ("LDMC", "STMC"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ _FAILED = {
     Cause.NO_WORKER: "could not start a new worker process: {because}",
     Cause.NCCL_START: "NCCL failed to start in {count} worker processes; last error: {because}",
     Cause.NO_WORLD: "the ranks could not reconnect: {because}",
+    Cause.NOT_COVERED: "{step} failed: three times the load{at} ended before the copies that were timed beside it",
     Cause.NO_TIME: "the clock stopped or went backward: a timed batch took {seconds} s; measure again",
     Cause.IN_A_ROW: "{count} data points in a row failed; last error: {because}",
     Cause.REPORTED: "{detail}",
@@ -212,6 +213,7 @@ _SKIPPED_WHAT = {
 }
 _SKIPPED_WHY = {
     SkipKind.NO_PEERS: "no peer access, so a kernel cannot address the other GPU's memory",
+    SkipKind.PEERS_REFUSED: "the driver refused the peer access that it had called possible: {detail}",
     SkipKind.SMALL_BLOCK: "smaller than the 16 bytes that nccl-tests needs for each of {count} ranks",
     SkipKind.SMALL_ELEMENT: "smaller than one {dtype}, which takes {width} bytes",
     SkipKind.NODE_LIMIT: (

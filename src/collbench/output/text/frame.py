@@ -33,6 +33,7 @@ from collbench.model.run import (
 from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
+from collbench.output.text.nccl_notes import nccl_notes
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -58,7 +59,7 @@ def _nvls(run: Run) -> str:
         return f"off ({NVLS_VARIABLE}=0)"
     if state is Nvls.OFF and run.machine.multicast is False:
         return "not supported by these GPUs"
-    used = sum(choice.algorithm.startswith("NVLS") for choice in run.chosen)
+    used = sum(choice.multicast for choice in run.chosen)
     if run.chosen:
         return f"{'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
     if state is Nvls.UNKNOWN:
@@ -263,6 +264,7 @@ _MOST_NAMES = 4  # of what was skipped for one reason
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
+    lines += nccl_notes(run)
     if run.chosen:
         lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
     if health:
@@ -277,8 +279,9 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
-    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM})  # sizes that the user asked for
-    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, origin(run)])))
+    # Sizes that the user asked for, and links that ought to work.
+    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED})
+    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, *nccl_notes(run), origin(run)])))
 
 
 def troubled(run: Run) -> Iterator[str]:
