@@ -129,6 +129,21 @@ def test_one_host_is_refused(tmp_path: Path) -> None:
     assert other_output == (0, "", "")
 
 
+def test_in_python_every_rank_raises_what_rank_0_refuses(tmp_path: Path) -> None:
+    script = tmp_path / "uses_collbench.py"
+    script.write_text(
+        "import collbench\ntry:\n    print(collbench.nodes(2, backend='host', size='64K'))\n"
+        "except collbench.Error as error:\n    print(error)\n",
+        encoding="utf-8",
+    )
+    environments = [as_slurm(rank, 2, port) for port in (free_port(),) for rank in range(2)]
+    with started(tmp_path, [], environments, program=[sys.executable, str(script)]) as processes:
+        rank_0, rank_1 = ends(processes)
+    refusal = "all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes\n"
+    assert rank_0 == (0, refusal, "")
+    assert rank_1 == (0, f"rank 0 failed: {refusal}", "")
+
+
 def test_a_survey_whose_processes_were_killed_resumes(three_hosts: list[list[str]], tmp_path: Path) -> None:
     """Only on the same hosts: otherwise one line names those that are missing and those that are new."""
     file = tmp_path / "run.json"

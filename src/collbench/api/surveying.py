@@ -239,7 +239,6 @@ def survey_launch(
                 )
             )
             opened = world.open()
-            stack.callback(opened.close)
             if previous is None:
                 run = _new_run(request, opened, launch)
                 writer = RunWriter(run, path, notices.say, replace=request.force)

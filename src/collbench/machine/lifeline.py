@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_WATCH_S = 0.5
 # What reaches a whole process group: a terminal's Ctrl-C, Ctrl-\ and hangup, and a scheduler's SIGTERM.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
@@ -60,6 +61,18 @@ def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Start a thread that sends this process SIGTERM once its parent is gone: a rank must not outlive its launcher."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def parent_is_gone(pipe: int) -> bool:
