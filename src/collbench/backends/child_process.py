@@ -35,6 +35,7 @@ class Child:
 
         What it writes to stderr is kept for `last_line`, and so is its stdout unless `stdout` is a file descriptor.
         """
+        pathlib.Path.cwd()  # if it was deleted, this says so, while torch would not load for reasons that it invents
         self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
         self.pipe: Connection[Any, Any]
         self.pipe, theirs = Pipe()
