@@ -48,8 +48,8 @@ def die_with_parent(pipe: int) -> None:
         os._exit(0)
 
 
-def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
-    """Start a thread that cleans up and ends this process when the parent closes its end of `pipe`, or ends.
+def leave_with_parent(pipe: int) -> None:
+    """Start a thread that ends this process when the parent closes its end of `pipe`, or ends.
 
     For work that lets other threads run. A process that is stopped is woken for it.
     """
@@ -57,7 +57,6 @@ def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
 
     def wait() -> None:
         _hung_up(pipe, wait=True)
-        clean_up()
         os._exit(0)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
@@ -73,11 +72,6 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
-
-
-def parent_is_gone(pipe: int) -> bool:
-    """Return whether the parent has closed its end of `pipe`, or ended."""
-    return _hung_up(pipe, wait=False)
 
 
 def with_us(command: Sequence[str]) -> list[str]:
