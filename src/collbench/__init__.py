@@ -7,11 +7,7 @@ In Python: `select` chooses GPUs for this process, `measure` and `overlap` measu
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from collbench.model.errors import CollbenchError as Error
-
+TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here would print a traceback
 if TYPE_CHECKING:
     from collbench.api.inspecting import doctor as doctor
     from collbench.api.inspecting import topo as topo
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     from collbench.api.selecting import select as select
     from collbench.api.surveying import nodes as nodes
     from collbench.api.training import train_command as train_command
+    from collbench.model.errors import CollbenchError as Error
 
     __version__: str
 
@@ -64,8 +61,14 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version  # more than half of the import, which every process would pay
 
         return version("collbench")
+    if name == "Error":
+        from collbench.model.errors import CollbenchError
+
+        return CollbenchError
     if name not in _HOMES:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
+    from importlib import import_module
+
     return getattr(import_module(f"collbench.api.{_HOMES[name]}"), name)
 
 

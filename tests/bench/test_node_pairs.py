@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 import collbench.bench.nodes
-from collbench.analysis.nodes import State, choose_nodes
+from collbench.analysis.nodes import State, Switches, choose_nodes
 from collbench.analysis.outcome import outcome
 from collbench.backends.protocol import Step, Timing
 from collbench.bench.nodes import NodePairs, by_node, iterations, rails, rejoined, survey_nodes
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Run, StopReason
+from collbench.model.run import DataPoint, Device, Run, StopReason
 from collbench.output.text.nodes import lost
 from tests.bench.fakes import FakeBackend
 from tests.bench.interrupted import saved_after_ctrl_c
@@ -60,9 +61,10 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
     backend = Hosts(2, 2, 2, 2)
     pairs, run = node_pairs_and_run(backend)
     assert pairs.measure([(2, 0), (1, 3)], one_way) == pytest.approx([gbs, gbs])
-    assert {step.groups for step in backend.steps} == {((4, 5, 0, 1), (2, 3, 6, 7))}
+    first = (4, 5, 0, 1) if one_way else (0, 1, 4, 5)  # only a direction has an order
+    assert {step.groups for step in backend.steps} == {(first, (2, 3, 6, 7))}
     assert {step.operation for step in backend.steps} == {operation}
-    assert [measurement.point.members for measurement in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
+    assert [measurement.point.members for measurement in run.measurements] == [first, (2, 3, 6, 7)]
     assert {len(measurement.samples) for measurement in run.measurements} == {3}
     assert backend.reserved == [MIB]
 
@@ -256,6 +258,97 @@ def test_a_whole_survey_goes_on_as_if_it_had_never_stopped() -> None:
         resumed, resumed_steps = surveyed(interrupted, 1000)
         assert trial_counts(resumed) == trial_counts(uninterrupted), most_steps
         assert resumed_steps <= steps - most_steps + 4  # the round that was cut off, and how long a call takes
+
+
+class Unequal(Hosts):
+    """Some nodes are slow, and no two pairs are quite alike: rounds on suspects follow the screening."""
+
+    def __init__(self, devices: tuple[Device, ...], slow: frozenset[str]) -> None:
+        super().__init__(len(devices))
+        self._devices, self._slow = devices, slow
+        self.most_steps = 10**6
+
+    def time(self, step: Step) -> Timing:
+        self.steps.append(step)
+        if len(self.steps) > self.most_steps:
+            raise KeyboardInterrupt
+        names = [{self._devices[rank].host for rank in group} for group in step.groups]
+        pair_of = [frozenset(group) for group in step.groups]
+        factors = [1.2 if hosts & self._slow else 1.0 for hosts in names]
+        jitters = [random.Random(str(sorted(pair))).uniform(1.0, 1.05) for pair in pair_of]
+        return Timing(
+            tuple((0.001 * a * b,) * step.batches for a, b in zip(factors, jitters, strict=True)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_is_measured_twice_and_a_pair_has_one_order(seed: int) -> None:
+    """Of any nodes, in any order of their ranks, after being cut off anywhere, twice; and again when it is complete."""
+    rng = random.Random(seed)
+    nodes, gpus_each = rng.randint(2, 9), rng.randint(1, 3)
+    devices = list(hosts(*(gpus_each,) * nodes))
+    rng.shuffle(devices)
+    slow = frozenset(f"n{node}" for node in rng.sample(range(nodes), rng.randrange(nodes)))
+    one_way, most_rounds, rails_too = rng.random() < 0.3, rng.randint(0, 14), gpus_each > 1 and rng.random() < 0.5
+    first_leaf = tuple(range(nodes // 2))
+    known = (Switches(("a", "b"), (first_leaf, tuple(range(nodes // 2, nodes)))),) if rng.random() < 0.3 else ()
+
+    def surveyed(run: Run | None, most_steps: int, in_time: Callable[[int], bool]) -> tuple[Run, Unequal]:
+        backend = Unequal(tuple(devices), slow)
+        backend.most_steps = most_steps
+        run = replace(run_of(backend.devices(), []), complete=False) if run is None else run
+        pairs = NodePairs(backend, run, MIB, complete=run.complete)
+        with suppress(KeyboardInterrupt):
+            survey_nodes(
+                nodes,
+                known,
+                pairs.measure,
+                lambda made: pairs.more(in_time(made)),
+                seed,
+                one_way=one_way,
+                unused=pairs.unused,
+            )
+            pairs.measure_inside()
+            if rails_too:
+                pairs.measure_rails(seed)
+            run.complete = True
+        return run, backend
+
+    def trials_of(run: Run) -> dict[DataPoint, int]:
+        return {measurement.point: len(measurement.samples) for measurement in run.measurements}
+
+    def in_time(made: int) -> bool:
+        return made < most_rounds
+
+    whole, backend = surveyed(None, 10**6, in_time)
+    pairs = [frozenset(measurement.point.members) for measurement in whole.measurements]
+    assert max(Counter(pairs).values()) == 1 + one_way
+    cuts = [rng.randint(1, len(backend.steps)), rng.randint(1, len(backend.steps))]
+    resumed: Run | None = None
+    for most_steps in cuts:
+        resumed, _ = surveyed(resumed, most_steps, in_time)
+        assert all(count <= trials_of(whole)[point] for point, count in trials_of(resumed).items())
+    resumed, _ = surveyed(resumed, 10**6, in_time)
+    assert trials_of(resumed) == trials_of(whole)
+    again, backend = surveyed(resumed, 10**6, lambda _made: True)
+    assert backend.steps == []
+    assert trials_of(again) == trials_of(whole)
+
+
+def test_a_complete_survey_is_judged_by_all_it_has_if_switches_are_named_later() -> None:
+    """Then other pairs are requested than were measured."""
+    backend = Hosts(*[1] * 9)
+    pairs, run = node_pairs_and_run(backend)
+    first = survey_nodes(9, (), pairs.measure, lambda _made: False, 5, one_way=False)
+    again = NodePairs(resumed := Hosts(*[1] * 9), run, MIB, complete=True)
+    known = [Switches(("a", "b"), ((0, 1, 2, 3), (4, 5, 6, 7, 8)))]
+    second = survey_nodes(
+        9, known, again.measure, lambda _made: again.more(True), 5, one_way=False, unused=again.unused
+    )
+    assert resumed.steps == []
+    assert Counter((one.first, one.second) for one in second.seen) == Counter(
+        (one.first, one.second) for one in first.seen
+    )
 
 
 def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:

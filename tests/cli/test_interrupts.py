@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
 import signal
@@ -150,3 +151,52 @@ def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Pat
     assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
     assert not run_file.load(tmp_path / "run.json").complete
     assert not journal.exists()
+
+
+# Runs the program in forks of a process that has loaded nothing: each gets SIGINT at a later import than the last.
+AT_IMPORTS = """
+import os, runpy, signal, sys
+
+class CtrlC:
+    def __init__(self, at):
+        self.left = at
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("collbench", "collbench.__main__", "collbench.cli"):  # before these nothing of ours runs
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+at, status = 1, None
+while status != 0:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(writer, 2)
+        sys.meta_path.insert(0, CtrlC(at))
+        sys.argv[0] = "collbench"
+        runpy.run_module("collbench", run_name="__main__", alter_sys=True)
+    os.close(writer)
+    print(repr((open(reader).read(), status := os.waitstatus_to_exitcode(os.wait()[1]))))
+    at += 1 if at < 12 else 17
+"""
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["nodes", "--plan", "4x8"]])
+def test_at_any_import_there_is_one_line_and_no_traceback(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", AT_IMPORTS, *arguments],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    *interrupted, (_, last) = map(ast.literal_eval, done.stdout.splitlines())
+    assert last == 0, "it came too late"
+    assert len(interrupted) > 15
+    for text, status in interrupted:
+        assert one_line(text).startswith("interrupted"), (text, status)
+        assert status == 130

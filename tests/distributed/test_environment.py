@@ -1,6 +1,10 @@
 """Variables as launchers set them: torchrun 2.13, srun of Slurm 23.11 and mpirun of Open MPI 4.1, by their manuals."""
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collbench.distributed.launchers import (
     LaunchEnvironment,
@@ -102,6 +106,74 @@ def test_contradictory_variables_are_reported_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+LONG = "9" * 5000
+BASES = (TORCHRUN, SRUN, MPIRUN, ONE_A_NODE, POD, BATCH_SCRIPT, SRUN | MPIRUN)
+NAMES = sorted({name for base in BASES for name in base} | {"MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_NODES"})
+STRANGE = ("", " ", "0", "-1", "00", "1e9", "٣", "²", "..", "a..b", "x" * 70, "\udcff", "[", "n[0-999999999]", "1(x2),",
+           "4(x999999999)", f"4(x{LONG})", "2000000000", str(2**64), LONG)  # fmt: skip
+
+
+@given(
+    base=st.sampled_from(BASES), changes=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(STRANGE), max_size=3)
+)
+@settings(max_examples=300)
+def test_any_variables_are_a_possible_launch_or_one_line(base: dict[str, str], changes: dict[str, str]) -> None:
+    environment = base | changes
+    for found in (result_of(find_launch, environment), result_of(find_step, environment)):
+        if isinstance(found, LaunchEnvironment):
+            assert 0 <= found.rank < found.world_size <= 2**20
+            assert 0 < found.master_port < 2**16
+        if isinstance(found, str):
+            assert "\n" not in found
+            assert len(found) < 400
+
+
+def result_of(find: Callable[[dict[str, str]], object], environment: dict[str, str]) -> object:
+    """Return what is found, or the message that refuses it."""
+    try:
+        return find(environment)
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        *((TORCHRUN, name) for name in TORCHRUN if name not in {"MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"}),
+        *((SRUN, name) for name in SRUN if name not in {"SLURM_STEP_ID", "SLURM_NTASKS"} and "PER_NODE" not in name
+          and "LIST" not in name),
+        (SRUN, "MASTER_PORT"),
+        *((MPIRUN, name) for name in MPIRUN),
+    ],
+)  # fmt: skip
+def test_a_number_of_thousands_of_digits_is_refused_by_its_name(base: dict[str, str], name: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^{name}=9{{40}}… \(5,000 characters\) is not a number of at most 18 digits"
+    ):
+        find_launch(base | {name: LONG})
+
+
+@pytest.mark.parametrize(
+    ("base", "name"), [(TORCHRUN, "WORLD_SIZE"), (SRUN, "SLURM_STEP_NUM_TASKS"), (MPIRUN, "OMPI_COMM_WORLD_SIZE")]
+)
+def test_more_ranks_than_a_job_has_are_refused(base: dict[str, str], name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name}=2000000000 is more than 1,048,576 ranks"):
+        find_launch(base | {name: "2000000000"})
+
+
+@pytest.mark.parametrize("address", ["..", "a..b", "x" * 70, "\udcff"])
+def test_a_name_that_no_host_can_have_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"^MASTER_ADDR=.+ is not the name or address of a host"):
+        find_launch(TORCHRUN | {"MASTER_ADDR": address})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%eth0", "node-1.cluster.", "my_node", "knoten-ä"])
+def test_names_and_addresses_of_hosts_are_accepted(address: str) -> None:
+    launch = find_launch(TORCHRUN | {"MASTER_ADDR": address})
+    assert launch is not None
+    assert launch.master_addr == address
+
+
 def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
     environments = (SRUN, SRUN | {"SLURM_STEP_ID": "2"}, SRUN | {"SLURM_JOB_ID": "123460"})
     ports = {launch.master_port for launch in map(find_launch, environments) if launch}
@@ -132,6 +204,8 @@ def test_the_first_host_of_a_node_list(nodes: str, first_node: str) -> None:
         ("2(x3),1", 3, 1),
         ("1,4(x2)", 1, 4),
         ("2", 1, None),
+        ("4(x999999999)", 5, 4),
+        (f"4(x{'9' * 5000})", 5, None),
         ("", 0, None),
         ("?", 0, None),
     ],
@@ -175,7 +249,7 @@ def test_how_long_ranks_wait_for_each_other(value: str, seconds: float) -> None:
     assert join_seconds({}) == 300.0
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "inf", "nan", "86401", "²"])
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "inf", "nan", "86401", "²", LONG])
 def test_invalid_join_timeouts_are_refused(value: str) -> None:
     with pytest.raises(UsageError, match="write whole seconds, 1 to 86400"):
         join_seconds({"COLLBENCH_JOIN_SECONDS": value})

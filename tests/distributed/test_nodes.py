@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench.model.operations import Operation
+from collbench.model.run import Run
 from collbench.runfile import run_file
 from tests.distributed.namespaces import hosts
 from tests.distributed.processes import as_slurm, ends, free_port, started, the_run, trials, wait_for
@@ -43,7 +45,7 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
         "--gpus",
         "1",
         "--budget",
-        "10ms",
+        "0.001ms",
         "-v",
     ]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
@@ -106,7 +108,15 @@ def test_in_python_rank_0_has_the_result_and_may_resume_a_run(three_hosts: list[
         run = the_run(tmp_path)
         assert run.complete
         measured.append(run.measurements)
-    assert measured[0] == measured[1]
+        give_more_time(run, next((tmp_path / "collbench" / "runs").glob("*.json")))
+    assert measured[0] == measured[1], "of a complete survey nothing is measured again, whatever the time"
+
+
+def give_more_time(run: Run, file: Path) -> None:
+    """Set the budget of a saved run to an hour."""
+    file.write_text(
+        run_file.dumps(replace(run, settings=replace(run.settings, budget_seconds=3600.0))), encoding="utf-8"
+    )
 
 
 def test_one_host_is_refused(tmp_path: Path) -> None:
@@ -119,10 +129,36 @@ def test_one_host_is_refused(tmp_path: Path) -> None:
     assert other_output == (0, "", "")
 
 
+def test_in_python_every_rank_raises_what_rank_0_refuses(tmp_path: Path) -> None:
+    script = tmp_path / "uses_collbench.py"
+    script.write_text(
+        "import collbench\ntry:\n    print(collbench.nodes(2, backend='host', size='64K'))\n"
+        "except collbench.Error as error:\n    print(error)\n",
+        encoding="utf-8",
+    )
+    environments = [as_slurm(rank, 2, port) for port in (free_port(),) for rank in range(2)]
+    with started(tmp_path, [], environments, program=[sys.executable, str(script)]) as processes:
+        rank_0, rank_1 = ends(processes)
+    refusal = "all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes\n"
+    assert rank_0 == (0, refusal, "")
+    assert rank_1 == (0, f"rank 0 failed: {refusal}", "")
+
+
 def test_a_survey_whose_processes_were_killed_resumes(three_hosts: list[list[str]], tmp_path: Path) -> None:
     """Only on the same hosts: otherwise one line names those that are missing and those that are new."""
     file = tmp_path / "run.json"
-    arguments = ["nodes", "--backend", "host", "--size", "64K", "--one-way", "--budget", "10ms", "--output", str(file)]
+    arguments = [
+        "nodes",
+        "--backend",
+        "host",
+        "--size",
+        "64K",
+        "--one-way",
+        "--budget",
+        "0.001ms",
+        "--output",
+        str(file),
+    ]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         wait_for("a second round", lambda: len(trials(Path(f"{file}.journal"))) > 7, processes)
         for process in processes:

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from collbench.bench.plan import Request
+from collbench.cli import nonzero_ranks
+from collbench.distributed import store as store_module
 from collbench.distributed.factory import World, join
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.store import Store
@@ -24,6 +27,7 @@ from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.distributed.processes import (
     LAUNCHERS,
+    PATIENCE_S,
     STORE_ONLY,
     as_mpirun,
     as_slurm,
@@ -98,6 +102,7 @@ def test_commands_of_one_process_are_refused_once(
 ) -> None:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(nonzero_ranks, "_AFTER_RANK_0_S", 0.0)
     if "soon" in message:
         monkeypatch.setenv("COLLBENCH_JOIN_SECONDS", "soon")
     for rank in range(2):
@@ -108,7 +113,7 @@ def test_commands_of_one_process_are_refused_once(
             assert (output.status, output.out) == (2, ""), title
             assert message in output.line, title
         else:
-            assert (output.status, output.out, output.err) == (0, "", ""), title
+            assert (output.status, output.out, output.err) == (2, "", ""), title
 
 
 # Runs until it is ended: no data point ever settles.
@@ -168,6 +173,75 @@ def test_a_rank_without_rank_0_reports_how_long_it_waits_and_handles_signals(tmp
     assert err == "collbench: interrupted before it was done\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_store_that_accepts_and_never_answers_does_not_keep_a_rank_from_ending(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """As when rank 0 is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environments = [as_slurm(1, 2, silent.getsockname()[1], COLLBENCH_JOIN_SECONDS=600, MASTER_ADDR="127.0.0.1")]
+        with started(tmp_path, ["allreduce", *ENDLESS], environments) as (waiting,):
+            torch = asks_something(silent)
+            waiting.send_signal(number)
+            ((status, out, err),) = ends([waiting])
+            torch.close()
+    assert (status, out) == (128 + number, "")
+    assert err == "collbench: interrupted before it was done\n"
+
+
+def asks_something(server: socket.socket) -> socket.socket:
+    """Return the first client that sends anything."""
+    server.settimeout(PATIENCE_S)
+    while True:
+        client, _ = server.accept()
+        client.settimeout(PATIENCE_S)
+        if client.recv(1):
+            return client
+        client.close()  # it only tried the port
+
+
+def test_a_rank_gives_a_silent_store_up_at_its_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(
+            BackendError, match=rf"store at 127\.0\.0\.1:{port} did not answer for 1 s: rank 0 is stopped"
+        ):
+            join(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
+
+
+def test_a_store_that_is_stopped_later_is_given_up_too() -> None:
+    with open_store() as (store_process, port):
+        store = Store(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 1.0)
+        store_process.send_signal(signal.SIGSTOP)
+        for use in (lambda: store.read("listener"), lambda: store.publish("listener", "x")):
+            with pytest.raises(BackendError, match="did not answer for 1 s"):
+                use()
+
+
+def test_ranks_end_soon_if_the_launcher_that_keeps_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens the store before it starts them, so nobody will open the port."""
+    monkeypatch.setattr(store_module, "_CLOSED_S", 0.1)
+    port = free_port()
+    launch = LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "torchrun", agent_listens=True)
+    with pytest.raises(BackendError, match=rf"stops: torchrun, which kept the store at 127\.0\.0\.1:{port}, is gone"):
+        join(launch, REQUEST, timeout_s=600.0)
+
+
+@pytest.mark.usefixtures("own_program")  # whose parent is the launcher
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_ends_when_its_launcher_is_killed(rank: int, tmp_path: Path) -> None:
+    """Even one that waits for others: rank 0 for rank 1, which has found no rank 0."""
+    script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    launcher = [sys.executable, "-c", script, sys.executable, "-m", "collbench"]
+    environments = [as_slurm(rank, 2, free_port(), COLLBENCH_JOIN_SECONDS=600, TORCH_CPP_LOG_LEVEL="ERROR")]
+    with started(tmp_path, ["allreduce", *ENDLESS], environments, program=launcher) as (process,):
+        assert process.stderr is not None
+        process.stderr.readline()  # it waits
+        process.kill()
+        last = process.stderr.read()  # until both have ended
+    assert re.fullmatch(r"collbench: interrupted.*\n", last)
+
+
 def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits for a third, before anything is measured."""
     environments = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
@@ -209,19 +283,31 @@ def test_a_rank_that_finds_no_store_reports_the_address() -> None:
 
 def test_ranks_that_wait_for_a_store_end_with_it() -> None:
     """As when rank 0, or the launcher that keeps the store, is killed before rank 0 reported where it listens."""
+    with open_store() as (store_process, port):
+        store = Store(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
+        threading.Timer(0.2, store_process.kill).start()  # before or after `read` begins to wait: it is the same
+        with pytest.raises(
+            BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"
+        ):
+            store.read("listener")
+
+
+@contextmanager
+def open_store() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Yield a process that keeps a store, and the store's port."""
     port = free_port()
-    store_process = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", f"from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', {port}, 2, True, "
          "wait_for_workers=False); print('open', flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(STORE_ONLY)},
     )  # fmt: skip
-    assert store_process.stdout is not None
-    store_process.stdout.readline()
-    store = Store(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
-    threading.Timer(0.2, store_process.kill).start()  # before or after `read` begins to wait: it is the same
-    with pytest.raises(BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"):
-        store.read("listener")
-    store_process.communicate()
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process, port
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_taken_port_is_reported() -> None:

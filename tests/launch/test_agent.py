@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,28 @@ def test_a_signal_ends_torchrun_and_its_ranks_in_a_line_and_leaves_no_folder(
         _, err = started.communicate(timeout=60)
     assert (started.returncode, err) == (128 + number, f"collbench: the job was ended by {number.name}\n")
     assert (tmp_path / "heard").read_text() == f"{number.name}\n"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["while torch loads", "before torchrun handles signals"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_an_early_signal_is_reported_and_leaves_no_folder(tmp_path: Path, number: signal.Signals, moment: str) -> None:
+    folder = tmp_path / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    (tmp_path / "temporary").mkdir()
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    wait = "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+    code = wait if moment == "while torch loads" else f"def main():\n{textwrap.indent(wait, '    ')}"
+    (folder / "run.py").write_text(code, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    command = [sys.executable, "-P", str(agent.__file__), "--", "train.py"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as begun:
+        assert begun.stdout is not None
+        assert begun.stdout.readline() == "ready\n"
+        begun.send_signal(number)
+        _, err = begun.communicate(timeout=60)
+    assert (begun.returncode, err) == (128 + number, f"collbench: the job was ended by {number.name}\n")
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

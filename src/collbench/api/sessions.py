@@ -151,7 +151,10 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
 
 
 def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
-    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
+    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError.
+
+    If rank 0 has failed, that is Rank0Failed.
+    """
     from collbench.distributed.factory import join  # late: a tenth of a second
 
     if not join(launch, request, join_seconds(os.environ), notices.say):

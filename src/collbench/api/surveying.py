@@ -239,7 +239,6 @@ def survey_launch(
                 )
             )
             opened = world.open()
-            stack.callback(opened.close)
             if previous is None:
                 run = _new_run(request, opened, launch)
                 writer = RunWriter(run, path, notices.say, replace=request.force)
@@ -265,7 +264,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     from collbench.bench.session import NotResumed, taken_up  # late: numpy
     from collbench.output.stale_runs import unfit
 
-    then, now = previous.run.devices, opened.backend.devices()
+    complete, then, now = previous.run.complete, previous.run.devices, opened.backend.devices()
     anew = "start the same hosts, or measure again, without --resume"
     hosts_then, hosts_now = (dict.fromkeys(device.host for device in devices) for devices in (then, now))
     missing = format_node_list([host for host in hosts_then if host not in hosts_now])
@@ -280,9 +279,11 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     if len(then) != len(now):
         raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and this run has {len(now)}; {anew}")
     try:
-        return taken_up(previous, opened, [])
+        run = taken_up(previous, opened, [])
     except NotResumed as error:
         raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {anew}") from None
+    run.complete = complete  # then nothing is measured, so nothing can be interrupted
+    return run
 
 
 def _survey(
@@ -366,7 +367,7 @@ def _measured(
     from collbench.bench.nodes import NodePairs, reported_switches, survey_nodes
 
     begin, before = time.monotonic(), run.seconds
-    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished)
+    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished, complete=run.complete)
     nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
     switch_levels = (
         reported_switches(read_switches(nodes_request.switches), pairs.names)
@@ -378,7 +379,7 @@ def _measured(
 
             def more(count: int) -> bool:
                 progress(count, count + 1)
-                return time.monotonic() - begin < nodes_request.budget_seconds
+                return pairs.more(time.monotonic() - begin < nodes_request.budget_seconds)
 
             seed = run.settings.seed
             done = survey_nodes(
@@ -389,12 +390,13 @@ def _measured(
                 seed,
                 one_way=nodes_request.one_way,
                 lost=pairs.lost,
+                unused=pairs.unused,
             )
         if nodes_request.gpus:
             pairs.measure_inside()
         if nodes_request.rails:
             pairs.measure_rails(seed)
-        run.complete = not (world.unknown or world.lost())
+        run.complete = run.complete or not (world.unknown or world.lost())
     except DataCorruption as error:
         raise explained(error, run) from error
     finally:

@@ -29,12 +29,20 @@ class Child:
     """A running worker: its `process`, and our end of its `pipe`. After ChildLost the caller must kill it."""
 
     def __init__(
-        self, module: str, words: Sequence[object], environment: Mapping[str, str], *, stdout: int | None = None
+        self,
+        module: str,
+        words: Sequence[object],
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+        files: Sequence[int] = (),
     ) -> None:
         """Start `python -m MODULE FD WORDS…` and return at once; FD is the worker's end of the pipe.
 
-        What it writes to stderr is kept for `last_line`, and so is its stdout unless `stdout` is a file descriptor.
+        What it writes to stderr is kept for `last_line`, and so is its stdout unless `stdout` is a file descriptor. It
+        inherits the open `files`.
         """
+        pathlib.Path.cwd()  # if it was deleted, this says so, while torch would not load for reasons that it invents
         self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
         self.pipe: Connection[Any, Any]
         self.pipe, theirs = Pipe()
@@ -45,7 +53,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr if stdout is None else stdout,
                 stderr=self._stderr,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *files),
                 env=environment,
             )
 

@@ -80,7 +80,7 @@ def start_workers(
 ) -> TorchWorkers:
     """Start the gloo workers of some of the `ranks`, rank r pinned to `cores[r]`, and return at once.
 
-    They meet in a folder of theirs, or at `meeting`: host, port and prefix of a TCPStore. `interface` is the network to
+    They meet in a file of theirs, or at `meeting`: host, port and prefix of a TCPStore. `interface` is the network to
     use where the user has not chosen one.
     """
     return TorchWorkers("gloo", HOST.name, cores, ranks, worker_environment(interface), meeting, by_core=True)

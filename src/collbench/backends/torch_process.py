@@ -5,8 +5,6 @@ The workers are gloo_worker, overlap_worker and replay_worker; torch_rank.py is 
 
 from __future__ import annotations
 
-import pathlib
-import shutil
 import subprocess
 import tempfile
 import time
@@ -64,19 +62,19 @@ class TorchWorkers:
         """Start `collbench.backends.COMMAND_worker` for each rank of `devices` and return at once.
 
         `backend` is cuda or host; `devices` has the number of each rank's GPU among the visible ones, or of its core.
-        All `ranks` meet in a new folder, or at `meeting`: host, port and prefix of a TCPStore. Messages name a worker
-        `by_core`, or else by its rank.
+        All `ranks` meet in a file without a name, which nobody need remove, or at `meeting`: host, port and prefix of a
+        TCPStore. Messages name a worker `by_core`, or else by its rank.
         """
         self._command = command
         self._workers: list[TorchProcess] = []
         self._lost: BackendError | None = None
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix=f"collbench-{command}-"))
         try:
-            for rank, device in devices.items():
-                words = (rank, ranks, backend, device, self._folder, *meeting)
-                child = Child(f"collbench.backends.{command}_worker", words, environment)
-                name = ("gloo worker", "on core", device) if by_core else ("worker", "of rank", rank)
-                self._workers.append(TorchProcess(rank, *name, child))
+            with tempfile.TemporaryFile(prefix=f"collbench-{command}-") as file:
+                for rank, device in devices.items():
+                    words = (rank, ranks, backend, device, file.fileno(), *meeting)
+                    child = Child(f"collbench.backends.{command}_worker", words, environment, files=(file.fileno(),))
+                    name = ("gloo worker", "on core", device) if by_core else ("worker", "of rank", rank)
+                    self._workers.append(TorchProcess(rank, *name, child))
         except BaseException:
             self.close()
             raise
@@ -126,7 +124,7 @@ class TorchWorkers:
         self.close()
 
     def close(self) -> None:
-        """Let the workers go, end those that do not, and remove their folder; does nothing the second time."""
+        """Let the workers go, and end those that do not; does nothing the second time."""
         for worker in self._workers:
             worker.child.pipe.close()  # they exit at once
         deadline = time.monotonic() + EXIT_S
@@ -135,7 +133,6 @@ class TorchWorkers:
             worker.child.process.kill()  # does nothing if it has exited
             worker.child.process.wait()
         self._workers = []
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def need_torch(doing: str) -> None:

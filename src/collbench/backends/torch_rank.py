@@ -1,15 +1,14 @@
 """A worker's side of torch_process.py: one rank joins the others and answers its parent until one of them is gone.
 
-Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FOLDER [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
-cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in FOLDER, or in the
-TCPStore at HOST. gloo_worker, overlap_worker and replay_worker are such modules.
+Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FILE [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
+cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in the open FILE, or in
+the TCPStore at HOST. gloo_worker, overlap_worker and replay_worker are such modules.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -28,14 +27,10 @@ if TYPE_CHECKING:
 
 Device = TypeVar("Device")
 Answers: TypeAlias = Mapping[type, Callable[[Any], object]]  # what answers each type of request
-# How often to remove the folder: a rank that begins meanwhile may put its file into it.
-_REMOVALS = 10
 
 
-def file_store(folder: pathlib.Path, ranks: int) -> Store:
-    """Return a store for ranks that share a folder."""
-    # Opened here: where the folder is gone, FileStore would wait 300 s for it, and let no other thread run meanwhile.
-    file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
+def _file_store(file: str, ranks: int) -> Store:
+    """Return a store for ranks that share an open file, by its descriptor."""
     return dist.FileStore(f"/proc/self/fd/{file}", ranks)  # type: ignore[attr-defined]  # absent from __all__
 
 
@@ -66,24 +61,17 @@ def run(
     """
     lifeline.leave_signals_to_parent()
     descriptor, rank, ranks = map(int, arguments[:3])
-    backend, number, folder = arguments[3], int(arguments[4]), pathlib.Path(arguments[5])
-
-    def clean_up() -> None:
-        for _ in range(_REMOVALS):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                return
-
-    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. The process
-    # ends by os._exit: FileStore's destructor would make its file again, or abort where it cannot.
-    lifeline.leave_with_parent(descriptor, clean_up)
+    backend, number = arguments[3], int(arguments[4])
+    # At any moment, in the middle of a collective too. The process ends by os._exit: FileStore's destructor would try
+    # to remove its file, or abort where it cannot.
+    lifeline.leave_with_parent(descriptor)
     if backend != "cuda":
         os.sched_setaffinity(0, {number})  # before there are other threads, which inherit the core
         torch.set_num_threads(1)
     device = open_device(backend, number)
     pipe: Connection[Any, Any] = Connection(descriptor)
     try:
-        store = _tcp_store(*arguments[6:9]) if arguments[6:] else file_store(folder, ranks)
+        store = _tcp_store(*arguments[6:9]) if arguments[6:] else _file_store(arguments[5], ranks)
         # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
         name = "nccl" if backend == "cuda" else "gloo"
         dist.init_process_group(name, store=store, rank=rank, world_size=ranks)
@@ -93,11 +81,8 @@ def run(
             request = pipe.recv()
             pipe.send(answers[type(request)](request))
     except (EOFError, ConnectionError):
-        clean_up()
         os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
     except BaseException:  # noqa: BLE001  # the parent reads the last line of it
-        if lifeline.parent_is_gone(descriptor):
-            clean_up()
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # at once: NCCL's threads would wait for a rank that is gone

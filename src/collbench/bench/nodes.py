@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -166,7 +166,7 @@ def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple
         pairs += zip(members[::2], members[1::2], strict=False)
         rest -= set(members[: len(members) // 2 * 2])
     left = rng.sample(sorted(rest), len(rest))
-    return tuple(pairs + list(zip(left[::2], left[1::2], strict=False)))
+    return _ordered(pairs + list(zip(left[::2], left[1::2], strict=False)))
 
 
 def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
@@ -186,7 +186,12 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
             (a, b), (c, d) = pairs[number], pairs[other]
             if other != number and not together((a, d)) and not together((c, b)):
                 pairs[number], pairs[other] = (a, d), (c, b)
-    return tuple(pairs)
+    return _ordered(pairs)
+
+
+def _ordered(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Return the pairs as (low, high): a pair has one data point, in whichever order its nodes were drawn."""
+    return tuple((min(pair), max(pair)) for pair in pairs)
 
 
 # Pairs of nodes on a backend whose devices name their hosts: each pair is one communicator of all its ranks.
@@ -202,18 +207,23 @@ class NodePairs:
         size_bytes: int,
         lost: Callable[[], Collection[int]] = tuple,
         finished: Callable[[Measurement], object] = lambda _measurement: None,
+        *,
+        complete: bool = False,
     ) -> None:
         """Make room for the messages. Raises UsageError if they do not fit, or if there is only one host.
 
         `lost` returns the lost ranks; `finished` may journal each trial and each failure. What the run already holds is
         not measured again: with the same seed it is requested in the same order. Failures in the run are forgotten,
-        and incomplete rounds are measured again.
+        and incomplete rounds are measured again. `complete`: the run is of a survey that ended, so no round is added,
+        unless a pair failed.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
+        self._complete = complete and not any(measurement.failure for measurement in run.measurements)
         self._saved = _saved_rounds(run)
+        self._repeated = True  # whether the run had all pairs of the last round
         self._measurements = {measurement.point: measurement for measurement in run.measurements}
         self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
         self.round_seconds: list[float] = []  # of each round, or direction of a round, that was measured now
@@ -234,18 +244,44 @@ class NodePairs:
 
         Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
         """
-        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
+        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in (pairs if one_way else _ordered(pairs)))
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        known = {group: rate for group in groups if (rate := self._known(operation, group)) is not None}
-        step = Step(operation, tuple(group for group in groups if group not in known), self._size_bytes, 1, 1, WARMUP)
-        if step.groups:
+        rates = {group: self._known(operation, group) for group in groups}
+        missing = tuple(group for group, rate in rates.items() if rate is None)
+        self._repeated = not missing
+        if missing and not self._complete:
             begin = time.monotonic()
+            step = Step(operation, missing, self._size_bytes, 1, 1, WARMUP)
             if one_way not in self._iterations and (tried := self._tried(step)):
                 self._iterations[one_way] = tried
-            rates = self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+            step = replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES)
+            rates |= zip(missing, self._trial(step), strict=True)
             self.round_seconds.append(time.monotonic() - begin)
-            return [{**known, **dict(zip(step.groups, rates, strict=True))}[group] for group in groups]
-        return [known[group] for group in groups]
+        return [rates[group] for group in groups]
+
+    def more(self, in_time: bool) -> bool:
+        """Return whether a further round may be requested: one that the run has, or in time one that it lacks."""
+        return (self._repeated and any(self._left())) or (in_time and not self._complete)
+
+    def unused(self) -> list[Observation]:
+        """Return the run's rounds of pairs that nobody requested: nodes were lost, or switches named later."""
+        return [
+            Observation(
+                *pair,
+                _busbw(point.size_bytes, point.operation, point.members, trials),
+                point.operation is Operation.BROADCAST,
+            )
+            for point, pair in self._left()
+            for trials in self._saved[point]
+        ]
+
+    def _left(self) -> Iterator[tuple[DataPoint, Pair]]:
+        """Yield the data points of pairs of nodes of which the run has further rounds."""
+        node_of = {rank: node for node, ranks in enumerate(self.ranks) for rank in ranks}
+        for point, trials in self._saved.items():
+            nodes = tuple(dict.fromkeys(node_of[rank] for rank in point.members))
+            if trials and len(nodes) == 2 and point.members == self.ranks[nodes[0]] + self.ranks[nodes[1]]:
+                yield point, (nodes[0], nodes[1])
 
     def _known(self, operation: Operation, group: Members) -> float | None:
         """Return what an earlier start measured of a pair, each round once; None if nothing is left."""
@@ -428,7 +464,7 @@ class Surveyed:
     seconds: float
 
 
-def survey_nodes(
+def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to learn more
     nodes: int,
     known: Sequence[Switches],
     measure: MeasurePairs,
@@ -437,12 +473,14 @@ def survey_nodes(
     *,
     one_way: bool,
     lost: Callable[[], Collection[int]] = tuple,
+    unused: Callable[[], Iterable[Observation]] = tuple,
 ) -> Surveyed:
     """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` is false. Raises BackendError.
 
     `known` are the known levels of switches, leaves first. `one_way` measures each direction of a pair by itself, which
     distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes that can no longer be
-    measured: their partners are paired among themselves, and lost nodes are not judged.
+    measured: their partners are paired among themselves, and lost nodes are not judged. At the end `unused`
+    returns what else is known of pairs.
     """
     begin, seen = time.monotonic(), list[Observation]()
 
@@ -467,6 +505,7 @@ def survey_nodes(
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
     rounds = survey(nodes, leaves, take, lambda: judged().suspects, more, rng)
+    seen.extend(unused())
     return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
 
 
@@ -474,7 +513,7 @@ def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
     """Return the pairs without lost nodes, whose partners are paired among themselves."""
     left = [node for pair in pairs if set(pair) & set(lost) for node in pair if node not in lost]
     kept = [pair for pair in pairs if not set(pair) & set(lost)]
-    return tuple(kept + list(zip(left[::2], left[1::2], strict=False)))
+    return _ordered(kept + list(zip(left[::2], left[1::2], strict=False)))
 
 
 def judged_without(

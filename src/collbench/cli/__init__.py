@@ -1,10 +1,12 @@
 """The command line: arguments, wiring, printing, exit codes."""
 
-from __future__ import annotations
-
+# Only what Python has loaded already: Ctrl-C during an import here would print a traceback.
 import os
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> int:
@@ -19,10 +21,14 @@ def main() -> int:
         return 130  # 128 + SIGINT, as shells have it
 
 
-def entry() -> NoReturn:
+def entry() -> "NoReturn":
     """Run the program and end the process.
 
     At once: main has flushed what it printed, and the exit handlers of CUDA and NCCL would take 0.3 s (4 × H200) to
     release what the driver takes back anyway.
     """
-    os._exit(main())
+    try:
+        status = main()
+    except KeyboardInterrupt:  # as main ended
+        status = 130
+    os._exit(status)

@@ -113,10 +113,16 @@ def misused(error: click.UsageError) -> int:
 def unwritten(error: OSError) -> int:
     """Return the status after stdout failed: quiet for a closed pipe, a line for a full disk. Raises any other error.
 
+    But one line says that the working directory was deleted: whatever needs its path fails then.
+
     What is still buffered goes nowhere, else Python would fail on it again at exit. Only help and
     similar output raise for a closed pipe: `terminal` prints the pages, and a reader that ends does not change their
     exit status.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return _say("the working directory was deleted: change to another one, with 'cd'", ExitStatus.FAILED)
     closed = isinstance(error, BrokenPipeError) and bool(lost(sys.stdout.fileno()))
     if not closed and error.errno not in _FULL:
         raise error

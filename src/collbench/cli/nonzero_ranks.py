@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -28,6 +29,8 @@ _INSTEAD = {
     "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
+# How long a refused rank waits before it fails, so that rank 0 has printed why: all ranks start together.
+_AFTER_RANK_0_S = 3.0
 # Processes of these commands, started once on each node, are not ranks: torchrun finds the other nodes.
 _ONCE_A_NODE = ("train", "record")
 
@@ -63,7 +66,8 @@ def _command(arguments: list[str]) -> str:
 def run_as_rank(invoke: Callable[[], object]) -> int:
     """Run the command as a rank other than 0; return the rank's exit status.
 
-    Nothing is printed. A wrong command line does not fail here: rank 0 has the same one and reports it.
+    Nothing is printed: rank 0 has the same command line and reports what is wrong with it. Launchers end all ranks when
+    one has failed, so this one fails a moment later.
     """
     try:
         with (
@@ -76,8 +80,11 @@ def run_as_rank(invoke: Callable[[], object]) -> int:
         if end.text:
             say(end.text)
         return end.status
-    except (CollbenchError, click.ClickException, click.exceptions.Exit):
-        return 0
+    except (CollbenchError, click.ClickException, click.exceptions.Exit) as end:
+        if end.exit_code:
+            with contextlib.suppress(KeyboardInterrupt):  # the launcher ends this rank when rank 0 has ended
+                time.sleep(_AFTER_RANK_0_S)
+        return end.exit_code
     return 0
 
 
@@ -92,11 +99,14 @@ def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     from collbench.api.notices import Notices
     from collbench.api.sessions import serve
     from collbench.distributed.factory import refuse
+    from collbench.distributed.rank_worker import Rank0Failed
 
     refuse(request)
     join_seconds(os.environ)  # rank 0 says what is wrong with it
     try:
         serve(request, launch, Notices(say=_say_aside))
+    except Rank0Failed as error:
+        raise RankEnded(0) from error  # rank 0 says what failed, and its status counts
     except CollbenchError as error:
         raise RankEnded(error.exit_code, str(error)) from error
     raise RankEnded(0)

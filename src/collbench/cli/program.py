@@ -12,6 +12,7 @@ import click
 
 from collbench.cli import exit_codes
 from collbench.cli.nonzero_ranks import check_command, launch_of, run_as_rank
+from collbench.machine.lifeline import end_with_parent
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
@@ -136,6 +137,8 @@ def run() -> int:
         if question := os.environ.get(VARIABLE):
             _complete(question)
         launch = launch_of(sys.argv[1:])
+        if launch is not None:
+            end_with_parent()
         if launch is not None and launch.rank > 0:
             return run_as_rank(_invoke_together)
         (_invoke if launch is None else _invoke_together)()

@@ -133,6 +133,8 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._ranks.close(f"rank 0 failed: {error or 'it was interrupted'}")
         self.close()
 
     def close(self) -> None:
@@ -250,7 +252,8 @@ def join(
 ) -> bool:
     """Work for rank 0 as another rank; return True if rank 0 ended the work, False if its connection broke.
 
-    `say` reports that the wait for rank 0 lasts. Raises BackendError if it cannot be found, MachineError, UsageError.
+    `say` reports that the wait for rank 0 lasts. Raises BackendError if it cannot be found, Rank0Failed, MachineError,
+    UsageError.
     """
     refuse(request)
     store = Store(launch, timeout_s, say)

@@ -11,7 +11,7 @@ from collbench.model.errors import UsageError
 
 # Slurm's compressed lists of nodes and tasks: "node[01-03,7]" and "2(x3),1".
 
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 def first_host(nodes: str) -> str:
@@ -24,13 +24,14 @@ def first_host(nodes: str) -> str:
 
 def tasks_on_node(tasks: str, node: int) -> int | None:
     """Return the number of tasks of the `node`-th node in a list: 1 of "2(x3),1" for 3; None if unknown."""
-    counts: list[int] = []
     for entry in filter(None, tasks.split(",")):
         match = _TASKS.fullmatch(entry.strip())
         if match is None:
             return None
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts[node] if node < len(counts) else None
+        node -= int(match[2] or 1)
+        if node < 0:
+            return int(match[1])
+    return None
 
 
 # From the variables that launchers set to this process's rank among the others.
@@ -43,6 +44,11 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 JOIN_S = 300.0
 JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
 _LONGEST_JOIN_S = 86_400
+# Numbers in variables: int() refuses 4,300 digits, and no launcher sets more than these.
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_LONGEST_SHOWN = 40
+# Of one job, one for each GPU: several times what the largest machines have.
+_MOST_RANKS = 2**20
 # The variables by which `find_launch` recognizes a launcher.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -89,8 +95,8 @@ def join_seconds(environment: Mapping[str, str]) -> float:
     value = environment.get(JOIN_VARIABLE, "").strip()
     if not value:
         return JOIN_S
-    if not value.isdecimal() or not 0 < int(value) <= _LONGEST_JOIN_S:
-        raise UsageError(f"{JOIN_VARIABLE}={value}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
+    if not _NUMBER.fullmatch(value) or not 0 < int(value) <= _LONGEST_JOIN_S:
+        raise UsageError(f"{JOIN_VARIABLE}={_shown(value)}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
     return float(value)
 
 
@@ -135,7 +141,7 @@ def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
     if "LOCAL_RANK" not in environment and "PET_NNODES" in environment:
         return False, None  # a pod of a PyTorchJob, which torchrun is yet to be started in: RANK is the pod's
     values = _Values(environment, "torchrun")
-    world_size = values.number("WORLD_SIZE")
+    world_size = values.ranks("WORLD_SIZE")
     if world_size == 1:
         return True, None
     return True, LaunchEnvironment(
@@ -155,7 +161,7 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
     if "OMPI_COMM_WORLD_SIZE" not in environment:
         return False, None
     values = _Values(environment, "mpirun")
-    world_size = values.number("OMPI_COMM_WORLD_SIZE")
+    world_size = values.ranks("OMPI_COMM_WORLD_SIZE")
     if world_size == 1:
         return True, None
     local_size = values.number("OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -176,13 +182,13 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
 def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
     # In a batch script SLURM_PROCID is 0 too, but no other rank exists: only a step has these tasks.
     values = _Values(environment, "srun")
-    world_size = values.number("SLURM_STEP_NUM_TASKS", 1)
+    world_size = values.ranks("SLURM_STEP_NUM_TASKS", 1)
     if world_size == 1 or "SLURM_PROCID" not in environment:
         return False, None
     nodes = environment.get("SLURM_STEP_NODELIST") or values.text("SLURM_NODELIST")
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     job, step = values.number("SLURM_JOB_ID", 0), environment.get("SLURM_STEP_ID", "")
-    own_port = _FIRST_PORT + (job + (int(step) if step.isdecimal() else 0)) % _PORTS
+    own_port = _FIRST_PORT + (job + (int(step) if _NUMBER.fullmatch(step) else 0)) % _PORTS
     return True, LaunchEnvironment(
         rank=values.number("SLURM_PROCID"),
         world_size=world_size,
@@ -210,7 +216,18 @@ def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
             f"{launch.launcher}'s variables contradict each other: {launch.local_size} of {launch.world_size} "
             f"ranks here, port {launch.master_port}; unset them to measure with one process"
         )
+    try:
+        launch.master_addr.encode("idna")
+    except UnicodeError as error:
+        raise UsageError(
+            f"MASTER_ADDR={_shown(launch.master_addr)} is not the name or address of a host: set it to that of rank 0"
+        ) from error
     return launch
+
+
+def _shown(value: str) -> str:
+    """Return a variable's value as messages show it."""
+    return value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}… ({len(value):,} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +252,18 @@ class _Values:
         if default is not None and not self.environment.get(name, "").strip():
             return default
         value = self.text(name)
-        if not value.isdecimal():
-            raise UsageError(f"{name}={value} is not a number: {self.launcher} sets one; unset or correct it")
+        if not _NUMBER.fullmatch(value):
+            digits = " of at most 18 digits" if value.isdecimal() else ""
+            raise UsageError(
+                f"{name}={_shown(value)} is not a number{digits}: {self.launcher} sets one; unset or correct it"
+            )
         return int(value)
+
+    def ranks(self, name: str, default: int | None = None) -> int:
+        """Return a variable as a number of ranks. Raises UsageError."""
+        count = self.number(name, default)
+        if count > _MOST_RANKS:
+            raise UsageError(
+                f"{name}={count} is more than {_MOST_RANKS:,} ranks, which no job has: unset or correct it"
+            )
+        return count

@@ -137,7 +137,9 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Ends the rank: the run is complete, or rank 0 has reported why not."""
+    """Ends the rank: the run is complete, or rank 0 has reported its `failure`, "" for none."""
+
+    failure: str = ""
 
 
 Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | FoundPorts | Timing | None

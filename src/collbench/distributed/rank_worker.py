@@ -295,8 +295,15 @@ class HostRankWorker(RankWorker):
 ALIVE_EVERY_S = 2.0
 
 
+class Rank0Failed(BackendError):
+    """Rank 0 has failed, and reports it itself."""
+
+
 def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
-    """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker."""
+    """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker.
+
+    Raises Rank0Failed if rank 0 says so.
+    """
     with ThreadPoolExecutor(1) as worker:
         server = _Server(rank_0, rank_worker, worker, alive_every_s)
         try:
@@ -304,7 +311,9 @@ def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float
                 match server.next_order():
                     case None:
                         return False
-                    case Leave():
+                    case Leave(failure):
+                        if failure:
+                            raise Rank0Failed(failure)
                         return True
                     case Abandon():
                         pass  # it crossed our answer: nothing to abandon

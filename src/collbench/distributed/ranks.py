@@ -147,9 +147,10 @@ class Ranks:
         self._gather()
         return True
 
-    def close(self) -> None:
-        """Let all ranks go. Safe to call twice."""
-        self._send(self._connections, Leave())
+    def close(self, failure: str = "") -> None:
+        """Let all ranks go; the others learn the `failure` of rank 0, "" for none. Safe to call twice."""
+        self._send([rank for rank in self._connections if rank], Leave(failure))
+        self._send([rank for rank in self._connections if not rank], Leave())
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import pathlib
+import queue
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment
 from collbench.model.errors import BackendError, MachineError
@@ -57,6 +59,42 @@ def _interface_of_ipv6(address: str) -> str:
 UNSAID_S = 10.0
 # Waits are cut into slices, between which signals end them. A store that can be reached answers at once.
 _SLICE_S, _PAUSE_S, _DIAL_S, _ATTEMPT_S = 1.0, 0.25, 5.0, 10.0
+# A launcher opens its store before it starts ranks: where the port stays closed for so long, the launcher is gone.
+_CLOSED_S = 5.0
+# How long the store may take to delete a value, which nobody waits for.
+_FORGET_S = 5.0
+
+_Value = TypeVar("_Value")
+
+
+class _Silent(Exception):
+    """The store accepts connections, and does not answer: its process is stopped."""
+
+
+def _answer(call: Callable[[], _Value], over: Callable[[], bool]) -> _Value:
+    """Return what a call of torch returns. Raises what it raises, and _Silent once `over()`.
+
+    Torch waits for an answer in C++, where no signal and no timeout ends the wait: in a thread that is left behind.
+    """
+    answers: queue.SimpleQueue[tuple[_Value] | RuntimeError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((call(),))
+        except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
+            answers.put(error)
+
+    threading.Thread(target=ask, name="store", daemon=True).start()
+    while True:
+        try:
+            answer = answers.get(timeout=_SLICE_S)
+        except queue.Empty:
+            if over():
+                raise _Silent from None
+            continue
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer[0]
 
 
 class Waiting:
@@ -129,39 +167,54 @@ class Store:
 
         launch = self._launch
         opens = launch.rank == 0 and not launch.agent_listens
+
+        def reach() -> TCPStore:
+            return TCPStore(
+                launch.master_addr,
+                launch.master_port,
+                launch.world_size,
+                is_master=opens,
+                timeout=timedelta(seconds=max(1.0, min(_ATTEMPT_S, self._waiting.left()))),
+                wait_for_workers=False,  # rank 0 waits for them itself, and can then name the missing ones
+            )
+
         while True:
             if not opens:
                 self._await_listener()
             try:
-                return TCPStore(
-                    launch.master_addr,
-                    launch.master_port,
-                    launch.world_size,
-                    is_master=opens,
-                    timeout=timedelta(seconds=max(1.0, min(_ATTEMPT_S, self._waiting.left()))),
-                    wait_for_workers=False,  # rank 0 waits for them itself, and can then name the missing ones
-                )
-            except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
+                return _answer(reach, self._waiting.over)
+            except _Silent as error:
+                raise self._silence(self._timeout_s) from error
+            except RuntimeError as error:
                 if opens or self._waiting.over():
                     raise BackendError(self._unreachable(error, opens=opens)) from error
 
     def _await_listener(self) -> None:
-        """Return once the port is open. Torch would wait in C++, where no signal ends the wait. Raises BackendError."""
+        """Return once the port is open. Raises BackendError, at once if the launcher that opened it is gone."""
+        closed_since: float | None = None
         while True:
             try:
                 with socket.create_connection(
                     (self._launch.master_addr, self._launch.master_port), max(0.1, min(_DIAL_S, self._waiting.left()))
                 ):
                     return
+            except ConnectionRefusedError as error:
+                closed_since = closed_since or time.monotonic()
+                if self._launch.agent_listens and time.monotonic() - closed_since > _CLOSED_S:
+                    raise self._gone() from error
+                failure: OSError = error
             except OSError as error:
-                if self._waiting.over():
-                    raise BackendError(self._unreachable(error, opens=False)) from error
+                failure = error
+            if self._waiting.over():
+                raise BackendError(self._unreachable(failure, opens=False)) from failure
             time.sleep(_PAUSE_S)
 
     def publish(self, name: str, value: str) -> None:
         """Set a value. Raises BackendError."""
         try:
-            self._store.set(name, value)
+            _answer(lambda: self._store.set(name, value), Waiting(self._timeout_s, "", None).over)
+        except _Silent as error:
+            raise self._silence(self._timeout_s) from error
         except RuntimeError as error:
             raise BackendError(f"{self._where()} no longer answers: {_first_line(error)}") from error
 
@@ -170,10 +223,16 @@ class Store:
         from torch.distributed import DistStoreError
 
         waiting = Waiting(self._timeout_s, self._waiting.text, self._waiting.say)
+
+        def get() -> bytes:
+            self._store.wait([name], timedelta(seconds=_SLICE_S))
+            return bytes(self._store.get(name))
+
         while True:
             try:
-                self._store.wait([name], timedelta(seconds=_SLICE_S))  # in slices, between which signals end it
-                return bytes(self._store.get(name)).decode()
+                return _answer(get, waiting.over).decode()
+            except _Silent as error:
+                raise self._silence(self._timeout_s) from error
             except DistStoreError as error:  # not yet
                 if waiting.over():
                     raise BackendError(
@@ -181,19 +240,27 @@ class Store:
                         f"{self._launch.meeting_point}: check the output of rank 0, and that both run the same command"
                     ) from error
             except RuntimeError as error:
-                server = self._launch.launcher if self._launch.agent_listens else "rank 0"
-                where = self._launch.meeting_point
-                raise BackendError(
-                    f"{_self(self._launch)} stops: {server}, which kept the store at {where}, is gone"
-                ) from error
+                raise self._gone() from error
 
     def forget(self, name: str) -> None:
         """Delete a value, if the store still answers."""
-        with suppress(RuntimeError):  # the store's process has exited, and its values with it
-            self._store.delete_key(name)
+        with suppress(RuntimeError, _Silent):  # the store's process has exited, and its values with it
+            _answer(lambda: self._store.delete_key(name), Waiting(_FORGET_S, "", None).over)
 
     def _where(self) -> str:
         return f"the store at {self._launch.meeting_point}"
+
+    def _server(self) -> str:
+        return self._launch.launcher if self._launch.agent_listens else "rank 0"
+
+    def _gone(self) -> BackendError:
+        return BackendError(f"{_self(self._launch)} stops: {self._server()}, which kept {self._where()}, is gone")
+
+    def _silence(self, seconds: float) -> BackendError:
+        return BackendError(
+            f"{_self(self._launch)} stops: {self._where()} did not answer for {seconds:.0f} s: {self._server()} is "
+            "stopped, or another program listens there"
+        )
 
     def _unreachable(self, error: Exception, *, opens: bool) -> str:
         if opens:

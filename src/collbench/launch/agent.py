@@ -10,6 +10,7 @@ Imports nothing of collbench: it ends where torchrun begins.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -18,12 +19,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 # Whoever names one of these wants torchrun's files, or says where they go.
 _ABOUT_LOGS = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--logs-specs", "--logs_specs")
 
-
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # How long ranks may take to end by a signal before they are killed: as long as torchrun gives them.
 _GRACE_S = 30.0
 
@@ -38,23 +40,35 @@ def wants_logs(arguments: Sequence[str], environment: Mapping[str, str]) -> bool
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run torchrun to its end, and end as it does; by a signal with 128 + its number."""
-    folder = "" if wants_logs(arguments, os.environ) else tempfile.mkdtemp(prefix="collbench-torchrun-")
-    sys.argv = ["torchrun", *(["--log-dir", folder] if folder else []), *arguments]
-    status = _run()
+    for number in _SIGNALS:  # until torchrun handles them, when it starts ranks: perhaps after minutes
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    # Named before it is made: a signal may come between two lines.
+    folder = Path(tempfile.gettempdir(), f"collbench-torchrun-{secrets.token_hex(8)}")
+    status = _run(arguments, folder)
     named = status == 1 and any(files for _, _, files in os.walk(folder))  # in its report of a failure
-    if folder and not named:
+    if not named:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.flush()
     sys.exit(status)
 
 
-def _run() -> int:
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(number)
+
+
+def _run(arguments: Sequence[str], folder: Path) -> int:
+    """Run torchrun, which gets a folder for its files unless it has one, and return its status."""
     try:
         from torch.distributed.run import main as torchrun
 
+        sys.argv = ["torchrun", *arguments]
+        if not wants_logs(arguments, os.environ):
+            folder.mkdir(mode=0o700)
+            sys.argv[1:1] = ["--log-dir", str(folder)]
         torchrun()
-    except KeyboardInterrupt:
-        return _ended_by(signal.SIGINT)
+    except KeyboardInterrupt as error:
+        return _ended_by(signal.Signals(*error.args or (signal.SIGINT,)))
     except SystemExit as error:  # wrong options, say: argparse has reported
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except Exception as error:  # noqa: BLE001  # as Python would, without this file's own lines
@@ -67,7 +81,7 @@ def _run() -> int:
 
 
 def _ended_by(number: signal.Signals) -> int:
-    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for again in _SIGNALS:
         signal.signal(again, signal.SIG_DFL)  # torchrun's handlers would raise in the wait for ranks
     _end_ranks(number)
     sys.stderr.write(f"collbench: the job was ended by {number.name}\n")

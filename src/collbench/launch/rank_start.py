@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 _WAIT_S = 60
 # How long this node waits for the lines of the others: if it holds torchrun's store, they end with it.
 _LINGER_S = 3
+_MOST_DIGITS = 9
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
@@ -32,10 +33,15 @@ def options_and_program(arguments: Sequence[str]) -> tuple[dict[str, str], list[
     return options, program
 
 
+def _is_number(text: str) -> bool:
+    """Return whether torchrun may have set it; int() refuses thousands of digits."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def core_of(cores: str, environment: Mapping[str, str]) -> int:
     """Return the core of this rank. Raises SystemExit with one line."""
     numbers, rank = cores.split(","), environment.get("LOCAL_RANK", "")
-    if not rank.isdecimal() or int(rank) >= len(numbers):
+    if not _is_number(rank) or int(rank) >= len(numbers):
         raise SystemExit(
             f"collbench: cannot pin local rank '{rank}' to one of the cores {cores}: "
             "torchrun sets LOCAL_RANK, and --nproc-per-node must not exceed the number of cores"
@@ -50,7 +56,7 @@ def node_mismatch(environment: Mapping[str, str]) -> str:
     --virtual-local-rank makes it 0 everywhere.
     """
     values = [environment.get(name, "") for name in _NAMES]
-    if not all(value.isdecimal() for value in values):
+    if not all(map(_is_number, values)):
         return f"collbench: cannot compare the nodes: torchrun sets {', '.join(_NAMES)}, but some are not numbers here"
     rank, world, local, node, nodes = map(int, values)
     if local * nodes == world and rank // local == node:

@@ -58,7 +58,7 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
 def override_note(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
     """Return a clause if PET_NPROC_PER_NODE is not `count`, the number of ranks here; else ""."""
     per_node = environment.get("PET_NPROC_PER_NODE", "")
-    if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
+    if not re.fullmatch("[0-9]{1,9}", per_node) or int(per_node) == count or arguments.has("--nproc-per-node"):
         return ""
     return f"PET_NPROC_PER_NODE={per_node} is overridden by the {count} chosen here"
 
@@ -66,7 +66,7 @@ def override_note(arguments: TrainArguments, environment: Mapping[str, str], cou
 def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:
     """Raise UsageError for a number of nodes with which torchrun would print a traceback."""
     given = _given(arguments, environment, "--nnodes") or "1"
-    numbers = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", given.strip())
+    numbers = re.fullmatch(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?", given.strip())
     if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
         name = "--nnodes" if arguments.has("--nnodes") else "PET_NNODES"
         raise UsageError(f"{name} '{given}' is not a number of nodes: write 4, or 1:4 for an elastic job")

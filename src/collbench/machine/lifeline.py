@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_WATCH_S = 0.5
 # What reaches a whole process group: a terminal's Ctrl-C, Ctrl-\ and hangup, and a scheduler's SIGTERM.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
@@ -47,8 +48,8 @@ def die_with_parent(pipe: int) -> None:
         os._exit(0)
 
 
-def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
-    """Start a thread that cleans up and ends this process when the parent closes its end of `pipe`, or ends.
+def leave_with_parent(pipe: int) -> None:
+    """Start a thread that ends this process when the parent closes its end of `pipe`, or ends.
 
     For work that lets other threads run. A process that is stopped is woken for it.
     """
@@ -56,15 +57,21 @@ def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
 
     def wait() -> None:
         _hung_up(pipe, wait=True)
-        clean_up()
         os._exit(0)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
-def parent_is_gone(pipe: int) -> bool:
-    """Return whether the parent has closed its end of `pipe`, or ended."""
-    return _hung_up(pipe, wait=False)
+def end_with_parent() -> None:
+    """Start a thread that sends this process SIGTERM once its parent is gone: a rank must not outlive its launcher."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def with_us(command: Sequence[str]) -> list[str]:
