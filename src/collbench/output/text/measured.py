@@ -9,10 +9,11 @@ from rich.text import Text
 
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
+from collbench.model.units import amount
 from collbench.output.text.collectives import collectives_page
 from collbench.output.text.copies import copies_page, latency_page
-from collbench.output.text.frame import alarm
-from collbench.output.text.layout import Block, Page, only
+from collbench.output.text.frame import ALARM, alarm, headline
+from collbench.output.text.layout import Block, Lines, Page, only
 from collbench.output.text.overlap import overlap_page
 from collbench.output.text.pairs import pairs_page
 from collbench.output.text.replay import replay_page
@@ -31,6 +32,9 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
+    if not run.complete and not headline(run):
+        points = amount(sum(bool(measurement.samples) for measurement in run.measurements), "data point")
+        yield Lines(f"INTERRUPTED: {points} measured; --resume RUN.JSON measures the others", style=ALARM)
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
     # No collective command measures copies, but a file may hold both.
     default = collectives_page if collectives_only else pairs_page
