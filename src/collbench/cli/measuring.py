@@ -22,7 +22,7 @@ from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.distributed.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
-from collbench.model.run import Run, StopReason
+from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file, saved_runs
 
@@ -174,13 +174,18 @@ def nothing_left(run: Run) -> bool:
 
 
 def leave_with(run: Run) -> None:
-    """End the command with the run's exit status, and repeat its reason at the end of the output."""
-    status = outcome(run).status
+    """End the command with the run's exit status, and repeat its reason at the end of the output.
+
+    A run of pairs that labels or tools contradict has the status of `check`.
+    """
+    from collbench.output.text.frame import headline  # late: numpy
+    from collbench.output.text.verdicts import contradiction
+
+    contradicting = contradiction(run) if run.settings.kind is CommandKind.PAIRS else ""
+    status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)
     if status is ExitStatus.DONE:
         return
-    from collbench.output.text.frame import headline
-
-    say(headline(run))
+    say("; ".join(filter(None, (headline(run), contradicting))))
     raise click.exceptions.Exit(status)
 
 

@@ -18,6 +18,7 @@ from collbench.output.text.overlap import overlap_page
 from collbench.output.text.pairs import pairs_page
 from collbench.output.text.replay import replay_page
 from collbench.output.text.topology import render_topology
+from collbench.output.text.verdicts import contradiction
 
 _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
     CommandKind.PAIRS: pairs_page,
@@ -35,6 +36,9 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     if not run.complete and not headline(run):
         points = amount(sum(bool(measurement.samples) for measurement in run.measurements), "data point")
         yield Lines(f"INTERRUPTED: {points} measured; --resume RUN.JSON measures the others", style=ALARM)
+    judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
+    if judged and (contradicting := contradiction(run)):
+        yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
     # No collective command measures copies, but a file may hold both.
     default = collectives_page if collectives_only else pairs_page

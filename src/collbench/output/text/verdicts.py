@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, not_judged
+from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
 from collbench.analysis.diagnose.evidence import OtherProcesses
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
@@ -201,6 +202,17 @@ def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
     hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
     return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
+
+
+def contradiction(run: Run) -> str:
+    """Return the worst contradiction in a run of GPUs, in one line; "" if labels, tools and measurement agree.
+
+    What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
+    """
+    if capabilities(run.backend).cores:
+        return ""
+    found = [one for one in judge(run) if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    return worst_of(run, found)
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
