@@ -10,7 +10,6 @@ from rich.text import Text
 from collbench.analysis.problem import left_out
 from collbench.analysis.registration import kinds_of, ordinary
 from collbench.analysis.select import choose_each, evidence
-from collbench.analysis.stats import summarize
 from collbench.analysis.tiers import Members, Ranking, kind_of, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
@@ -19,7 +18,7 @@ from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.output import sentences
 from collbench.output.text.frame import device_names, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Summary, both, legend, short, whole
-from collbench.output.text.matrix import render_bandwidths, unit_of, value
+from collbench.output.text.matrix import render_bandwidths, unit_of, value_of
 from collbench.output.text.reference import normal_line
 from collbench.output.text.registration import fastest_memory
 from collbench.output.text.topology import render_labels
@@ -146,15 +145,15 @@ def rates_line(run: Run, measurements: Sequence[Measurement]) -> Lines:
     """
     largest = at_largest(measurements, measurements[0].point.operation)
     work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
-    summaries = {one.point.members: summarize(one) for one in largest}
     unit = unit_of(run, work, size_bytes)
-    figures = [value(one.seconds, one.busbw, unit) for one in summaries.values()]
-    rates = f"{span(figure(min(figures)), figure(max(figures)))} {unit}"
+    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
+    (least, first), (most, last) = figures[0], figures[-1]
+    rates = f"{span(figure(least), figure(most))} {unit}"
     busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
-    slowest = max(summaries, key=lambda members: summaries[members].seconds)
-    where = f", slowest on {device_names(run.devices, work, slowest)}" if min(figures) < max(figures) else ""
-    said = f"{work}, {_sets(run, work, [*summaries])}: {rates}{busbw} at {format_size(size_bytes)}{where}"
-    return Lines(f"{said}{sim(run, ' (sim)')}")
+    slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
+    where = f", slowest on {slowest}" if least < most else ""
+    said = f"{work}, {_sets(run, work, [one.point.members for one in largest])}: {rates}{busbw}"
+    return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
 
 
 def _sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
