@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
+from collbench.analysis.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
@@ -34,8 +35,9 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
     if not run.complete and not headline(run):
-        points = amount(sum(bool(measurement.samples) for measurement in run.measurements), "data point")
-        yield Lines(f"INTERRUPTED: {points} measured; --resume RUN.JSON measures the others", style=ALARM)
+        _, timed = timed_points(run)
+        goes_on = "; --resume RUN.JSON measures the others" if run.measurements else ""  # only these can be resumed
+        yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured{goes_on}", style=ALARM)
     judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
     if judged and (contradicting := contradiction(run)):
         yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
