@@ -55,7 +55,9 @@ def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
     assert "GPU1-GPU3: all measurements on it" in result.out
     assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", result.out, re.MULTILINE)
     assert "GPU0→GPU1" not in result.out
-    assert result.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
+    slower = "GPU1-GPU3: all measurements on it: 9.7% slower, significantly more than 5% (--fail-below)"
+    assert result.out.endswith(f"\nRegression: {slower}; 6 of 36 data points regressed.\n")
+    assert program("compare", "base.json", "slow.json").out.startswith(f"Regression: {slower}; ")
 
 
 @pytest.mark.usefixtures("files")
@@ -63,7 +65,8 @@ def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
 def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
     result = program("compare", "-v", "base.json", "slow.json", "--fail-below", share)
     assert result.status == status
-    assert status or "Something is significantly slower, but nothing significantly by more than" in result.out
+    slower = f"Slower: GPU1-GPU3: all measurements on it: 9.7% slower; nothing significantly by more than {share} "
+    assert status or slower in result.out
 
 
 @pytest.mark.usefixtures("files")
@@ -168,7 +171,7 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
         "There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18.",
     )
     assert result.out.startswith(
-        "not judged: There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18; compare it with"
+        "not judged: there is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18; compare it with"
     )
 
 

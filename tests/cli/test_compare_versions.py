@@ -22,7 +22,6 @@ from tests.cli.program import Program, on_gpus
 from tests.native.fakes import Fakes
 
 PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"
-WEEK = ("monday", "ill-run")
 LATER = "2026-03-01T00:00:00Z"
 
 
@@ -109,17 +108,14 @@ def test_from_a_measurement_to_export_comparison_and_reference(program: Program)
     Path("ill.json").write_text(json.dumps(machine), encoding="utf-8")
     for name, fabric, seed in (("monday", "hgx-h200", "1"), ("tuesday", "hgx-h200", "2"), ("ill-run", "ill.json", "3")):
         args = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,1G")
-        assert program(*args, "-o", f"{name}.json").status == 0
+        assert program(*args, "-o", f"{name}.json").status == (3 if name == "ill-run" else 0)
     assert '"ce-write"' in program("export", "monday.json", "--format", "csv").out
     healthy = program("compare", "-v", "monday.json", "tuesday.json")
     assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is significantly slower.")
     assert healthy.out.startswith("backend   sim: SIMULATED machines")
     ill = program("compare", "-v", "monday.json", "ill-run.json")
     assert (ill.status, set(re.findall(r"GPU\d[→-]GPU\d", ill.out))) == (3, {"GPU2-GPU5", "GPU2→GPU5", "GPU5→GPU2"})
-    standing = {
-        name: program("compare", "-v", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK
-    }
-    reported = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", result.out, re.MULTILINE)
-            for name, result in standing.items()}  # fmt: skip
-    assert reported == {"monday": ["normal"], "ill-run": ["below"]}
-    assert {name: result.status for name, result in standing.items()} == {"monday": 0, "ill-run": 3}
+    reference = program("compare", "monday.json", "--reference")  # figures are of real machines
+    why = "not judged: there is no reference figure for a simulated machine: 8 × NVIDIA H200, NV18; "
+    assert (reference.status, reference.out.startswith(why)) == (1, True), reference.out
+    assert "rates " not in program("show", "monday.json").out

@@ -67,7 +67,9 @@ def test_stdout_holds_only_the_answer_and_stderr_the_reasons(
 def test_the_page_for_people_is_on_stdout(program: Program, saved_run: Run) -> None:
     result = program("select", "2", "--no-verify")
     assert (result.status, result.err) == (0, "")
-    assert result.out.startswith("GPU2, GPU3 (NVIDIA H200) on box\nwhy       ")
+    chosen, check, why, *_ = result.out.splitlines()
+    assert (chosen, why[:10]) == ("GPU2, GPU3 (NVIDIA H200) on box", "why       ")
+    assert check.startswith("check     INTRA_LABEL_OUTLIER all links of GPU0: 97% below the best NV18 links")
     assert "GPU0, GPU1  " in result.out  # the first two, to compare with
     assert "the first 2" in result.out
 

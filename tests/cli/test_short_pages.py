@@ -61,8 +61,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(program: Program, runs: Path) -> Page:
-    """Return a function (args, machine) that gives the lines of a command's page."""
+def page(program: Program, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
+    """Return a function (args, machine) that gives the lines of a command's page in a terminal."""
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setenv("TERM", "dumb")  # no escape sequences
 
     def show(args: tuple[str, ...], machine: str) -> list[str]:
         files = {"RUN": str(runs / f"{machine}.json"), "OTHER": str(runs / "healthy.json")}
@@ -70,8 +72,9 @@ def page(program: Program, runs: Path) -> Page:
             files["OTHER"] = str(shutil.copy(files["RUN"], "other.json"))
         named = [files.get(word, word) for word in args]
         simulated = "--backend" in args and args[0] != "nodes"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         fabric = ["--fabric", str(runs / f"{machine}.fabric.json")] if simulated else []
-        return program(*named, *fabric).out.splitlines()
+        return program(*named, *fabric).out.replace(str(Path.cwd()), "~").splitlines()
 
     return show
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from collbench.analysis.diagnose import judge
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
+from collbench.output.text.verdicts import contradiction
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
-from tests.builders import gpus, in_words, measured, run_of
+from tests.builders import gpus, in_words, measured, paths, run_of
 from tests.cli.program import Program
 from tests.sim.made import fabric_text
 
@@ -61,6 +64,67 @@ def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:
     assert best["8"].endswith("includes failed GPU2-GPU3 (sim)")
     for count in ("2", "4"):
         assert not ("GPU2" in best[count] and "GPU3" in best[count].split(":")[0]), best[count]
+
+
+SLOW = Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.33)
+NO_P2P = Fault(FaultKind.P2P_DISABLED, (), words="NCCL_P2P_DISABLE=1")
+NARROW = Fault(FaultKind.PCIE_DEGRADED, (2,), width=4)
+LARGE = ("--sizes", "64M")
+
+
+@pytest.mark.parametrize(
+    ("name", "faults", "first"),
+    [
+        ("dgx-1v", (SLOW,), "NV_DEGRADED GPU0-GPU3: "),
+        ("hgx-h200", (NO_P2P,), "NV_NOT_USED all 28 NV18 pairs: "),
+        ("pcie-4-two-bridges", (NARROW,), "PCIE_DEGRADED GPU2: "),
+        ("dgx-1v", (SLOW, replace(SLOW, devices=(5, 6))), "NV_DEGRADED GPU0-GPU3: "),
+    ],
+)
+def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
+    program: Program, name: str, faults: tuple[Fault, ...], first: str
+) -> None:
+    result = program("pairs", *LARGE, *machine(name, *faults))
+    trouble, answer, *_ = result.out.splitlines()
+    assert (result.status, trouble.startswith(first), answer.startswith("best 2 ")) == (3, True, True), trouble
+    assert trouble.endswith(" (sim): 'collbench check RUN.JSON' explains it")
+    assert ("; 1 more contradiction" in trouble) == (len(faults) > 1)
+    assert first in result.err.splitlines()[-1]
+    checked = program("check", "run.json", "--json")
+    assert (checked.status, json.loads(checked.out)["verdicts"][0]["kind"]) == (3, first.split(maxsplit=1)[0])
+    shown = program("show", "run.json")
+    assert (shown.status, shown.out.splitlines()[0]) == (0, trouble)
+    chosen = program("select", "2", "run.json", "--elsewhere").out.splitlines()
+    assert chosen[1].startswith(f"check     {first}")
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "hgx-h200", "nvlink-pairs-2x2", "pcie-4-two-bridges", "titan-rtx-nv2"])
+def test_pairs_of_a_healthy_machine_begins_with_the_best_pair(program: Program, name: str) -> None:
+    result = program("pairs", *LARGE, *machine(name))
+    assert (result.status, result.out.startswith("best 2 ")) == (0, True), result.out.splitlines()[0]
+    assert "check     " not in program("select", "2", "run.json", "--elsewhere").out
+
+
+def test_what_fails_comes_before_what_contradicts_labels(program: Program) -> None:
+    result = program("pairs", *LARGE, *machine("dgx-1v", HANGS, SLOW))
+    first, second, *_ = result.out.splitlines()
+    assert (result.status, first.startswith(PLACE), second.startswith("NV_DEGRADED GPU0-GPU3: ")) == (4, True, True)
+
+
+def test_pairs_of_cores_are_not_judged_by_labels_that_collbench_made() -> None:
+    slow = copies_of_cores(slow=(0, 1))
+    assert judge(slow)
+    assert contradiction(slow) == ""
+
+
+def copies_of_cores(slow: tuple[int, int]) -> Run:
+    """Return copies between four cores, of which one link has half of the others' rate."""
+    points = [
+        measured(Operation.CPU_WRITE, link, 5.0 if link == slow else 10.0, 2**24, 9)
+        for link in permutations(range(4), 2)
+    ]
+    cores = [replace(one, uuid=f"CPU-{one.index}", name="AMD EPYC") for one in gpus(4)]
+    return run_of(cores, points, paths(4, "NODE"), backend="host")
 
 
 def test_a_run_that_is_resumed_and_fails_again_ends_as_at_first(program: Program) -> None:

@@ -163,7 +163,8 @@ def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes,
     arguments = ("pairs", "--backend", "cuda", "--sizes", "1K,4M", "--verbose", "--output", "run.json")
     done = _collbench(fakes, tmp_path, *arguments, free=f"{_FREE + 16 * _MIB},1={_FREE}", process="0,1=4242")
 
-    assert done.code == 0, done.stderr
+    assert done.code == 3, done.stderr
+    assert done.stdout.startswith("CONTENTION another process was on GPU1 in ")
     skipped = _run_file(tmp_path)["skipped"]
     assert [(skip["kind"], skip["sizes"]) for skip in skipped] == [("room", [4 * _MIB])]
     assert skipped[0]["free_bytes"][1] < skipped[0]["free_bytes"][0]

@@ -5,6 +5,7 @@ import pytest
 from rich.table import Table
 
 from collbench.model.operations import Operation
+from collbench.model.run import Run
 from collbench.output.text.pairs import pairs_page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.output.pages import pairs_run, text
@@ -32,12 +33,12 @@ GPU0      -  300.0
 GPU1  300.0      -
 
 pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)
-tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval  vs best
-1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied
+tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read  broadcast
+1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0
 There is one pair, so there is nothing to choose.
 
 best 2   GPU0, GPU1: all 2 devices
-rates     below: allreduce at 1G on 2 GPUs reached 300.0 GB/s; band 309.8 to 345.2
+rates     allreduce at 1G on 2 GPUs: below, 300.0 GB/s; band 309.8 to 345.2
 
 points    10 data points: 10 converged
 """
@@ -61,21 +62,21 @@ def after(page_text: str, heading: str) -> str:
 def test_four_gpus_of_one_tier_crown_no_winner() -> None:
     order = list(combinations(range(4), 2))
     run = pairs_run(4, lambda a, b: 300.0 - 0.1 * order.index((a, b)))
-    head = "tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval"
+    head = "tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read"
     assert after(text(pairs_page(run)), "pairs by") == (
         "pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)\n"
-        f"{head}  vs best\n"
-        "1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied\n"
-        "1     GPU0-GPU2  NV18      395.2    393.7     370.1    376.4      299.9      310.0  299.9-299.9  tied\n"
-        "1     GPU0-GPU3  NV18      395.2    393.7     370.1    376.4      299.8      310.0  299.8-299.8  tied\n"
-        "1     GPU1-GPU2  NV18      395.2    393.7     370.1    376.4      299.7      310.0  299.7-299.7  tied\n"
-        "1     GPU1-GPU3  NV18      395.2    393.7     370.1    376.4      299.6      310.0  299.6-299.6  tied\n"
-        "1     GPU2-GPU3  NV18      395.2    393.7     370.1    376.4      299.5      310.0  299.5-299.5  tied\n"
+        f"{head}  broadcast\n"
+        "1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0\n"
+        "1     GPU0-GPU2  NV18       299.9  299.9-299.9  tied        395.2    393.7     370.1    376.4      310.0\n"
+        "1     GPU0-GPU3  NV18       299.8  299.8-299.8  tied        395.2    393.7     370.1    376.4      310.0\n"
+        "1     GPU1-GPU2  NV18       299.7  299.7-299.7  tied        395.2    393.7     370.1    376.4      310.0\n"
+        "1     GPU1-GPU3  NV18       299.6  299.6-299.6  tied        395.2    393.7     370.1    376.4      310.0\n"
+        "1     GPU2-GPU3  NV18       299.5  299.5-299.5  tied        395.2    393.7     370.1    376.4      310.0\n"
         "All pairs tie within 0.2%: the choice does not affect bandwidth.\n"
         "\n"
         "best 2   GPU0, GPU1: all pairs tie within 0.2%: the choice does not affect bandwidth\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     below: allreduce at 1G on 2 GPUs reached 299.5 to 300.0 GB/s, lowest on GPU2-GPU3; "
+        "rates     allreduce at 1G on 2 GPUs: below, 299.5 to 300.0 GB/s, lowest on GPU2-GPU3; "
         "band 309.8 to 345.2\n"
         "\n"
         "points    60 data points: 60 converged\n"
@@ -97,7 +98,7 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "\n"
         "best 2   GPU0, GPU2: 300 GB/s; the machine's worst pair reaches 240 GB/s\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     below: allreduce at 1G on 2 GPUs reached 240.0 to 300.0 GB/s, lowest on GPU0-GPU1; "
+        "rates     allreduce at 1G on 2 GPUs: below, 240.0 to 300.0 GB/s, lowest on GPU0-GPU1; "
         "band 309.8 to 345.2\n"
         "\n"
         "points    6 data points: 6 converged\n"
@@ -111,14 +112,36 @@ def test_what_too_few_trials_show_is_called_undecided() -> None:
     assert "All pairs tie" not in shown
 
 
-def test_of_many_pairs_the_table_shows_both_ends() -> None:
+def table(run: Run, *, verbose: bool) -> list[list[str]]:
+    """Return the words of the rows of a page's table of pairs."""
+    lines = after("\n" + text(pairs_page(run), verbose=verbose), "pairs by").split("\n")
+    return [line.split() for line in lines[2 : next(i for i, line in enumerate(lines) if line.endswith("."))]]
+
+
+def test_of_many_pairs_the_table_shows_both_ends_and_a_row_of_each_tier() -> None:
     order = list(combinations(range(16), 2))
-    shown = after(text(pairs_page(pair_run(16, lambda a, b: 300.0 - order.index((a, b))))), "pairs by").split("\n")
-    table = shown[2 : next(i for i, line in enumerate(shown) if "tiers:" in line)]
-    assert len(table) == 25
-    assert table[16].split() == ["…", "more"]
-    assert table[0].split()[1:4] == ["GPU0-GPU1", "NV18", "300.0"]
-    assert table[-1].split()[1:4] == ["GPU14-GPU15", "NV18", "181.0"]
+    rates = [300.0 if pair < 40 else 200.0 if pair < 90 else 150.0 if pair == 90 else 100.0 for pair in range(120)]
+    run = pair_run(16, lambda a, b: rates[order.index((a, b))])
+    rows = table(run, verbose=True)
+    assert [row[0] for row in rows] == [*["1"] * 16, "…", "2", "…", "3", "4", "…", *["4"] * 8]
+    assert [row[1:3] for row in rows if row[0] == "…"] == [["24", "more"], ["49", "more"], ["20", "more"]]
+    assert [row[3] for row in rows if row[0] == "3"] == ["150.0"]
+    short = table(run, verbose=False)
+    assert [row[0] for row in short] == [*["1"] * 5, "…", "2", "…", "3", "4", "…", *["4"] * 2]
+    assert sum(int(row[1]) for row in short if row[0] == "…") + sum(row[0] != "…" for row in short) == 120
+
+
+def test_of_more_tiers_than_rows_the_table_counts_those_that_it_leaves_out() -> None:
+    order = list(combinations(range(16), 2))
+    rows = table(pair_run(16, lambda a, b: 300.0 * 0.9 ** order.index((a, b))), verbose=False)
+    assert len(rows) == 16
+    assert rows[13] == ["…", "105", "more", "of", "105", "tiers"]
+    assert [rows[0][1], rows[-1][1]] == ["GPU0-GPU1", "GPU14-GPU15"]
+
+
+def test_a_hidden_row_between_two_shown_ones_is_shown_instead_of_counted() -> None:
+    rates = iter([300.0] * 6 + [200.0] * 4)
+    assert [row[0] for row in table(pair_run(5, lambda _a, _b: next(rates)), verbose=False)] == [*"1111112222"]
 
 
 def test_a_host_run_says_so_first_and_where_its_labels_come_from() -> None:

@@ -176,6 +176,16 @@ class Outcome:
         return tuple(some for some in inside if not any(set(other) < set(some) for other in inside))
 
 
+def timed_points(run: Run) -> tuple[int, int]:
+    """Return how many data points a run has, and how many of them have a trial."""
+    timed = [
+        *(bool(measurement.samples) for measurement in run.measurements),
+        *(bool(overlap.trials) for overlap in run.overlaps),
+        *(bool(replay.trials) for replay in run.replays),
+    ]
+    return len(timed), sum(timed)
+
+
 def outcome(run: Run) -> Outcome:
     """Return what is wrong with the run's data points."""
     counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()

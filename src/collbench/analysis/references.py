@@ -18,6 +18,7 @@ from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
 from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import FEWEST_TRIALS, summarize
 from collbench.analysis.tiers import Estimate, pair_labels, sets_of
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Layout, Run
@@ -224,10 +225,11 @@ class Answers:
 
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
-    """Return how the figures judge a run; only one operation if given."""
+    """Return how the figures judge a run; only one operation if given. They judge no simulated machine."""
     run = ordinary(run)
     names = {device.name for device in run.devices}
-    ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
+    alike = len(names) == 1 and not capabilities(run.backend).simulated
+    ours = [figure for figure in figures if alike and figure.is_of(next(iter(names)))]
     points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
     labels = pair_labels(run.paths)
     state = nvls(run)

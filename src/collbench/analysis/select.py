@@ -377,8 +377,9 @@ class Selection:
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" if the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
-    are sets of devices within it on which something failed or moved wrong data. `job` is what the finalists' replays
-    of a recorded job showed; None for none.
+    are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst that
+    `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded job
+    showed; None for none.
     """
 
     devices: tuple[Device, ...]
@@ -396,6 +397,7 @@ class Selection:
     left_out: tuple[Omitted, ...] = ()
     binding: str = ""
     failed: tuple[str, ...] = ()
+    contradiction: str = ""
     job: ForJob | None = None
 
     def __repr__(self) -> str:

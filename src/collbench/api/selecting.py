@@ -233,11 +233,12 @@ def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[i
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:
-    from collbench.output.text import selection
+    from collbench.output.text import selection, verdicts
 
     binding = selection.line(run, choice.members)
     status = outcome(run).status if choice.failed else ExitStatus.DONE
-    return Selected(replace(_named(choice, run.devices, origin, binding), job=job), status)
+    named = _named(choice, run.devices, origin, binding)
+    return Selected(replace(named, job=job, contradiction=verdicts.contradiction(run)), status)
 
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:

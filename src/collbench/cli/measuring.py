@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from collbench.analysis.outcome import outcome
+from collbench.analysis.outcome import outcome, timed_points
 from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import Measured, OpenSession, RequestSession
 from collbench.bench.plan import Request
@@ -22,7 +22,7 @@ from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.distributed.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
-from collbench.model.run import Run, StopReason
+from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file, saved_runs
 
@@ -163,7 +163,7 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
     except CollbenchError as error:
-        if any(any(_points(session.run)) and session.failure is None for session in begun):
+        if any(any(timed_points(session.run)) and session.failure is None for session in begun):
             raise error.reworded(f"{error}; {_saved(begun)}") from error
         raise
 
@@ -174,19 +174,24 @@ def nothing_left(run: Run) -> bool:
 
 
 def leave_with(run: Run) -> None:
-    """End the command with the run's exit status, and repeat its reason at the end of the output."""
-    status = outcome(run).status
+    """End the command with the run's exit status, and repeat its reason at the end of the output.
+
+    A run of pairs that labels or tools contradict has the status of `check`.
+    """
+    from collbench.output.text.frame import headline  # late: numpy
+    from collbench.output.text.verdicts import contradiction
+
+    contradicting = contradiction(run) if run.settings.kind is CommandKind.PAIRS else ""
+    status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)
     if status is ExitStatus.DONE:
         return
-    from collbench.output.text.frame import headline
-
-    say(headline(run))
+    say("; ".join(filter(None, (headline(run), contradicting))))
     raise click.exceptions.Exit(status)
 
 
 def _saved(sessions: Sequence[OpenSession]) -> str:
     """Return what was saved, as a clause."""
-    points, measured = _points(sessions[0].run) if sessions else (0, 0)
+    points, measured = timed_points(sessions[0].run) if sessions else (0, 0)
     if points == 0:
         return "nothing was measured or saved"
     counts = [f"{measured} data points measured so far"] if measured else []
@@ -199,13 +204,3 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
     command, path = session.run.settings.command_name, session.path
     goes_on = f", 'collbench {command} --resume {path}' continues" if session.run.measurements else ""  # others cannot
     return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
-
-
-def _points(run: Run) -> tuple[int, int]:
-    """Return how many data points a run has, and how many of them have a trial."""
-    measured = [
-        *(bool(measurement.samples) for measurement in run.measurements),
-        *(bool(overlap.trials) for overlap in run.overlaps),
-        *(bool(replay.trials) for replay in run.replays),
-    ]
-    return len(measured), sum(measured)

@@ -334,16 +334,28 @@ def what(verdict: Verdict, run: Run) -> str:
     return text
 
 
+def finding(verdict: Verdict, run: Run) -> str:
+    """Return a verdict in one line: its kind, where it is, what was found, and the rates that show it."""
+    place, _, clause = _evidence(verdict, run).rstrip(".").partition(": ")
+    rates = ""
+    if verdict.measured is not None and verdict.theory_gbs is not None and not isinstance(verdict.evidence, Beaten):
+        rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
+    unsure = "" if verdict.confirmed else "not confirmed in isolation"
+    said = "; ".join(filter(None, (rates, clause, unsure)))
+    return f"{verdict.kind} {place}{': ' if said else ''}{said}"
+
+
 _BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
 def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence for each kind of evidence
     match verdict.evidence:
         case WrongElements(elements, work):
-            return "Wrong data arrived." + (f" {elements} elements of {work} were wrong." if work else "")
+            counted = f", {elements} wrong elements of {work}" if work else ""
+            return f"{where(verdict.where, run.devices)}: wrong data arrived{counted}."
         case OtherProcesses(seen):
             where_seen = (f"on {run.devices[one.device].tag} {causes.presence(one)}" for one in seen)
-            return f"Another process was {', '.join(where_seen)}."
+            return f"another process was {', '.join(where_seen)}."
         case Disturbed(labels, ratio, works):
             pairs = f"{' and '.join(labels)} pairs"
             return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."

@@ -60,21 +60,24 @@ def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
     ("levels", "message"),
     [
         ([Level.OK] * 3, "All 3 are ok."),
-        ([Level.FAIL, Level.OK, Level.WARN, Level.WARN], "1 fail, 2 warn, 1 ok."),
+        ([Level.FAIL, Level.OK, Level.WARN, Level.WARN], "1 fail: 0; 2 warn: 2, 3; 1 ok."),
         ([Level.UNKNOWN], "1 unknown, 0 ok."),
     ],
 )
-def test_the_last_line_counts(levels: list[Level], message: str) -> None:
-    assert summary([Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]) == message
+def test_the_first_line_names_what_fails_and_warns_and_counts(levels: list[Level], message: str) -> None:
+    findings = [Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]
+    assert summary(findings) == message
+    assert text(page(findings, 80)).splitlines()[0] == message
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_lines_fold_below_themselves(width: int) -> None:
     finding = Finding(Group.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
     lines = text(page([finding], width)).splitlines()
-    assert lines[1].split() == ["warn", finding.name]
+    start = lines.index(str(Group.VARIABLES))
+    assert lines[start + 1].split() == ["warn", finding.name]
     assert all(len(line) <= max(width, 50) for line in lines)
-    assert " ".join(" ".join(lines[2:-2]).split()) == f"{'word ' * 40}fix: {'fix ' * 30}".strip()
+    assert " ".join(" ".join(lines[start + 2 :]).split()) == f"{'word ' * 40}fix: {'fix ' * 30}".strip()
 
 
 def test_what_a_terminal_would_act_on_is_written_out() -> None:

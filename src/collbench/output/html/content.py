@@ -230,7 +230,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     lines = [failed] if failed else []
     lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
     if not problems:
-        lines.append(verdicts.conclusion(covered, judged).rstrip("."))
+        lines.append(verdicts.conclusion(run, covered, judged).rstrip("."))
     lines += health_lines(run)[:2]
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
@@ -264,7 +264,7 @@ def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
         shown.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
-    conclusion = verdicts.conclusion(coverage(run), judged)
+    conclusion = verdicts.conclusion(run, coverage(run), judged)
     return {"found": shown, "not_judged": data["not_judged"], "conclusion": conclusion}
 
 

@@ -41,12 +41,13 @@ _STOPPED = {
 
 
 def page(ablation: Ablation) -> Iterator[RenderableType]:
-    """Yield the page's blocks: the origin of the figures, both arms, and the conclusions."""
-    yield Text(_header(ablation) + "\n")
+    """Yield the page's blocks: the result, the origin of the figures, both arms, and remarks."""
+    yield Text(f"{verdict(ablation)}\n\n{_header(ablation)}\n")
     yield _table(ablation)
     if any(arm.allreduce for arm in ablation.arms):
         yield Text("all-reduce: on these devices in the arm's environment, busbw in GB/s, below 1M the time")
-    yield Text("\n" + "\n".join([verdict(ablation), *_remarks(ablation)]))
+    if remarks := list(_remarks(ablation)):
+        yield Text("\n" + "\n".join(remarks))
 
 
 def verdict(ablation: Ablation) -> str:

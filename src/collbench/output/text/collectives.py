@@ -20,7 +20,7 @@ from collbench.model.units import DTYPE_BYTES, format_size
 from collbench.output import sentences
 from collbench.output.text.frame import ending, header, sim
 from collbench.output.text.layout import Block, Lines, both, more, short, table, whole
-from collbench.output.text.pairs import at_largest, ranked_pairs
+from collbench.output.text.pairs import at_largest, operations_of, ranked_pairs, rates_line
 from collbench.output.text.reference import normal_line
 from collbench.output.text.registration import comparison
 
@@ -31,11 +31,14 @@ _ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
+    for operation in operations_of(run.measured()):
+        of_operation = [one for one in ordinary(run).measured() if one.point.operation is operation]
+        yield from short(rates_line(run, of_operation))
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
-        yield from both("notes", normal_line(run))
+        yield from both("notes", *normal_line(run))
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for operation, devices in groups:

@@ -225,13 +225,17 @@ def _differs(difference: Difference, base: Run) -> str:
 
 def conclusion(comparison: Comparison) -> str:
     """Return the verdict in one sentence."""
-    limit = f"{fixed(100 * comparison.fail_below, 6)} %"
+    limit = f"{fixed(100 * comparison.fail_below, 6)}% (--fail-below)"
     if not comparison.changes:
         return "The runs have no data point in common: nothing was compared."
     if comparison.regressions:
-        return f"Regression: significantly slower by more than {limit} (--fail-below)."
-    if Verdict.WORSE in {one.verdict for one in comparison.groups} or comparison.count(Verdict.WORSE):
-        return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
+        count = sum(change.regressed for change in comparison.changes)
+        points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
+        slowest = _slowest(comparison, comparison.regressions)
+        return f"Regression: {slowest}, significantly more than {limit}{points}."
+    judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
+    if worse := [one for one in judged if one.verdict is Verdict.WORSE]:
+        return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
     only = ((len(comparison.only_base), "base"), (len(comparison.only_new), "new run"))
@@ -243,6 +247,17 @@ def conclusion(comparison: Comparison) -> str:
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
         return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
     return "Nothing is significantly slower."
+
+
+def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
+    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
+    worst = min(slower, key=lambda one: (isinstance(one, Change), one.ratio))
+    if isinstance(worst, Group):
+        name = group_name(comparison, worst)
+    else:
+        work, members = worst.key.work, worst.key.members
+        name = f"{work} at {format_size(worst.key.size_bytes)} on {_device_names(comparison.base, members, work)}"
+    return f"{name}: {1 - worst.ratio:.1%} slower"
 
 
 def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:

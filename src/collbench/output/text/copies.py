@@ -19,7 +19,7 @@ from collbench.output.text.collectives import point_figures
 from collbench.output.text.frame import ending, header, sim
 from collbench.output.text.layout import Block, Lines, both, legend, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix, unit_of, value_of
-from collbench.output.text.pairs import at_largest, operations_of
+from collbench.output.text.pairs import at_largest, operations_of, rates_line
 from collbench.output.text.reference import normal_line
 
 # The page of `collbench copies`: the rates of every link or device, for each pattern and kind of copy.
@@ -45,6 +45,9 @@ read: the destination does; ±: half of the median's 95 % interval"""
 
 def copies_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
+    copies = [m for m in run.measured() or run.measurements if m.samples and m.point.operation.is_copy]
+    for operation in operations_of(copies)[:1]:
+        yield from short(rates_line(run, [one for one in copies if one.point.operation is operation]))
     yield from whole("header", Lines(header(run)))
     yield from _copies_summary(run)
     for variant in (*_MATRICES, *_TABLES):
@@ -70,7 +73,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
             figures = _least_to_most([value_of(one, unit) for one in largest], f" {unit}")
             rows.add_row(str(work), format_size(largest[0].point.size_bytes), *figures)
     if rows.row_count:
-        yield from both("notes", normal_line(run))
+        yield from both("notes", *normal_line(run))
         yield from short(
             *_host_lines(run, host_shares(run)),
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),

@@ -19,23 +19,26 @@ _WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own li
 
 
 def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
-    """Yield the findings by group, a line each with its fix below, then the summary."""
+    """Yield the summary, then the findings by group, a line each with its fix below."""
+    yield Text(filled(summary(findings), width))
     for group, grouped in groupby(findings, key=lambda finding: finding.group):
         lines = list(grouped)
+        yield Text("")
         column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
         yield Text(f"{group}", style="bold")
         yield from (_line(finding, column, width) for finding in lines)
-        yield Text("")
-    yield Text(summary(findings))
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return one sentence: how many findings fail, warn or are unknown."""
-    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
-    if counts[Level.OK] == len(findings):
+    """Return one sentence: what fails and warns, and how many findings are unknown and ok."""
+    names = {level: [printable(finding.name) for finding in findings if finding.level is level] for level in Level}
+    if len(names[Level.OK]) == len(findings):
         return f"All {len(findings)} are ok."
-    parts = [f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.UNKNOWN) if counts[level]]
-    return f"{', '.join(parts)}, {counts[Level.OK]} ok."
+    parts = [
+        f"{len(names[level])} {level}: {', '.join(names[level])}" for level in (Level.FAIL, Level.WARN) if names[level]
+    ]
+    unknown = f"{len(names[Level.UNKNOWN])} {Level.UNKNOWN}, " if names[Level.UNKNOWN] else ""
+    return f"{'; '.join([*parts, f'{unknown}{len(names[Level.OK])} {Level.OK}'])}."
 
 
 def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int) -> str:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
+from collbench.analysis.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
+from collbench.model.units import amount
 from collbench.output.text.collectives import collectives_page
 from collbench.output.text.copies import copies_page, latency_page
-from collbench.output.text.frame import alarm
-from collbench.output.text.layout import Block, Page, only
+from collbench.output.text.frame import ALARM, alarm, headline
+from collbench.output.text.layout import Block, Lines, Page, only
 from collbench.output.text.overlap import overlap_page
 from collbench.output.text.pairs import pairs_page
 from collbench.output.text.replay import replay_page
 from collbench.output.text.topology import render_topology
+from collbench.output.text.verdicts import contradiction
 
 _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
     CommandKind.PAIRS: pairs_page,
@@ -31,6 +34,13 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
+    if not run.complete and not headline(run):
+        _, timed = timed_points(run)
+        goes_on = "; --resume RUN.JSON measures the others" if run.measurements else ""  # only these can be resumed
+        yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured{goes_on}", style=ALARM)
+    judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
+    if judged and (contradicting := contradiction(run)):
+        yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
     # No collective command measures copies, but a file may hold both.
     default = collectives_page if collectives_only else pairs_page

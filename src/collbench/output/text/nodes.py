@@ -223,6 +223,9 @@ def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
 
 def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
+    for node in judgement.slow_nodes:
+        yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
+    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     for change in judgement.across:
@@ -232,9 +235,6 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
-    for one in judgement.slow_nodes:
-        yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
-    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
     yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
     yield from _rails(origin)
     undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]

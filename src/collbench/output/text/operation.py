@@ -30,7 +30,8 @@ from collbench.output.text.curves import (
 from collbench.output.text.frame import alarm, device_names, header, origin, sim
 from collbench.output.text.layout import Block, Lines, both, legend, short, table, whole
 from collbench.output.text.matrix import tier_map, unit_of, value
-from collbench.output.text.ranking import section
+from collbench.output.text.pairs import rates_line
+from collbench.output.text.ranking import answer, section
 
 _MOST_FAILURES = 8
 _FEW_TIERS, _FEW_SIZES = 4, 8  # on the short page
@@ -43,6 +44,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
     The short page has the first work at its largest size, and its figures over sizes.
     """
     yield from alarm(run)
+    yield from short(_answer(run, works[0], size_bytes))
     yield from whole("header", Lines(header(run)))
     mapped = False
     for number, work in enumerate(works):
@@ -73,6 +75,16 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
     if mapped:
         yield from whole("tiers", legend("\n"))
     yield from short(Lines(f"\n{origin(run)}"))
+
+
+def _answer(run: Run, work: Work, size_bytes: int | None) -> Text:
+    """Return whether links or pairs differ at the work's largest size; of other sets of devices their rates."""
+    measurements = [m for m in run.measured(work.variant) if m.point.work == work]
+    size = size_bytes or sizes_of(work, curves_of(run, work))[-1]
+    ranking = rank_links(run, work, size)
+    if ranking is not None:
+        return answer(run, ranking)
+    return rates_line(run, [m for m in measurements if m.point.size_bytes == size])
 
 
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:

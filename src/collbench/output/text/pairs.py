@@ -10,15 +10,15 @@ from rich.text import Text
 from collbench.analysis.problem import left_out
 from collbench.analysis.registration import kinds_of, ordinary
 from collbench.analysis.select import choose_each, evidence
-from collbench.analysis.tiers import Ranking, rank_pairs
+from collbench.analysis.tiers import Members, Ranking, kind_of, rank_pairs
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import format_size, sentence
+from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.output import sentences
-from collbench.output.text.frame import ending, header, sim
+from collbench.output.text.frame import device_names, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Summary, both, legend, short, whole
-from collbench.output.text.matrix import render_bandwidths
+from collbench.output.text.matrix import render_bandwidths, unit_of, value_of
 from collbench.output.text.reference import normal_line
 from collbench.output.text.registration import fastest_memory
 from collbench.output.text.topology import render_labels
@@ -47,10 +47,10 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
         ]
         lines += [f"left out {run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
         recommended = "\n".join(lines)
-        normal = normal_line(run)
-        yield from short(Lines(recommended), normal, *ranked_pairs(run, ranking))
+        normal = list(normal_line(run))
+        yield from short(Lines(recommended), *normal, *ranked_pairs(run, ranking))
         yield from whole("tiers", Text(), *_pairs(run, ranking, _ROWS), Lines(f"\n{recommended}"))
-        yield from whole("notes", normal)
+        yield from whole("notes", *normal)
     else:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
@@ -91,29 +91,80 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     size = format_size(ranking.size_bytes)
     title = f"{ranking.operation} at {size}, GB/s (95 % interval; up to {ranking.delta:.1%} is a tie)"
     yield Text(f"{sim(run)}pairs by {title}")
-    operations = _on_pairs(run)
+    operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
     pairs_table = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
-    for head in ("tier", "pair", "label"):
-        pairs_table.add_column(head)
-    for head in (*operations, "interval"):
-        pairs_table.add_column(head, justify="right")
-    pairs_table.add_column("vs best")
-    rankings = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations)
-    rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in rankings]
-    most, best, worst = rows
-    gap = len(ranking.standings) > most
-    for index, standing in enumerate(ranking.standings):
-        if gap and index == best:
-            pairs_table.add_row("…", "more")
-        if gap and best <= index < len(ranking.standings) - worst:
-            continue
-        names = sentences.tags(standing.pair, run.devices, "-")
-        figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
+    # The interval and the comparison are those of the operation that ranks: a folded table keeps them beside it.
+    heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *operations[1:]]
+    for head in heads:
+        pairs_table.add_column(head, justify="right" if head in ("interval", *operations) else "left")
+    others = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations[1:])
+    rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in others]
+    last = -1
+    for index in _rows(ranking, rows):
+        standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
+        if hidden:
+            whole_tiers = {one.tier for one in hidden} - {standing.tier, ranking.standings[last].tier}
+            of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
+            pairs_table.add_row("…", f"{len(hidden)} more{of_tiers}")
+        last = index
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
-        pairs_table.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
+        pairs_table.add_row(
+            str(standing.tier),
+            sentences.tags(standing.pair, run.devices, "-"),
+            standing.label,
+            f"{standing.gbs:.1f}",
+            interval,
+            standing.relation.value,
+            *(f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates),
+        )
     yield pairs_table
     yield Text(sentence(sentences.tiers(ranking)))
+
+
+def _rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:
+    """Return which rows a table of pairs shows: all, or the best, the worst, and the best of each tier between them.
+
+    Of more tiers between them than the table may have rows, the first ones are shown.
+    """
+    most, best, worst = rows
+    tiers = [standing.tier for standing in ranking.standings]
+    count = len(tiers)
+    if count <= most:
+        return list(range(count))
+    between = sorted({tiers.index(tier) for tier in tiers[best : count - worst]} - {*range(best)})
+    kept = {*range(best), *between[:most], *range(count - worst, count)}
+    # A row alone takes no more room than the line that counts it.
+    return [index for index in range(count) if index in kept or {index - 1, index + 1} <= kept]
+
+
+def rates_line(run: Run, measurements: Sequence[Measurement]) -> Lines:
+    """Return one operation's rate at its largest size: "allreduce, 8 GPUs: 362.4 GB/s busbw at 1G".
+
+    Of several sets of devices it has the range, and names the slowest. Small messages have a time instead.
+    """
+    largest = at_largest(measurements, measurements[0].point.operation)
+    work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
+    unit = unit_of(run, work, size_bytes)
+    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
+    (least, first), (most, last) = figures[0], figures[-1]
+    rates = f"{span(figure(least), figure(most))} {unit}"
+    busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
+    slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
+    where = f", slowest on {slowest}" if least < most else ""
+    said = f"{work}, {_sets(run, work, [one.point.members for one in largest])}: {rates}{busbw}"
+    return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
+
+
+def _sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
+    """Return on what a work was measured: "8 GPUs", "28 pairs", "2 sets of 4 GPUs"."""
+    device = "core" if run.devices[0].is_core else "GPU"
+    sizes = {len(members) for members in sets}
+    if sizes <= {1, 2} and len(sets) > 1:
+        kind = kind_of(work)
+        return amount(len(sets), device if kind == "device" else kind)
+    each = amount(max(sizes), device)
+    return each if len(sets) == 1 else f"{len(sets)} sets of {each}"
 
 
 def operations_of(measurements: Collection[Measurement]) -> list[Operation]:

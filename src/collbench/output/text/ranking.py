@@ -55,7 +55,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
     if rankings:
-        yield from short(*_overview(run, rankings))
+        yield from short(answer(run, _shown(rankings)), *_overview(run, rankings))
     for ranked in summary.works:
         for ranking in ranked.rankings:
             mapped = ranking.kind != "device" and len(run.devices) > 2
@@ -85,11 +85,22 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
         rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
     yield rows
     yield from more(len(rankings) - _MOST_RANKINGS)
-    shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
+    shown = _shown(rankings)
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
     if mapped:
         yield legend()
+
+
+def _shown(rankings: Sequence[Ranking]) -> Ranking:
+    """Return the ranking that the short page shows in full: of the first collective, without one of the first copy."""
+    return next((one for one in rankings if one.operation.is_collective), rankings[0])
+
+
+def answer(run: Run, ranking: Ranking) -> Text:
+    """Return a page's first line: whether what it ranks differs."""
+    at = f"{ranking.work} at {format_size(ranking.size_bytes)}"
+    return Text(f"{at}: {sentences.tiers(ranking)}{sim(run, ' (sim)')}")
 
 
 def _matters(ranking: Ranking) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from collbench.analysis.physics import Nvls
 from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown, judge, load
 from collbench.analysis.tiers import kind_of
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import amount, counted, figure, format_size, size_span
@@ -27,7 +28,6 @@ _STANDING_STYLES = {
     ReferenceVerdict.NOT_JUDGED: "bold red",
     ReferenceVerdict.FAILED: "bold red",
 }
-_BAD = (ReferenceVerdict.BELOW, ReferenceVerdict.FAILED)
 
 
 def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
@@ -36,17 +36,20 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
     Sentences are wrapped to `width` columns.
     """
     yield from alarm(answers.run)
+    concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
+    if answers.below:
+        yield concluded
     if not answers.judged:
-        yield not_judged(f"{conclusion(answers).rstrip('.')}; compare it with an earlier healthy run of this machine")
+        what = conclusion(answers)
+        yield not_judged(f"{what[0].lower()}{what[1:-1]}; compare it with an earlier healthy run of this machine")
     elif answers.unjudged:
         yield not_judged(f"{_left_out(answers)}: nothing is known about the others")
-    concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
-    yield from short(concluded)
+    if answers.judged and not answers.below:
+        yield from short(concluded)
     yield from whole("header", Lines(header(answers.run)), Text(""))
     for answer in answers.answers:
-        first, source = _answer_lines(answers, answer, width)
-        yield from both("tables", first)
-        yield from whole("tables", source)
+        yield from both("tables", _answer_line(answers, answer, sim(answers.run, "sim: ")))
+        yield from whole("tables", Text(filled(_origins(answer), width, "  ", "  ")))
     lines = [*_unknown(answers, width)]
     if lines:
         yield from whole("notes", Text("\n".join(lines)))
@@ -56,37 +59,20 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
 
 def conclusion(answers: Answers) -> str:
     """Return the verdict in one sentence."""
-    if not answers.known:
-        return f"There is no reference figure for this kind of machine: {_kind(answers)}."
     if not answers.answers:
-        return f"There is no reference figure for what this run measured on {_kind(answers)}."
+        what = "what this run measured on" if answers.known else "this kind of machine:"
+        what = "a simulated machine:" if capabilities(answers.run.backend).simulated else what
+        return f"There is no reference figure for {what} {_kind(answers)}."
     standings = Counter(answer.standing for answer in answers.answers)
     counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
-    if answers.below:
-        return f"Significantly below what healthy machines of this kind reach ({counts})."
+    below = next((answer for answer in answers.answers if answer.standing is ReferenceVerdict.BELOW), None)
+    if below is not None:
+        return f"{_answer_line(answers, below)} ({counts})."
     if not answers.judged:
         return f"No reference figure gives a significant answer ({counts})."
     if set(standings) == {ReferenceVerdict.NORMAL} and not answers.unjudged:
         return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
     return f"Nothing{' that was judged' if answers.unjudged else ''} is significantly below its band ({counts})."
-
-
-def _normality(answers: Answers) -> str:
-    """Return whether a run is normal for its kind of machine, by the reference figure with the worst result."""
-    if not answers.known or not answers.answers:
-        return f"not judged: no reference figure for {_kind(answers)}"
-    if not answers.judged:
-        return conclusion(answers).rstrip(".")
-    order = (ReferenceVerdict.FAILED, ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL)
-    judged = [answer for answer in answers.answers if answer.standing in order]
-    worst = min(judged, key=lambda answer: order.index(answer.standing))
-    work = Work(worst.figure.operation, worst.figure.variant)
-    where = f"{work} at {format_size(worst.size_bytes)}{_on(work, worst.figure.ranks, worst)}"
-    reached = f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
-    if not answers.unjudged:
-        return reached
-    first = "" if worst.standing in _BAD else "judged in part: "
-    return f"{first}{reached}; {_left_out(answers)}"
 
 
 def _left_out(answers: Answers) -> str:
@@ -107,20 +93,26 @@ def _kind(answers: Answers) -> str:
     return ", ".join([counted(device.name for device in answers.run.devices), *labels])
 
 
-def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, Text]:
+def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
+    """Return what was judged, the result, the rates and the band."""
     source = answer.figure
     work = Work(source.operation, source.variant)
     what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
     failed = answer.standing is ReferenceVerdict.FAILED
     where = f" on {sentences.device_sets(answer.failed, answers.run.devices)}" if failed else ""
-    first = Lines(f"{sim(answers.run, 'sim: ')}{what}: ")
-    first.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
-    first.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
+    line = Lines(f"{before}{what}: ")
+    line.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
+    line.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
+    return line
+
+
+def _origins(answer: Answer) -> str:
+    """Return where a figure comes from, and which condition of it the run does not meet."""
+    source = answer.figure
     condition = f"; {_mismatch(answer)}" if answer.mismatch else ""
     nvls = f", NVLS {source.nvls}" if source.nvls else ""
     nccl = f", NCCL {source.nccl}" if source.nccl else ""
-    origins = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
-    return first, Text(filled(origins, width, "  ", "  "))
+    return f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
 
 
 def _beaten(answers: Answers, answer: Answer) -> str:
@@ -177,9 +169,29 @@ def _name(one: Unknown) -> str:
     return f"{one.work}{many}"
 
 
-def normal_line(run: Run) -> Lines:
-    """Return a line that says whether the rates are normal for such a machine, as far as reference figures know."""
-    return Lines(f"rates     {_normality(judge(run, load()))}{sim(run, ' (sim)')}")
+_WORST_FIRST = (
+    ReferenceVerdict.FAILED,
+    ReferenceVerdict.BELOW,
+    ReferenceVerdict.ABOVE,
+    ReferenceVerdict.NORMAL,
+    ReferenceVerdict.UNDECIDED,
+    ReferenceVerdict.NOT_JUDGED,
+)
+
+
+def normal_line(run: Run) -> Iterator[Lines]:
+    """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
+    answers = judge(run, load())
+    if capabilities(run.backend).simulated:
+        return
+    if not answers.answers:
+        yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
+        return
+    worst = min(answers.answers, key=lambda answer: _WORST_FIRST.index(answer.standing))
+    parts = [_answer_line(answers, worst, "rates     ").plain]
+    parts += [_mismatch(worst)] if worst.mismatch else []
+    parts += [_left_out(answers)] if answers.unjudged else []
+    yield Lines("; ".join(parts))
 
 
 def dumps(answers: Answers, status: int) -> str:

@@ -81,6 +81,8 @@ def explanation(selection: Selection, width: int | None = None, *, verbose: bool
         where = f" of the simulated machine {origin.fabric} (sim)"
     lines = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
     lines.append(", ".join(device.tag for device in selection.devices) + where)
+    if selection.contradiction:
+        lines.append(f"check     {selection.contradiction}")
     lines += _lines(selection, verbose=verbose)
     return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in lines)
 

@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, not_judged
+from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
 from collbench.analysis.diagnose.evidence import OtherProcesses
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
@@ -65,16 +66,20 @@ def page(
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
-    if not covered.judged:
+    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    concluded = Text(
+        filled(conclusion(run, covered, verdicts), width), style=_STYLES[faults[0].severity] if faults else ""
+    )
+    if faults:
+        yield concluded
+    elif not covered.judged:
         yield not_judged_line(_NOTHING)
     if shortfall:
         yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
-    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     healthy = _healthy(run, covered, verdicts)
-    judged = [Text(filled(conclusion(covered, verdicts), width))]
-    judged += [Text(_field("agree", healthy, width))] if healthy else []
+    judged = [Text(_field("agree", healthy, width))] if healthy else []
     judged += [Text(_field("unjudged", line, width)) for line in unjudged(run, covered)]
-    yield from short(*judged)
+    yield from short(*([] if faults else [concluded]), *judged)
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
         yield from both("verdicts", Text(), _block(run, verdict, width))
@@ -85,7 +90,7 @@ def page(
     yield from short(*more(len(further) - _MOST_NAMED))
     for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _block(run, verdict, width))
-    yield from whole("verdicts", Text(), *judged)
+    yield from whole("verdicts", Text(), concluded, *judged)
     yield from whole("notes", *(Text(_field("not done", line, width)) for line in undone))
     yield from short(Lines(f"\n{origin(run)}"))
 
@@ -172,13 +177,11 @@ def _head(run: Run, verdict: Verdict, width: int) -> str:
     return filled(f"{verdict.kind}  {sentences.tags(verdict.members, run.devices)}{label}", width, rest="  ")
 
 
-def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return in one or two sentences what was found, and how many pairs were judged."""
-    findings = counts(verdicts)
+def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    if findings:
-        some = "" if len(covered.judged) == covered.pairs else f" {share}."
-        return f"{' and '.join(findings).capitalize()}.{some}"
+    if worst := worst_of(run, verdicts):
+        return worst if len(covered.judged) == covered.pairs else f"{worst}. {share}."
     if not covered.judged:
         return "No pair was judged."
     if covered.missed:
@@ -186,11 +189,30 @@ def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     return "Labels, tools and measurement agree."
 
 
-def counts(verdicts: Sequence[Verdict]) -> list[str]:
+def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return the first of the verdicts that are faults, and how many more there are; "" if none is one."""
+    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    if not faults:
+        return ""
+    return "; ".join([sentences.finding(faults[0], run), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
+
+
+def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
     """Return how many failures and how many contradictions there are: ["1 failure", "2 contradictions"]."""
     hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
-    return [amount(count, kind) for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
+    return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
+
+
+def contradiction(run: Run) -> str:
+    """Return the worst contradiction in a run of GPUs, in one line; "" if labels, tools and measurement agree.
+
+    What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
+    """
+    if capabilities(run.backend).cores:
+        return ""
+    found = [one for one in judge(run) if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    return worst_of(run, found)
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
