@@ -7,7 +7,6 @@ not fit together raise StreamError.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from collbench import untrusted
+from collbench.model.job import MOST_RANKS
 
 MAGIC, VERSION = b"CBSTREAM", 4
 NO_RANK = -1
@@ -229,28 +231,17 @@ class Stream:
 _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
-_MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+_MOST_ELEMENTS = 1 << 56
 _MOST_BYTES = 32 << 20
 _LATEST = 1 << 62  # ns: 146 years after a host's start
 
 
 def read(path: Path) -> bytes:
     """Return a stream's bytes. Raises StreamError for a file that another user may have put there, and OSError."""
-    _check_own(path, path.lstat())
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check_own(path, os.fstat(file.fileno()))
-        return file.read(_MOST_BYTES)
-
-
-def _check_own(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise StreamError("it is no regular file")
-    if status.st_uid not in {os.geteuid(), path.parent.stat().st_uid}:
-        raise StreamError("it belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StreamError("other users can write it")
-    if status.st_size > _MOST_BYTES:
-        raise StreamError("it is larger than any stream")
+    try:
+        return untrusted.read(path, _MOST_BYTES, {os.geteuid(), path.parent.stat().st_uid})
+    except untrusted.Refused as error:
+        raise StreamError(error.strerror) from error
 
 
 def parse(data: bytes | bytearray | memoryview) -> Stream:
@@ -289,7 +280,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         abi=header["abi"],
         nccl=header["nccl"],
         env_rank=_or_none(header["env_rank"]),
-        env_world=_or_none(header["env_world"]),
+        env_world=_or_none(header["env_world"]) if header["env_world"] <= MOST_RANKS else None,
         monotonic_ns=header["monotonic_ns"],
         realtime_ns=header["realtime_ns"],
         complete=bool(header["exited"]) or (not header["open"] and bool(communicators)),
@@ -320,7 +311,7 @@ def _check_tables(
     for symbols in (*(phase.symbols for phase in phases), tail):
         if len(symbols) and int(symbols.max()) // 2 >= len(calls):
             raise StreamError("a phase has a call that is not in the table of calls")
-    if any(not 0 <= one.rank < (one.ranks or _MOST_RANKS) <= _MOST_RANKS for one in communicators):
+    if any(not 0 <= one.rank < (one.ranks or MOST_RANKS) <= MOST_RANKS for one in communicators):
         raise StreamError("a communicator has a rank that it cannot have")
     if any(call.count > _MOST_ELEMENTS for call in calls):
         raise StreamError("a call is larger than any can be")
@@ -350,12 +341,16 @@ class _File:
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self.data = data
+        self._left = len(data)  # bytes that no array has had: of phases that share them, each would be a copy
 
     def at(self, offset: int, kind: np.dtype[Any] | str, count: int) -> Numbers:
         """Return `count` values from an offset on. Raises StreamError."""
         size = np.dtype(kind).itemsize
         if offset < HEADER.itemsize or offset + count * size > len(self.data):
             raise StreamError(f"it was cut off: {count} values at byte {offset} of {len(self.data)}")
+        self._left -= count * size
+        if self._left < 0:
+            raise StreamError("its parts overlap")
         return np.frombuffer(self.data, kind, count, offset)
 
     def area(self, header: Fields, name: str, kind: np.dtype[Any]) -> Numbers:
@@ -467,7 +462,7 @@ def _environment(data: Any) -> dict[str, str]:
 
 
 def _or_none(number: int) -> int | None:
-    return None if number == NO_RANK else number
+    return None if number < 0 else number  # NO_RANK, or damage
 
 
 def bucket_median(times: Any) -> float:
