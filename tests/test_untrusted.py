@@ -379,14 +379,36 @@ def test_a_number_in_a_file_asks_for_no_memory(
 def test_phases_that_share_bytes_are_no_stream(recording: bytearray) -> None:
     header = dict(streams.HEADER.fields or {})
     places = {name: struct.unpack_from("<Q", recording, header[name][1])[0] for name in ("phases_at", "arena_at")}
-    phases, most = 4_000, len(recording) - places["arena_at"]
-    table = struct.pack("<8Q4I", 1, 0, *[places["arena_at"], 0] * 2, 0, 0, most // 4, 0, 0, 0) * phases
+    phases = 4_000
+    table = struct.pack("<8Q4I", 1, 0, *[places["arena_at"], 0] * 2, 0, 0, 2**15, 0, 0, 0) * phases
     lying = recording[:] + table
     struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
     for name in ("phases", "phases_max"):
         struct.pack_into("<I", lying, header[name][1], phases)
     with pytest.raises(streams.StreamError, match="its parts overlap"):
         streams.parse(lying)
+
+
+def test_a_tail_or_phase_that_would_be_searched_for_hours_is_no_stream(recording: bytearray) -> None:
+    header = dict(streams.HEADER.fields or {})
+    lying = recording[:] + bytes(2**22)
+    struct.pack_into("<I", lying, header["tail_max"][1], 2**16)
+    struct.pack_into("<Q", lying, header["tail_at"][1], len(recording))
+    with pytest.raises(streams.StreamError, match="its tail is longer than it can be"):
+        streams.parse(lying)
+    lying = recording[:] + struct.pack("<8Q4I", 1, 0, *[4096, 0] * 2, 0, 0, 2**16, 0, 0, 0)
+    struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
+    for name in ("phases", "phases_max"):
+        struct.pack_into("<I", lying, header[name][1], 1)
+    with pytest.raises(streams.StreamError, match="more calls or samples than it can have"):
+        streams.parse(lying)
+
+
+def test_a_line_about_a_long_value_is_not_as_long(program: Program, tmp_path: Path) -> None:
+    save_run(tmp_path / "run.json", gpus(4))
+    text = (tmp_path / "run.json").read_text(encoding="utf-8")
+    (tmp_path / "run.json").write_text(text.replace('"float32"', f'"{"x" * 10**6}"'), encoding="utf-8")
+    assert len(program("show", "run.json").line) < 3_000
 
 
 def test_numbers_made_to_have_one_hash_take_no_longer() -> None:

@@ -103,7 +103,7 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(status.st_mode) else b"?"
             if not _HEAD.startswith(head):
                 raise RunFileError(f"{path} has the name of {run_file}'s journal: move it, or choose another name")
-            if why := untrusted.doubt(status, {os.geteuid()}):
+            if why := untrusted.doubt(status, _owners(run_file)):
                 raise RunFileError(f"{path}, the journal of {run_file}, is not written to: {why}; choose another name")
             with contextlib.suppress(FileNotFoundError):  # its process has removed it meanwhile: look again
                 if os.path.samestat(status, path.lstat()):
@@ -112,6 +112,13 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             os.close(number)
             raise
         os.close(number)
+
+
+def _owners(run_file: Path) -> set[int]:
+    """Return whose journal is believed: this user's, and that of the run's owner, as root's files may be nobody's."""
+    with contextlib.suppress(OSError):
+        return {os.geteuid(), run_file.stat().st_uid}
+    return {os.geteuid()}
 
 
 def _lock(number: int, run_file: Path) -> None:
@@ -133,8 +140,7 @@ def merge(run: Run, run_file: Path, text: str, check: Callable[[Measurement | La
     """
     path, devices = journal_of(run_file), [device.tag for device in run.devices]
     try:
-        owners = {os.geteuid(), run_file.stat().st_uid}
-        head, *lines = untrusted.read(path, MOST_BYTES, owners).decode("utf-8", "replace").split("\n")
+        head, *lines = untrusted.read(path, MOST_BYTES, _owners(run_file)).decode("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return
     except OSError as error:

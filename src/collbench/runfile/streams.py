@@ -233,6 +233,7 @@ _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
 _MOST_ELEMENTS = 1 << 56
 _MOST_BYTES = 32 << 20
+_MOST_CALLS = 1 << 15  # in the tail, which are searched for what repeats; a phase has half of them
 _LATEST = 1 << 62  # ns: 146 years after a host's start
 
 
@@ -382,7 +383,7 @@ def _settled(file: _File, header: Fields) -> tuple[tuple[int, int], int, tuple[t
         if runs:
             runs[-1] = (runs[-1][0], header["moving_repetitions"])
     first, count = tail >> 32, tail & 0xFFFFFFFF
-    if count > header["tail_max"] or first >= max(1, header["tail_max"]):
+    if not count <= header["tail_max"] <= _MOST_CALLS or first >= max(1, header["tail_max"]):
         raise StreamError("its tail is longer than it can be")
     return (first, count), before, tuple(runs)
 
@@ -393,8 +394,8 @@ def _ring(values: Numbers, first: int, count: int) -> Numbers:
 
 def _phase(file: _File, phase: Fields) -> Repeated:
     length, used = phase["length"], phase["used"]
-    if not length or used > phase["slots"]:
-        raise StreamError("a phase is empty, or has more samples than it can have")
+    if not 0 < length <= _MOST_CALLS or used > phase["slots"]:
+        raise StreamError("a phase is empty, or has more calls or samples than it can have")
     times, gpu_times = (_times(file, phase[name], length) for name in ("times", "gpu_times"))
     samples = file.at(phase["samples"], "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
     gpu: Numbers = np.zeros((used, length), np.int64)
@@ -430,7 +431,7 @@ def _plausible(times: Numbers) -> bool:
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
     """Return the calls from `first` on, which wait for their launch or end, and their symbols after `known` calls."""
     after, most = header["pending_next"], header["pending_max"]
-    if after - first > most:
+    if after - first > most or most > _MOST_CALLS:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
         return np.zeros(0, _PENDING), np.zeros(0, np.int64)

@@ -110,8 +110,8 @@ def natural(value: Any) -> TypeGuard[int]:
 
 
 def number(value: Any) -> float:
-    """Return a number from 0 on; NaN of what is none."""
-    real = float(value) if isinstance(value, int | float) and abs(value) < 2**62 else math.nan
+    """Return a number from 0 on, as large as moments in UTC at most; NaN of what is none."""
+    real = float(value) if isinstance(value, int | float) and abs(value) < 2**53 else math.nan
     return real if real >= 0 and math.isfinite(real) else math.nan
 
 
