@@ -105,6 +105,14 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
     assert started.stdout == "none\n"
 
 
+def test_no_writer_of_json_writes_what_json_has_not() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"json.dump", "json.dumps", "json.JSONEncoder"}:
+                strict = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_nan"]
+                assert strict == ["False"], f"{path}:{node.lineno} could write NaN: add allow_nan=False"
+
+
 # "g" writes 1.09e+03 for a rate of NVSwitches. `units.fixed` does not; nccl-tests' own lines have C's %g.
 MAY_WRITE_EXPONENTS = {"model/units.py", "output/nccl_tests.py", "launch/ablation.py", "output/formats.py"}
 MAY_WRITE_EXPONENTS |= {"output/html/series.py", "output/prometheus.py", "bench/sweep.py"}  # rounded numbers

@@ -36,8 +36,12 @@ def _changed(path: Path, change: Callable[[str], str]) -> None:
 UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ("a missing file", lambda path: None, "No such file"),
     ("a folder", lambda path: path.mkdir(), "Is a directory"),
-    ("an empty file", lambda path: path.touch(), "not JSON, or cut off"),
-    ("a file cut in the middle", lambda path: _changed(path, lambda text: text[: len(text) // 2]), "or cut off"),
+    ("an empty file", lambda path: path.touch(), "it is empty"),
+    (
+        "a file cut in the middle",
+        lambda path: _changed(path, lambda text: text[: len(text) // 2]),
+        "cut off or damaged at",
+    ),
     ("a file that is no text", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not a run file"),
     ("JSON of something else", lambda path: path.write_text("[1, 2]"), "not a collbench run"),
     (

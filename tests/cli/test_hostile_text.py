@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import unicodedata
 from collections.abc import Callable
@@ -46,6 +47,20 @@ def assert_harmless(text: str) -> None:
     obeyed = {char for char in text if unicodedata.category(char) in WRONG and char not in ALLOWED}
     assert obeyed == set()
     assert not any(line.strip().startswith("forged") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
+def test_no_text_of_csv_is_a_formula_and_numbers_stay_numbers(program: Program, tmp_path: Path, first: str) -> None:
+    evil = f"{first}cmd|' /C calc'!A1"
+    run = pair_run(4, lambda _a, _b: 300.0)
+    devices = tuple(replace(gpu, name=evil, uuid=evil) for gpu in gpus(4))
+    run = replace(run, machine=replace(run.machine, hostname=evil), devices=devices)
+    run_file.save(run, tmp_path / "evil.json")
+    result = program("export", "evil.json", "--format", "csv")
+    rows = list(csv.DictReader(result.out.splitlines()))
+    assert {rows[0][name] for name in ("hostname", "gpu_names")} == {f"'{evil}"}
+    assert not any(value.startswith(tuple("=+-@")) for row in rows for value in row.values())
+    assert all(float(row["algbw_gbs"]) > 0 for row in rows)
 
 
 # Each command line that reads a run, and the file that it writes, "" for none.

@@ -235,7 +235,7 @@ def test_a_pair_that_hung_costs_only_the_numbers_that_need_it(program: Program, 
 
 def test_a_first_file_that_cannot_be_read_is_the_complaint(program: Program, saved: Path) -> None:
     (saved / "torn.json").write_text("{", encoding="utf-8")
-    for name, says in (("missing.json", "No such file"), ("torn.json", "not JSON, or cut off")):
+    for name, says in (("missing.json", "No such file"), ("torn.json", "cut off or damaged at")):
         said = program("predict", name, "run.json", "--devices", "0,1")
         assert (said.status, said.out) == (2, "")
         assert name in said.line

@@ -121,7 +121,7 @@ SPREAD = json.loads(ablations.dumps(CASES["finished"]))["result"] | {"spread": {
 @pytest.mark.parametrize(
     ("case", "text", "reported"),
     [
-        ("cut off", '{"format": "collbench-ablation", ', "not JSON, or cut off"),
+        ("cut off", '{"format": "collbench-ablation", ', "cut off or damaged at"),
         ("a run file", '{"format": "collbench-run"}', "not a collbench ablation"),
         ("a list", "[]", "not a collbench ablation"),
         ("a later version", changed(format_version=2), "has ablation-file version 2"),
@@ -133,7 +133,7 @@ SPREAD = json.loads(ablations.dumps(CASES["finished"]))["result"] | {"spread": {
         ("a negative step", with_a_run(step_seconds=[-1.0]), "not positive and finite"),
         ("a negative ratio of the GPU's", with_gpu_ratio(-1.1), "not positive and finite"),
         ("a spread below zero", changed(result=SPREAD), "negative or not finite"),
-        ("nested a thousand deep", "[" * 100_000, "not JSON, or cut off"),
+        ("nested a thousand deep", "[" * 100_000, "nested too deep"),
     ],
 )
 def test_another_file_is_one_line(case: str, text: str, reported: str, tmp_path: Path) -> None:

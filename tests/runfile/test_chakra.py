@@ -180,9 +180,9 @@ def test_lengths_that_lie_get_no_memory(lying: bytes) -> None:
 
 
 def test_a_list_of_a_group_cannot_ask_for_memory() -> None:
-    groups = [{"pg_name": "0", "ranks": [], "group_size": 2**23}]
+    groups = [{"pg_name": "0", "ranks": [], "group_size": 2**19}]
     trace = traced(node(1, METADATA, values=str([json.dumps(groups)])), call(0, 8, pg_name="0"))
-    assert (trace.members["0"], trace.sizes["0"]) == ((), 2**23)
+    assert (trace.members["0"], trace.sizes["0"]) == ((), 2**19)
 
 
 def test_a_job_of_it_survives_its_file() -> None:

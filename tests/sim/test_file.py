@@ -61,10 +61,10 @@ def test_a_path_is_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"", "not JSON, or cut off"),
+        (b"", "it is empty"),
         (b"\xff\xfe", "not text"),
-        (b"[" * 100_000, "not JSON"),
-        (b" " * (2**20 + 1), "larger than 1 MiB"),
+        (b"[" * 100_000, "nested too deep"),
+        (b" " * (2**20 + 1), "has more than 1 MiB"),
     ],
 )
 def test_a_file_that_is_not_a_fabric_is_refused_with_the_shipped_names(

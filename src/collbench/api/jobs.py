@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -190,8 +191,8 @@ def _findings(merged: Merged) -> Iterator[str]:
 
 def _say_failures(files: Iterable[Path], notices: Notices) -> None:
     """Say why processes could write no stream: they left notes whose names say it."""
-    errors = {int(match[1]) for path in files if (match := _NOTE.search(path.name))}
-    for number in sorted(errors):
+    numbers = {int(match[1]) for path in files if (match := _NOTE.search(path.name))}
+    for number in sorted(numbers & errno.errorcode.keys()):
         notices.say(
             f"a process could not write its stream: {os.strerror(number)}; name another folder with --streams DIR"
         )

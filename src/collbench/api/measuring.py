@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from collbench import untrusted
 from collbench.api import keywords, sessions
 from collbench.api.checking import confirmed, planned
 from collbench.api.measured_run import MeasuredRun
@@ -239,6 +240,7 @@ COMMANDS: dict[str, Callable[[Request], Request]] = {
 }
 
 
+_MOST_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits
 _SEED = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -268,7 +270,7 @@ def parse_skew(text: str) -> Skew | None:
 
 def _read_matrix(name: str) -> Blocks:
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        lines = untrusted.read_text(Path(name), _MOST_MATRIX_BYTES).splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(

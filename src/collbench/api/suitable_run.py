@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from collbench import untrusted
 from collbench.analysis import freshness
 from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
 from collbench.analysis.outcome import outcome
@@ -26,6 +27,7 @@ from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
 from collbench.output.stale_runs import unfit
 from collbench.runfile import run_file, saved_runs
+from collbench.runfile.codec import MOST_BYTES
 
 # Ranks pairs in seconds: an operation of training, at a latency size and a bandwidth size. The worker's start
 # (driver, contexts, communicators) takes 2 s on 4 × H200, and a launch with a probe should take 4 s.
@@ -168,7 +170,7 @@ def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetim
         if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > criteria.max_age + timedelta(minutes=1):
             continue  # a minute from the name to the start of measuring
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = untrusted.read(path, MOST_BYTES).decode("utf-8", "replace")
         except OSError:
             continue
         if all(device.uuid in text for device in present):
@@ -206,8 +208,8 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
     """
     present_uuids = {device.uuid for device in present}
     for path in saved_runs.believed().files[:_RECENT]:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # not a run
-            recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not a run
+            recorded = json.loads(untrusted.read(path, MOST_BYTES))["devices"]
             devices = tuple(Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded)
             if any(device.uuid in present_uuids for device in devices):
                 return tuple(device for device in devices if device.uuid not in present_uuids)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collbench import untrusted
 from collbench.analysis.outcome import outcome
 from collbench.api import keywords
 from collbench.api.measuring import MeasureOptions, request_of
@@ -163,7 +164,7 @@ def _cluster(name: str | None) -> Cluster:
     if name in sim_cluster.names() or not (path.suffix or path.exists()):
         return sim_cluster.named(name)
     try:
-        return sim_cluster.load(path.read_text(encoding="utf-8"), name)
+        return sim_cluster.load(untrusted.read_text(path, sim_cluster.MOST_BYTES), name)
     except OSError as error:
         raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,17 +9,19 @@ import re
 import select
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted
+from collbench.model.errors import CollbenchError, DroppedLines, ExitStatus, Interrupted
 from collbench.model.printable import one_line
 
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MOST_LETTERS = 2_000  # of a line: an error may name a value of a file, which may have any length
 _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
 # What other tools call our options: spelled so differently that click's suggestion is another option, or none.
 _OTHER_NAMES = {
@@ -63,6 +65,21 @@ def heed_signals() -> None:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
+
+
+def say_dropped_lines() -> None:
+    """Let the warning about a journal's lines be one line on stderr; others are of libraries, and keep their form."""
+    others, said = warnings.showwarning, set[str]()  # a command may read a file twice
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **file: Any) -> None:
+        if not issubclass(category, DroppedLines):
+            others(message, category, *where, **file)
+        elif str(message) not in said:
+            said.add(str(message))
+            _say(str(message), ExitStatus.DONE)
+
+    warnings.filterwarnings("always", category=DroppedLines)
+    warnings.showwarning = show
 
 
 def _forget_lost_streams() -> None:
@@ -135,5 +152,5 @@ def unwritten(error: OSError) -> int:
 
 def _say(message: str, status: int) -> int:
     with contextlib.suppress(OSError):  # stderr may be on a full disk, too: the status says it
-        click.echo(f"collbench: {one_line(' '.join(message.split()))}", err=True)
+        click.echo(f"collbench: {one_line(' '.join(message.split())[:_MOST_LETTERS])}", err=True)
     return status

@@ -142,7 +142,9 @@ def nodes(  # noqa: PLR0913 - options
     from collbench.output.text.nodes import as_plain, page  # late: numpy
 
     shown = (survey.origin, survey.judgement, survey.choice, survey.truth)
-    echo(json.dumps(as_plain(*shown)) if as_json else page(*shown, prose_width(), verbose=is_verbose()))
+    echo(
+        json.dumps(as_plain(*shown), allow_nan=False) if as_json else page(*shown, prose_width(), verbose=is_verbose())
+    )
     if survey.failure is not None:
         raise survey.failure
     if survey.path is not None:
@@ -175,6 +177,6 @@ def _show_plan(shape: str, size_bytes: int, *, as_json: bool) -> None:
 
     shown = (count, gpus, size_bytes, ASSUMED_GBS, phases)
     if as_json:
-        echo(json.dumps(plan_as_plain(*shown), ensure_ascii=False))
+        echo(json.dumps(plan_as_plain(*shown), ensure_ascii=False, allow_nan=False))
     else:
         show_page(plan_page(*shown, prose_width()))

@@ -221,7 +221,7 @@ def predict(
     from collbench.output.text.frame import alarm
 
     if as_json:
-        echo(json.dumps(prediction.as_json(run, answer), indent=1, ensure_ascii=False))
+        echo(json.dumps(prediction.as_json(run, answer), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *prediction.page(run, answer)])
     status = max(outcome(saved_run).status for _, saved_run in runs)
@@ -246,7 +246,7 @@ def predict_job(
     runs = load_named(all_named_or_newest(files, of_links=True))
     run, answer = jobs.predict_job(loaded, runs, devices=devices, recorded=load_named(recorded), overlaps=overlaps)
     if as_json:
-        echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))
+        echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *pages.page(loaded, run, answer)])
     leave(max(outcome(saved_run).status for _, saved_run in runs))

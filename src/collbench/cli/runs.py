@@ -51,7 +51,7 @@ def runs(limit: int, as_json: bool) -> None:
     if as_json:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         answer = {"format": "collbench-runs", "format_version": 1, "runs": rows}
-        echo(json.dumps(answer, ensure_ascii=False, indent=1))
+        echo(json.dumps(answer, ensure_ascii=False, indent=1, allow_nan=False))
         return
     from collbench.output.text.saved_runs import lines
 

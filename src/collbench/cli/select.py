@@ -213,4 +213,4 @@ def _print(answer: Selection, layout: str) -> None:
 def _json(answer: Selection) -> str:
     """Return the selection as one JSON object, for docs/python.md describes its fields."""
     head = {"format": "collbench-selection", "format_version": _VERSION}
-    return json.dumps({**head, **plain(answer)}, ensure_ascii=False, indent=2)
+    return json.dumps({**head, **plain(answer)}, ensure_ascii=False, indent=2, allow_nan=False)

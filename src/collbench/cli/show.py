@@ -129,7 +129,7 @@ def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: P
         load_named([] if overlap is None else [overlap]),
     )
     if as_json:
-        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1))
+        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1, allow_nan=False))
     else:
         show_page(pages.page(report))
 
@@ -166,7 +166,7 @@ def rank(file: Path | None, operation: Operation | None, size: str | None, as_js
             f"{run_file} has nothing to rank{_of_operation_at_size(operation, size_bytes)}: {_present(run)}"
         )
     if as_json:
-        echo(json.dumps(ranking.as_json(run, summary), indent=1))
+        echo(json.dumps(ranking.as_json(run, summary), indent=1, allow_nan=False))
     else:
         show_page(ranking.page(run, summary))
     status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)

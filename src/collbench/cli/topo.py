@@ -57,7 +57,10 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         head |= {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
         echo(
             json.dumps(
-                {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1
+                {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)},
+                ensure_ascii=False,
+                indent=1,
+                allow_nan=False,
             )
         )
         return

@@ -217,7 +217,7 @@ class World:
         address = {"address": listener.address, "port": listener.port, "key": key.hex()}
         begin, continues = time.monotonic(), False
         try:
-            self._store.publish(_LISTENER, json.dumps(address))
+            self._store.publish(_LISTENER, json.dumps(address, allow_nan=False))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
                 waiting = f"{self._names(missing)} not connected yet"

@@ -544,7 +544,7 @@ def load(path: Path) -> Ablation:
 def dumps(ablation: Ablation) -> str:
     """Return the ablation as JSON text, ending in a line break."""
     data = {**_FORMAT.head, **plain(ablation)}
-    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def loads(text: str, name: str) -> Ablation:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+from collbench import untrusted
 from collbench.machine.kernel import PCI_BUS_ID, pci_device, read
 
 # nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
@@ -120,11 +121,9 @@ def nearness(first: pathlib.Path, second: pathlib.Path) -> str:
 def _text(name: str) -> str:
     """Return a file's text; "" if there is none, or it is far too long."""
     try:
-        with pathlib.Path(name).open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        return untrusted.read(pathlib.Path(name), _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
-    return content.decode("utf-8", "replace") if len(content) <= _MOST_BYTES else ""
 
 
 def nccl_choice(topology: str, graphs: str, bus_ids: Mapping[int, str]) -> dict[int, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Self
 
+from collbench import untrusted
 from collbench.machine import labels as machine_labels
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path, PeerStatus
@@ -158,14 +159,13 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
 
 def _read_text(file: pathlib.Path, command: str) -> str:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
+        content = untrusted.read(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read topology file {file}: {reason}; save one with: {command} > FILE") from error
     try:
-        if b"\0" in content or len(content) > _MOST_BYTES:
-            raise ValueError("binary, or far too long")
+        if b"\0" in content:
+            raise ValueError("binary")
         return content.decode("utf-8-sig")
     except ValueError as error:
         raise UsageError(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
 
+from collbench import untrusted
 from collbench.model.errors import UsageError
 from collbench.model.units import number_ranges
 
@@ -105,11 +106,8 @@ def read_switches(source: str) -> NodeSwitches:
     """Return what a file says, or Slurm itself where `source` is "slurm". Raises UsageError."""
     if source == FROM_SLURM:
         return parse_switches(_slurm(), " ".join(_ASK_SLURM))
-    path = Path(source)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"--switches {source} has more than {_MOST_BYTES >> 20} MiB: it is not a list of switches")
-        return parse_switches(path.read_text(encoding="utf-8"), source)
+        return parse_switches(untrusted.read_text(Path(source), _MOST_BYTES), source)
     except OSError as error:
         raise UsageError(f"cannot read --switches {source}: {error.strerror}") from error
     except ValueError as error:  # not UTF-8, or a null byte in the name

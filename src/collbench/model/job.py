@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from collbench.model.operations import Operation
+from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
 
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
+MOST_RANKS = 2**20  # the largest clusters have a fifth of it
+Ranks = Annotated[int, Range(1, MOST_RANKS, f"1 to {MOST_RANKS:,} ranks")]
 
 
 class Source(StrEnum):
@@ -64,7 +68,7 @@ class Group:
     """The ranks of one communicator."""
 
     ranks: tuple[int, ...]  # as job ranks, in the communicator's order; () if the source does not report them
-    size: int  # their number
+    size: Ranks  # their number
     name: str = ""  # what the framework calls it, "" if it does not say
 
 
@@ -73,7 +77,7 @@ class Call:
     """What one rank asked NCCL for: all but when. Calls that are equal are one entry of a job's table."""
 
     operation: str  # a collective's value in Operation, or a PointToPoint
-    size_bytes: int  # of the message, as nccl-tests counts it; of a send or receive, its bytes
+    size_bytes: Count  # of the message, as nccl-tests counts it; of a send or receive, its bytes
     group: int  # in Job.groups
     dtype: str = ""
     reduction: str = ""
@@ -91,11 +95,11 @@ class Call:
 class Spread:
     """Times of one event over its repetitions, µs: their number, extremes, median and mean."""
 
-    count: int
-    least: float
-    median: float
-    mean: float
-    most: float
+    count: Count
+    least: Micros
+    median: Micros
+    mean: Micros
+    most: Micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +120,11 @@ class Sample:
     Moments count from Job.started on the host's clock, which ranks of one host share.
     """
 
-    repetition: int
-    starts: tuple[float, ...]  # when the host made the call
-    gpu: tuple[float, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
-    gpu_starts: tuple[float, ...] = ()  # when its kernel began, to some 10 µs
-    gpu_before: tuple[float, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
+    repetition: Count
+    starts: tuple[Micros, ...]  # when the host made the call
+    gpu: tuple[Micros, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
+    gpu_starts: tuple[Micros, ...] = ()  # when its kernel began, to some 10 µs
+    gpu_before: tuple[Micros, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Phase:
     """A sequence of calls that came `repetitions` times in a row: a step of training, or what came once."""
 
     positions: tuple[Position, ...]
-    repetitions: int = 1
+    repetitions: Ordinal = 1
     samples: tuple[Sample, ...] = ()
 
 
@@ -139,9 +143,9 @@ class JobRank:
     rank: int  # the job's own numbering
     phases: tuple[Phase, ...]
     host: str = ""
-    device: int | None = None  # the CUDA index that its process saw, None if unknown
+    device: Count | None = None  # the CUDA index that its process saw, None if unknown
     ending: Ending = Ending.COMPLETE
-    dropped: int = 0  # calls that were seen but not kept, for the recorder's memory was full
+    dropped: Count = 0  # calls that were seen but not kept, for the recorder's memory was full
     # How the phases came where some came again: places in `phases`, each with how often it was repeated there, together
     # a phase's `repetitions`; () if each phase came once, in the order of `phases`.
     order: tuple[tuple[int, int], ...] = ()
@@ -174,7 +178,7 @@ class Job:
 
     source: Source
     started: str  # UTC
-    world_size: int
+    world_size: Ranks
     groups: tuple[Group, ...]
     calls: tuple[Call, ...]
     ranks: tuple[JobRank, ...]

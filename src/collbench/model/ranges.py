@@ -31,5 +31,7 @@ Seed = Annotated[int, Range(0, math.inf, "0 or more")]
 Count = Annotated[int, Range(0, _MOST_INT, "0 or more (at most 2^60)")]
 Ordinal = Annotated[int, Range(1, _MOST_INT, "1 or more (at most 2^60)")]
 Several = Annotated[int, Range(2, _MOST_INT, "2 or more (at most 2^60)")]
+# A moment in UTC has 2^51 µs, and other tools' traces may be off.
+Micros = Annotated[float, Range(-(2.0**62), 2.0**62, "within 2^62 µs of 0")]
 Amount = Annotated[float, Range(0, _MOST_FLOAT, "0 or more and finite (at most 1e15)")]
 Positive = Annotated[float, Range(_LEAST_FLOAT, _MOST_FLOAT, "positive and finite (1e-15 to 1e15)")]

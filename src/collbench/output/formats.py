@@ -22,21 +22,29 @@ _NARROW = 0.005  # half an interval as a share of the rate, up to which the four
 _SMALL = 1e-4  # smaller numbers are shorter in scientific notation: 2.1934e-06
 # What CommonMark allows a backslash to escape; before letters it would be shown. Inside a word, _ is no markup.
 _MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
+_FORMULA = re.compile(r"[=+\-@\t\r]")  # what a cell begins with that a spreadsheet computes
 _LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
-    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, None is empty."""
+    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, None is empty.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
     file = io.StringIO()
     lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     lines.writerow([column.name for column in columns])
-    lines.writerows(row.values() for row in rows)
+    lines.writerows([_no_formula(value) for value in row.values()] for row in rows)
     return file.getvalue()
+
+
+def _no_formula(value: Value) -> Value:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def as_json(rows: Sequence[Row]) -> str:
     """Return a JSON list of records, one per line; None is null."""
-    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows) + "\n]\n"
 
 
 def as_markdown(run: Run, rows: Sequence[Row]) -> str:

@@ -408,7 +408,7 @@ def dumps(run: Run) -> str:
         ],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
-    return json.dumps(document) + "\n"
+    return json.dumps(document, allow_nan=False) + "\n"
 
 
 def _devices(run: Run, table: Table) -> Iterator[Json]:

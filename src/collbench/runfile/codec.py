@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from collbench import untrusted
 from collbench.model.errors import RunFileError
 from collbench.model.printable import cleaned
 from collbench.model.ranges import FINITE, Range
 
 _T = TypeVar("_T")
+
+# Of a file: the largest of some hundred runs has 1 MB, and Python's own objects take up to twenty times as much.
+MOST_BYTES = 2**28
 
 # Most values of a run file have these types, and stay as they are.
 _PLAIN = {float, int, str, bool, types.NoneType}
@@ -187,6 +191,21 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     return read
 
 
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with text that json.loads refused."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text"
+    if not isinstance(error, json.JSONDecodeError):
+        return f"a number in it is none of JSON's ({error})"
+    if not error.doc.strip():
+        return "it is empty"
+    if not error.doc[: error.pos].strip():
+        return "it is not JSON"
+    return f"it is cut off or damaged at line {error.lineno}, column {error.colno}"
+
+
 def _expect(data: Any, kind: Any) -> Any:
     # bool is an int to Python, but not to a reader of the file.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
@@ -207,6 +226,7 @@ class FileFormat:
     noun: str
     again: str
     earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
+    most_bytes: int = MOST_BYTES
 
     @property
     def head(self) -> dict[str, Any]:
@@ -216,7 +236,7 @@ class FileFormat:
     def read(self, path: Path) -> str:
         """Return a file's text. Raises RunFileError."""
         try:
-            return path.read_text(encoding="utf-8")
+            return untrusted.read_text(path, self.most_bytes)
         except OSError as error:
             raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -229,8 +249,8 @@ class FileFormat:
         """
         try:
             data = cleaned(json.loads(text), text)
-        except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
-            raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise RunFileError(f"{name} is not {self._what}: {json_fault(error)}") from error
         if not isinstance(data, dict) or data.get("format") != self.format:
             raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
         number = data.get("format_version")

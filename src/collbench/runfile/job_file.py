@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from collbench import untrusted
 from collbench.model.errors import RunFileError
 from collbench.model.job import Call, Group, Job, JobRank, Phase
 from collbench.runfile import atomic_write, codec
 
 FORMAT = "collbench-job"
 VERSION = 1
+MOST_BYTES = 2**30  # a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 
 def is_job(fields: Any) -> bool:
@@ -22,7 +24,7 @@ def is_job(fields: Any) -> bool:
 def holds_job(path: Path) -> bool:
     """True if a file can be read and says that it is a job."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = untrusted.read_text(path, MOST_BYTES) if path.is_file() else ""  # a pipe can be read once alone
         return f'"{FORMAT}"' in text and is_job(json.loads(text))
     except (OSError, ValueError, RecursionError):
         return False  # loading it as a run reports what is wrong
@@ -31,7 +33,7 @@ def holds_job(path: Path) -> bool:
 def dumps(job: Job) -> str:
     """Return the file's text: one line, for most of it is numbers."""
     fields = {"format": FORMAT, "format_version": VERSION, **codec.plain(job)}
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False) + "\n"
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def save(job: Job, path: Path, *, force: bool = False) -> None:
@@ -42,7 +44,7 @@ def save(job: Job, path: Path, *, force: bool = False) -> None:
 def load(path: Path) -> Job:
     """Read a file. Raises RunFileError, which says what is wrong and where."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = untrusted.read_text(path, MOST_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read job {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -55,7 +57,7 @@ def loads(text: str, name: str) -> Job:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunFileError(f"job {name} is not JSON: {error}") from error
+        raise RunFileError(f"{name} is not a recorded job: {codec.json_fault(error)}") from error
     if not is_job(fields):
         raise RunFileError(f"{name} is not a recorded job: make one with 'collbench record' or 'collbench import'")
     if fields.get("format_version") != VERSION:
@@ -70,8 +72,6 @@ def loads(text: str, name: str) -> Job:
 
 def _check(job: Job) -> None:
     """Raise ValueError for what no job can have: a call without a group, a group with ranks that do not exist."""
-    if job.world_size < 1:
-        raise ValueError(f"job.world_size is {job.world_size}")
     for number, group in enumerate(job.groups):
         wrong = [rank for rank in group.ranks if not 0 <= rank < job.world_size]
         if wrong or len(set(group.ranks)) != len(group.ranks) or len(group.ranks) not in {0, group.size}:
@@ -92,8 +92,8 @@ def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
         _ = call.collective
     except ValueError:
         raise ValueError(f"{where}.operation is '{call.operation}', which is not a collective") from None
-    if not 0 <= call.group < len(groups) or call.size_bytes < 0:
-        raise ValueError(f"{where} is of group {call.group} and {call.size_bytes} bytes")
+    if not 0 <= call.group < len(groups):
+        raise ValueError(f"{where} is of group {call.group}, of {len(groups)}")
     for end, number in (("root", call.root), ("peer", call.peer)):
         if number is not None and not 0 <= number < groups[call.group].size:
             raise ValueError(f"{where}.{end} is {number}, of {groups[call.group].size} ranks")
@@ -112,7 +112,7 @@ def _check_order(rank: JobRank) -> None:
 
 
 def _check_phase(phase: Phase, calls: int, where: str) -> None:
-    if phase.repetitions < 1 or not phase.positions:
+    if not phase.positions:
         raise ValueError(f"{where} has a phase without calls")
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")

@@ -13,19 +13,24 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collbench.model.errors import RunFileError
+from collbench import untrusted
+from collbench.model.errors import DroppedLines, RunFileError
 from collbench.model.printable import cleaned
-from collbench.model.run import DataPoint, Device, Latency, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, Latency, Measurement, Run, StopReason
 from collbench.runfile import versions
-from collbench.runfile.codec import build
+from collbench.runfile.codec import MOST_BYTES, build, json_fault
 
 _FORMAT = "collbench-journal"
-_HEAD = json.dumps({"format": _FORMAT})[:-1].encode()
+_HEAD = f'{{"format": "{_FORMAT}"'.encode()
+_MOST_WORDS = 300  # characters: a value of a line may have any length
 # Trials of small messages last 0.1 ms, so a line is made in a fifth of that: tuples and enums are left to json.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: {n: getattr(value, n) for n in value.__slots__})
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, default=lambda value: {name: getattr(value, name) for name in value.__slots__}
+)
 
 
 class Journal:
@@ -47,7 +52,7 @@ class Journal:
         """Empty the journal: from now on it continues the file that holds `text`. Raises OSError."""
         self._file.seek(0)
         self._file.truncate()
-        self._file.write(json.dumps({"format": _FORMAT, "continues": _digest(text)}) + "\n")
+        self._file.write(f"{_head(text)}\n")
 
     def add(self, result: Measurement | Latency) -> None:
         """Append the latest trial of a data point, why it was given up, or its single launches. Raises OSError."""
@@ -98,6 +103,8 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(status.st_mode) else b"?"
             if not _HEAD.startswith(head):
                 raise RunFileError(f"{path} has the name of {run_file}'s journal: move it, or choose another name")
+            if why := untrusted.doubt(status, _owners(run_file)):
+                raise RunFileError(f"{path}, the journal of {run_file}, is not written to: {why}; choose another name")
             with contextlib.suppress(FileNotFoundError):  # its process has removed it meanwhile: look again
                 if os.path.samestat(status, path.lstat()):
                     return number
@@ -105,6 +112,13 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             os.close(number)
             raise
         os.close(number)
+
+
+def _owners(run_file: Path) -> set[int]:
+    """Return whose journal is believed: this user's, and that of the run's owner, as root's files may be nobody's."""
+    with contextlib.suppress(OSError):
+        return {os.geteuid(), run_file.stat().st_uid}
+    return {os.geteuid()}
 
 
 def _lock(number: int, run_file: Path) -> None:
@@ -117,25 +131,35 @@ def _lock(number: int, run_file: Path) -> None:
             raise
 
 
-def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measurement | Latency]:
-    """Return what continues the run file with this text, in order: trials, each with its latest sample, and launches.
+def merge(run: Run, run_file: Path, text: str, check: Callable[[Measurement | Latency, str], None]) -> None:
+    """Add to a run the trials and single launches of the journal that continues its file with this text.
 
-    Nothing where there is no journal, or where it continues another text. Reading ends at a line that is cut off.
+    `check` raises ValueError for what the run cannot have: such a line is left out, and a warning names the first. A
+    last line that is cut off, as a killed process leaves it, needs none. Raises RunFileError for a journal that cannot
+    be read, and for one that another user may have written.
     """
+    path, devices = journal_of(run_file), [device.tag for device in run.devices]
     try:
-        lines = journal_of(run_file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    header = next(_objects(lines[:1]), None)
-    if header != {"format": _FORMAT, "continues": _digest(text)}:
-        return []
-    return list(_trials(lines[1:], [device.tag for device in devices]))
-
-
-def merge(run: Run, trials: Iterable[Measurement | Latency]) -> None:
-    """Add trials and single launches to a run in their order."""
+        head, *lines = untrusted.read(path, MOST_BYTES, _owners(run_file)).decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFileError(
+            f"cannot read {path}, the journal of an unfinished run: {error.strerror}; move it away to read the run "
+            "without it"
+        ) from error
+    if head != _head(text):
+        return
     known: dict[DataPoint, Measurement] = {measurement.point: measurement for measurement in run.measurements}
-    for trial in trials:
+    wrong: list[str] = []
+    for number, line in enumerate(lines, 2):
+        try:
+            trial = _trial(line, devices)
+            check(trial, "trial")
+        except ValueError as error:
+            if number <= len(lines):
+                wrong.append(f"line {number} is left out: {str(error)[:_MOST_WORDS]}")
+            continue
         if isinstance(trial, Latency):
             run.latencies = [*(one for one in run.latencies if one.point != trial.point), trial]
             continue
@@ -146,6 +170,9 @@ def merge(run: Run, trials: Iterable[Measurement | Latency]) -> None:
         else:
             measurement.samples += trial.samples
             measurement.stop, measurement.wrong, measurement.failure = trial.stop, trial.wrong, trial.failure
+    if wrong:
+        others = f"; so are {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+        warnings.warn(f"{path}: {wrong[0]}{others}", DroppedLines, stacklevel=2)
 
 
 def mark_interrupted(run: Run) -> None:
@@ -154,23 +181,21 @@ def mark_interrupted(run: Run) -> None:
         measurement.stop = measurement.stop or StopReason.INTERRUPTED
 
 
-def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement | Latency]:
-    for number, data in enumerate(_objects(lines)):
-        kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
-        versions.replace_sentences([data] if kind is Measurement else [], tags)
-        try:
-            trial: Measurement | Latency = build(kind, data, f"trial {number}")
-        except ValueError:
-            return
-        yield trial
+def _trial(line: str, tags: Sequence[str]) -> Measurement | Latency:
+    """Return what a line holds. Raises ValueError."""
+    try:
+        data = cleaned(json.loads(line), line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(json_fault(error)) from error
+    kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
+    versions.replace_sentences([data] if kind is Measurement else [], tags)
+    trial: Measurement | Latency = build(kind, data, "trial")
+    return trial
 
 
-def _objects(lines: list[str]) -> Iterator[object]:
-    for line in lines:
-        try:
-            yield cleaned(json.loads(line), line)
-        except ValueError:
-            return
+def _head(text: str) -> str:
+    """Return the first line of the journal that continues the file with this text."""
+    return json.dumps({"format": _FORMAT, "continues": _digest(text)}, allow_nan=False)
 
 
 def _digest(text: str) -> str:

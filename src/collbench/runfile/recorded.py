@@ -285,11 +285,12 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
 
 def _add_runs(folded: _Folded, stream: Stream) -> None:
     """Add the phases that the plugin folded, with its sums and samples."""
+    symbols = [tuple(phase.symbols.tolist()) for phase in stream.phases]
     for phase, repetitions in stream.runs:
-        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
+        folded.add(symbols[phase], repetitions)
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
-        partial = folded.phases[tuple(repeated.symbols.tolist())]
+        partial = folded.phases[symbols[phase]]
         partial.samples += [sample for sample in repeated.samples if sample.repetition < partial.repetitions]
         if repeated.times is not None:
             partial.pauses = [_summed(times) for times in repeated.times]

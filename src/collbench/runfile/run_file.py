@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Latency, Measurement, Overlap, OverlapTrial, Replay, ReplayTrial, Run
+from collbench.model.run import (
+    DataPoint,
+    Latency,
+    Measurement,
+    Overlap,
+    OverlapTrial,
+    Replay,
+    ReplayTrial,
+    Run,
+    Settings,
+)
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import FileFormat, build, plain
@@ -58,14 +69,15 @@ def check_writable(path: Path, *, replace: bool = False) -> None:
 
 
 def load(path: Path) -> Run:
-    """Read a run file, and the journal beside it that a killed process left. Raises RunFileError: what is wrong, where.
+    """Read a run file; of an unfinished run also the journal beside it, which a killed process left.
 
-    Data points of an unfinished run that have no reason to stop are marked as interrupted.
+    Data points of an unfinished run that have no reason to stop are marked as interrupted. Raises RunFileError: what is
+    wrong, where. A warning, DroppedLines, names a line of the journal that the run cannot have.
     """
     text = _FORMAT.read(path)
     run = loads(text, str(path))
-    journal.merge(run, journal.read(path, text, run.devices))
     if not run.complete:
+        journal.merge(run, path, text, partial(_check_result, run))
         journal.mark_interrupted(run)
     return run
 
@@ -81,19 +93,26 @@ def again(run: Run) -> Run:
 def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
     """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item.
 
-    `answer`, what the run means, comes before its fields; no file has it.
+    `answer`, what the run means, comes before its fields; no file has it. Raises RunFileError for a number that JSON
+    has not.
     """
     fields = ({} if answer is None else {"answer": answer}) | plain(run)
-    first = json.dumps({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
-    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
+    try:
+        first = _json({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
+        return f"{first},\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
+    except ValueError as error:
+        raise RunFileError(f"the run cannot be saved: {error}") from error
 
 
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+        return "[\n" + ",\n".join(map(_json, value)) + "\n]"
     if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
-        return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in value.items()) + "\n}"
-    return json.dumps(value, ensure_ascii=False)
+        return "{\n" + ",\n".join(f"{_json(name)}: {_lines(part)}" for name, part in value.items()) + "\n}"
+    return _json(value)
+
+
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def loads(text: str, name: str) -> Run:
@@ -104,8 +123,12 @@ def loads(text: str, name: str) -> Run:
 def _build(fields: dict[str, Any]) -> Run:
     run: Run = build(Run, fields, "run")
     _check_settings(run)
-    _check_meaning(run)
-    _check_latencies(run)
+    for number, path in enumerate(run.paths):
+        _check_members(path.devices, range(len(run.devices)), f"run.paths[{number}].devices")
+    by_name: dict[str, Sequence[Measurement | Latency]] = {"measurements": run.measurements, "latencies": run.latencies}
+    for name, results in by_name.items():
+        for number, result in enumerate(results):
+            _check_result(run, result, f"run.{name}[{number}]")
     _check_ranks(run)
     for number, check in enumerate(run.interference_checks):
         _check_members(check.members, range(len(run.devices)), f"run.interference_checks[{number}].members")
@@ -118,6 +141,8 @@ def _build(fields: dict[str, Any]) -> Run:
 def _check_settings(run: Run) -> None:
     """Raise ValueError where settings make no sense: --resume asks for them again, as if they were typed."""
     settings = run.settings
+    if run.backend not in BACKENDS:
+        raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
     if settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
     if settings.redop not in REDOPS:
@@ -125,41 +150,38 @@ def _check_settings(run: Run) -> None:
     sizes = settings.requested_sizes
     if sizes is not None and not sizes:
         raise ValueError("run.settings.requested_sizes is [], not null or sizes")
-    rooted = [measurement.point for measurement in run.measurements if measurement.point.operation.rooted]
-    ranks = min((len(point.members) for point in rooted), default=max(1, len(run.devices)))
-    if settings.root >= ranks:
-        raise ValueError(f"run.settings.root is {settings.root}, but {ranks} ranks count from 0")
+    _check_root(settings, max(1, len(run.devices)))
     for members in settings.sets:
         _check_members(members, range(len(run.devices)), "run.settings.sets")
 
 
-def _check_meaning(run: Run) -> None:
+def _check_root(settings: Settings, ranks: int) -> None:
+    if settings.root >= ranks:
+        raise ValueError(f"run.settings.root is {settings.root}, but {ranks} ranks count from 0")
+
+
+def _check_result(run: Run, result: Measurement | Latency, where: str) -> None:
     """Raise ValueError where fields of the right type make no sense, so that no judge of the run has to check them."""
-    positions = range(len(run.devices))
-    if run.backend not in BACKENDS:
-        raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
-    for number, path in enumerate(run.paths):
-        _check_members(path.devices, positions, f"run.paths[{number}].devices")
-    for number, measurement in enumerate(run.measurements):
-        where = f"run.measurements[{number}]"
-        point = measurement.point
-        fewest = 1 if point.variant.endpoints is Endpoints.DEVICE else 2
-        _check_members(point.members, positions, f"{where}.point.members", fewest)
-        if point.registration is not Registration.NONE and not point.operation.is_collective:
-            raise ValueError(f"{where}.point.registration is '{point.registration}', which is for collectives")
-        _check_skew(point, f"{where}.point")
-        on_a_link = point.variant.endpoints in (Endpoints.LINK, Endpoints.PAIR)
-        if not point.operation.is_collective and on_a_link and len(point.members) != 2:
-            raise ValueError(
-                f"{where}.point.members are {len(point.members)}, but a copy has a source and a destination"
-            )
-        for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
-        _check_failure(measurement.failure, positions, f"{where}.failure")
-        if not all(sample.seconds for sample in measurement.samples) or not (
-            measurement.samples or measurement.failure
-        ):
+    positions, point = range(len(run.devices)), result.point
+    fewest = 1 if point.variant.endpoints is Endpoints.DEVICE else 2
+    _check_members(point.members, positions, f"{where}.point.members", fewest)
+    if point.operation.rooted:
+        _check_root(run.settings, len(point.members))
+    if point.registration is not Registration.NONE and not point.operation.is_collective:
+        raise ValueError(f"{where}.point.registration is '{point.registration}', which is for collectives")
+    _check_skew(point, f"{where}.point")
+    on_a_link = point.variant.endpoints in (Endpoints.LINK, Endpoints.PAIR)
+    if not point.operation.is_collective and on_a_link and len(point.members) != 2:
+        raise ValueError(f"{where}.point.members are {len(point.members)}, but a copy has a source and a destination")
+    if isinstance(result, Latency):
+        _check_latency(result, where)
+    else:
+        _check_failure(result.failure, positions, f"{where}.failure")
+        if not all(sample.seconds for sample in result.samples) or not (result.samples or result.failure):
             raise ValueError(f"{where} has no batch times")
+    flags = result.flags if isinstance(result, Latency) else (flag for one in result.samples for flag in one.flags)
+    for flag in flags:
+        _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
 
 
 def _check_skew(point: DataPoint, where: str) -> None:
@@ -173,17 +195,14 @@ def _check_skew(point: DataPoint, where: str) -> None:
         raise ValueError(f"{where}.skew: {error}") from None
 
 
-def _check_latencies(run: Run) -> None:
-    for number, latency in enumerate(run.latencies):
-        where = f"run.latencies[{number}]"
-        _check_members(latency.point.members, range(len(run.devices)), f"{where}.point.members")
-        if len(latency.ranks) != len(latency.point.members):
-            raise ValueError(f"{where} has {len(latency.ranks)} ranks, but {len(latency.point.members)} members")
-        counts = {len(times) for rank in latency.ranks for times in (rank.arrived, rank.left)}
-        if len(counts) != 1 or 0 in counts:
-            raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
-        for flag in latency.flags:
-            _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
+def _check_latency(latency: Latency, where: str) -> None:
+    if not latency.point.operation.is_collective:
+        raise ValueError(f"{where}.point.operation is '{latency.point.operation}', not a collective")
+    if len(latency.ranks) != len(latency.point.members):
+        raise ValueError(f"{where} has {len(latency.ranks)} ranks, but {len(latency.point.members)} members")
+    counts = {len(times) for rank in latency.ranks for times in (rank.arrived, rank.left)}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
 
 
 def _check_ranks(run: Run) -> None:
@@ -276,6 +295,8 @@ class RunWriter:
                 self._journal.add(result)
         except OSError as error:
             self._give_up(cannot_save(self._file.path, error))
+        except ValueError as error:  # a number that JSON has not
+            self._give_up(RunFileError(f"the run cannot be saved: {error}"))
         except RunFileError as error:
             self._give_up(error)
 
@@ -292,11 +313,18 @@ class RunWriter:
             self.failure = error
 
     def end(self) -> None:
-        """Write the run whole. A failure is for the caller to raise; what the journal holds then stays there."""
+        """Write the run whole. A failure is for the caller to raise; what the journal holds then stays there.
+
+        What could not be read again is a failure, too: the older file and the journal are then the better ones.
+        """
         if self._file is None:
             return
+        if self._streams:  # Ctrl-C may come while a pipe waits for its reader
+            self.failure = RunFileError(f"nothing reads {self._file.path}")
         try:
-            self._file.write(dumps(self._run))
+            text = dumps(self._run)
+            loads(text, "the run")
+            self._file.write(text)
         except RunFileError as error:
             self.failure = error
             self.close()

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from collbench import untrusted
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.units import abridged, amount
 from collbench.runfile import atomic_write
 
 RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def state_folder(name: str) -> Path:
@@ -114,6 +114,4 @@ def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
         return f"it cannot be examined ({error.strerror})"
     if not is_kind(file_status.st_mode):
         return "it is a file of another kind"
-    if file_status.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {file_status.st_uid})"
-    return "others can write it" if file_status.st_mode & _OTHERS_WRITE else ""
+    return untrusted.doubt(file_status, {os.geteuid()})

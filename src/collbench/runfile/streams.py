@@ -7,7 +7,6 @@ not fit together raise StreamError.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from collbench import untrusted
+from collbench.model.job import MOST_RANKS
 
 MAGIC, VERSION = b"CBSTREAM", 4
 NO_RANK = -1
@@ -229,28 +231,18 @@ class Stream:
 _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
-_MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+_MOST_ELEMENTS = 1 << 56
 _MOST_BYTES = 32 << 20
+_MOST_CALLS = 1 << 15  # in the tail, which are searched for what repeats; a phase has half of them
 _LATEST = 1 << 62  # ns: 146 years after a host's start
 
 
 def read(path: Path) -> bytes:
     """Return a stream's bytes. Raises StreamError for a file that another user may have put there, and OSError."""
-    _check_own(path, path.lstat())
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check_own(path, os.fstat(file.fileno()))
-        return file.read(_MOST_BYTES)
-
-
-def _check_own(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise StreamError("it is no regular file")
-    if status.st_uid not in {os.geteuid(), path.parent.stat().st_uid}:
-        raise StreamError("it belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StreamError("other users can write it")
-    if status.st_size > _MOST_BYTES:
-        raise StreamError("it is larger than any stream")
+    try:
+        return untrusted.read(path, _MOST_BYTES, {os.geteuid(), path.parent.stat().st_uid})
+    except untrusted.Refused as error:
+        raise StreamError(error.strerror) from error
 
 
 def parse(data: bytes | bytearray | memoryview) -> Stream:
@@ -289,7 +281,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         abi=header["abi"],
         nccl=header["nccl"],
         env_rank=_or_none(header["env_rank"]),
-        env_world=_or_none(header["env_world"]),
+        env_world=_or_none(header["env_world"]) if header["env_world"] <= MOST_RANKS else None,
         monotonic_ns=header["monotonic_ns"],
         realtime_ns=header["realtime_ns"],
         complete=bool(header["exited"]) or (not header["open"] and bool(communicators)),
@@ -320,7 +312,7 @@ def _check_tables(
     for symbols in (*(phase.symbols for phase in phases), tail):
         if len(symbols) and int(symbols.max()) // 2 >= len(calls):
             raise StreamError("a phase has a call that is not in the table of calls")
-    if any(not 0 <= one.rank < (one.ranks or _MOST_RANKS) <= _MOST_RANKS for one in communicators):
+    if any(not 0 <= one.rank < (one.ranks or MOST_RANKS) <= MOST_RANKS for one in communicators):
         raise StreamError("a communicator has a rank that it cannot have")
     if any(call.count > _MOST_ELEMENTS for call in calls):
         raise StreamError("a call is larger than any can be")
@@ -350,12 +342,16 @@ class _File:
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self.data = data
+        self._left = len(data)  # bytes that no array has had: of phases that share them, each would be a copy
 
     def at(self, offset: int, kind: np.dtype[Any] | str, count: int) -> Numbers:
         """Return `count` values from an offset on. Raises StreamError."""
         size = np.dtype(kind).itemsize
         if offset < HEADER.itemsize or offset + count * size > len(self.data):
             raise StreamError(f"it was cut off: {count} values at byte {offset} of {len(self.data)}")
+        self._left -= count * size
+        if self._left < 0:
+            raise StreamError("its parts overlap")
         return np.frombuffer(self.data, kind, count, offset)
 
     def area(self, header: Fields, name: str, kind: np.dtype[Any]) -> Numbers:
@@ -387,7 +383,7 @@ def _settled(file: _File, header: Fields) -> tuple[tuple[int, int], int, tuple[t
         if runs:
             runs[-1] = (runs[-1][0], header["moving_repetitions"])
     first, count = tail >> 32, tail & 0xFFFFFFFF
-    if count > header["tail_max"] or first >= max(1, header["tail_max"]):
+    if not count <= header["tail_max"] <= _MOST_CALLS or first >= max(1, header["tail_max"]):
         raise StreamError("its tail is longer than it can be")
     return (first, count), before, tuple(runs)
 
@@ -398,8 +394,8 @@ def _ring(values: Numbers, first: int, count: int) -> Numbers:
 
 def _phase(file: _File, phase: Fields) -> Repeated:
     length, used = phase["length"], phase["used"]
-    if not length or used > phase["slots"]:
-        raise StreamError("a phase is empty, or has more samples than it can have")
+    if not 0 < length <= _MOST_CALLS or used > phase["slots"]:
+        raise StreamError("a phase is empty, or has more calls or samples than it can have")
     times, gpu_times = (_times(file, phase[name], length) for name in ("times", "gpu_times"))
     samples = file.at(phase["samples"], "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
     gpu: Numbers = np.zeros((used, length), np.int64)
@@ -435,7 +431,7 @@ def _plausible(times: Numbers) -> bool:
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
     """Return the calls from `first` on, which wait for their launch or end, and their symbols after `known` calls."""
     after, most = header["pending_next"], header["pending_max"]
-    if after - first > most:
+    if after - first > most or most > _MOST_CALLS:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
         return np.zeros(0, _PENDING), np.zeros(0, np.int64)
@@ -467,7 +463,7 @@ def _environment(data: Any) -> dict[str, str]:
 
 
 def _or_none(number: int) -> int | None:
-    return None if number == NO_RANK else number
+    return None if number < 0 else number  # NO_RANK, or damage
 
 
 def bucket_median(times: Any) -> float:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.printable import cleaned
-from collbench.runfile.codec import build
+from collbench.runfile.codec import build, json_fault
 
 Pair = tuple[int, int]
 _Array = NDArray[np.float64]
 # Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
 _MOST_NODES = 1_024
+MOST_BYTES = 2**20  # of a cluster's file: one with a fault at every node takes a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,14 @@ def measured(
 def load(text: str, name: str) -> Cluster:
     """Return the cluster that JSON text describes; `name` is the file's, for errors. Raises RunFileError."""
     try:
-        data = cleaned(json.loads(text), text)
+        try:
+            data = cleaned(json.loads(text), text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(json_fault(error)) from error
         if isinstance(data, dict) and "told" in data:  # what older files call it
             data["reported"] = data.pop("told")
         cluster: Cluster = build(Cluster, data, "cluster")
-    except (ValueError, TypeError, RecursionError, UsageError) as error:
+    except (ValueError, TypeError, UsageError) as error:
         raise RunFileError(
             f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
         ) from error

@@ -16,11 +16,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from collbench import untrusted
 from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
-from collbench.runfile.codec import build
+from collbench.runfile.codec import build, json_fault
 
 # The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
@@ -418,8 +419,8 @@ def loads(text: str, name: str) -> Fabric:
     """Return the fabric in JSON text; `name` is the file's, for errors. Raises UsageError."""
     try:
         data = cleaned(json.loads(text, parse_constant=_no_number), text)
-    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
-        raise UsageError(f"{name} is not a fabric file: not JSON, or cut off ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is not a fabric file: {json_fault(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f'{name} is JSON but not a fabric: it has no "format": "{FORMAT}"; see docs/fabric-file.md')
     version, noise = data.get("format_version"), data.get("noise")
@@ -444,17 +445,12 @@ def _shipped() -> Traversable:
 def _text(path: str) -> str:
     shipped = f"name a file, or one of {', '.join(names())}"
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        return untrusted.read_text(Path(path), _MOST_BYTES)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a fabric file: it is not text; {shipped}") from error
     except (OSError, ValueError) as error:  # the latter for a zero byte in the name
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"cannot read fabric '{path}': {why}; {shipped}") from error
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"{path} is not a fabric file: it is larger than 1 MiB; {shipped}")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a fabric file: it is not text; {shipped}") from error
 
 
 def _no_number(word: str) -> float:

@@ -99,7 +99,7 @@ def of_trend(trend: Trend, status: int) -> str:
 def json_text(name: str, status: int, body: Json) -> str:
     """Return what --json prints (docs/exchange.md)."""
     head = {"format": name, "format_version": _VERSION, "exit_status": status}
-    return json.dumps(head | body, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(head | body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _comparison(comparison: Comparison) -> Json:

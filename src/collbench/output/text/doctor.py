@@ -45,7 +45,7 @@ def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int
     """Return the findings as JSON (docs/doctor.md); `head` has the machine and the version of collbench."""
     kind = {"format": "collbench-doctor", "format_version": _VERSION}
     body = {**kind, **head, "exit_status": exit_status, "findings": plain(tuple(findings))}
-    return json.dumps(body, ensure_ascii=True, indent=2) + "\n"
+    return json.dumps(body, ensure_ascii=True, indent=2, allow_nan=False) + "\n"
 
 
 def printable(text: str) -> str:

@@ -107,7 +107,9 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
 
 def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
     """Return the verdicts as JSON text (docs/check.md); `exit_status` is that of the command."""
-    return json.dumps(as_json(run, verdicts, exit_status, shortfall), ensure_ascii=False, indent=1) + "\n"
+    return (
+        json.dumps(as_json(run, verdicts, exit_status, shortfall), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    )
 
 
 def as_json(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from collbench import untrusted
 from collbench.model.errors import RunFileError
 from collbench.model.job import Source
 from collbench.model.printable import one_line
@@ -59,6 +61,11 @@ FORMATS = {
 }
 
 
+_MOST_BYTES = 2**30  # of a rank's trace, decompressed
+# gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.
+_MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
+
+
 def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
     """Read the traces of a job's ranks, of the kind that is forced or that each file holds. Raises RunFileError."""
     return [trace for path in paths for trace in _read(path, forced, len(paths))]
@@ -66,7 +73,7 @@ def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
 
 def _read(path: Path, forced: Source | None, files: int) -> list[Trace]:
     try:
-        data = path.read_bytes()
+        data = untrusted.read(path, _MOST_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
     try:
@@ -82,9 +89,13 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
     """
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            most = min(_MOST_BYTES, max(_FEWEST_BYTES, _MOST_COMPRESSED * len(data)))
+            data = untrusted.bounded(gzip.GzipFile(fileobj=io.BytesIO(data)).read, most)
         except (OSError, EOFError, zlib.error) as error:
-            raise Unreadable(f"it cannot be decompressed: {error}") from error
+            why = error.strerror if isinstance(error, untrusted.Refused) else error
+            raise Unreadable(f"it cannot be decompressed: {why}") from error
+    if not data:
+        raise Unreadable("it is empty")
     content = Content(data, _rank_in(name), files)
     candidates = FORMATS if forced is None else {forced: FORMATS[forced]}
     for format_ in candidates.values():

@@ -8,7 +8,6 @@ call stands there if NCCL_INSPECTOR_DUMP_VERBOSE was set. Names and units are th
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 from collections.abc import Iterable
@@ -37,7 +36,8 @@ _LONGEST = 2**20  # bytes of a line: a longer one is other JSON, which need not 
 
 def is_inspector(content: Content) -> bool:
     """True if one of the first lines is about a call."""
-    lines = itertools.islice(io.BytesIO(content.data), _LOOKED_AT)
+    stream = io.BytesIO(content.data)
+    lines = (stream.readline(_LONGEST) for _ in range(_LOOKED_AT))
     return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
 
 

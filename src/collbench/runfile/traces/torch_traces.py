@@ -51,6 +51,7 @@ _LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 _NO_CALL = re.compile(r"wait|init|barrier|coalesced|allgathercoalesced|reducescattercoalesced|startcoalescing|")
 _CALL_ROW = "record_param_comms"  # the name of a call's row in the traces of torch.profiler and the observer
 _GROUPS_NODE = "process_group:init"  # the name of the node that lists the groups
+_UNKNOWN = (math.nan, math.nan)
 _MOST_LISTED = 2**16  # ranks of a group that a file may name by their number alone
 
 
@@ -177,16 +178,18 @@ def read_kineto(content: Content) -> list[Trace]:
     base: Any = fields.get("baseTimeNanoseconds")
     origin = base / 1e3 if values.natural(base) else 0.0
     events = [event for event in map(values.fields, fields["traceEvents"]) if event.get("ph") == "X"]
-    kernels: dict[Any, tuple[float, float]] = {}  # of each call: when its first one began, and how long all took
+    kernels: dict[int | str, tuple[float, float]] = {}  # of each call: when its first one began, and how long all took
     for event in events:
         if event.get("cat") == "kernel" and "nccl" in values.text(event.get("name")).lower():
             number = values.hashable(values.fields(event.get("args")).get("External id"))
-            lasted = values.number(event.get("dur"))
+            start, lasted = origin + values.number(event.get("ts")), values.number(event.get("dur"))
             if not number:
                 trace.replays = True  # a kernel of NCCL without a call: a graph's
-            elif not math.isnan(lasted):
+            elif math.isnan(start) or math.isnan(lasted):
+                trace.skipped += 1
+            else:
                 began, before = kernels.get(number, (math.inf, 0.0))
-                kernels[number] = min(began, origin + values.number(event.get("ts"))), before + lasted
+                kernels[number] = min(began, start), before + lasted
     rows = [event for event in events if event.get("name") == _CALL_ROW]
     for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
         arguments = values.fields(event.get("args"))
@@ -200,7 +203,8 @@ def read_kineto(content: Content) -> list[Trace]:
             )
         name = values.text(arguments.get("Collective name"))
         peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
-        began, lasted = kernels.get(values.hashable(arguments.get("External id")), (math.nan, math.nan))
+        call_number = values.hashable(arguments.get("External id"))
+        began, lasted = kernels.get(call_number, _UNKNOWN) if call_number is not None else _UNKNOWN
         _Row(
             key,
             name,

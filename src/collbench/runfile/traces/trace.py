@@ -8,7 +8,9 @@ from typing import Any
 
 from collbench.model.job import Source
 from collbench.runfile.traces import values
+from collbench.runfile.traces.values import Unreadable
 
+_MOST_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of four hundred thousand ranks
 _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
@@ -41,14 +43,18 @@ class Trace:
     world_size: int = 0
     nccl: str = ""
     host: str = ""
+    known_members: int = 0  # of all its groups
     lost: int = 0  # calls that the job made, and the trace has not kept
     skipped: int = 0  # rows that could not be read
     replays: bool = True  # a captured graph's calls are there once, or its kernels without a call
     ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
-        """Note a group's ranks, or () and its size where these are unknown."""
+        """Note a group's ranks, or () and its size where these are unknown. Raises Unreadable for too many of them."""
         members = values.ranks(ranks)
+        self.known_members += len(members)
+        if self.known_members > _MOST_MEMBERS:
+            raise Unreadable(f"its groups have more than {_MOST_MEMBERS:,} members together, which no job has")
         self.members[key], self.sizes[key] = members, len(members) or size
         self.names[key] = description if description not in {"", "undefined"} else key
 

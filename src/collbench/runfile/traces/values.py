@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
-MOST_RANKS = 2**24
+from collbench.model.job import MOST_RANKS
+from collbench.runfile.codec import json_fault
+
 MOST_ELEMENTS = 2**50
 
 
@@ -40,15 +42,32 @@ class Content:
 
     def _value(self) -> Any:
         try:
-            if self.data[:1].isspace() or self.data[:1] in (b"{", b"["):
-                return json.loads(self.data)
-            return _Plain(io.BytesIO(self.data)).load()
-        except (ValueError, RecursionError) as error:
-            raise Unreadable(f"it is not JSON: {error}") from error
+            if not (self.data[:1].isspace() or self.data[:1] in (b"{", b"[")):
+                return _Plain(io.BytesIO(self.data)).load()
         except Exception as error:  # a damaged pickle raises nearly anything
             raise Unreadable(
                 "it is neither JSON nor a dump of plain values, as torch's Flight Recorder writes it"
             ) from error
+        try:
+            return json.loads(self.data)
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(json_fault(error)) from error
+
+
+def _set_item(reader: Any) -> None:
+    """Set an object's field as a pickle asks for, by a key that cannot be made to have the hash of others."""
+    value, key = reader.stack.pop(), reader.stack.pop()
+    if hashable(key) is None:
+        raise pickle.UnpicklingError("a key that is no text or number")
+    reader.stack[-1][key] = value
+
+
+def _set_items(reader: Any) -> None:
+    """Set an object's fields likewise."""
+    items = reader.pop_mark()
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        reader.stack += [key, value]
+        _set_item(reader)
 
 
 class _Plain(pickle._Unpickler):
@@ -66,6 +85,8 @@ class _Plain(pickle._Unpickler):
         *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
     )
     dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _CODES}  # noqa: RUF012  # as its base has it
+
+    dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items}
 
 
 def fields(value: Any) -> dict[Any, Any]:
@@ -89,14 +110,17 @@ def natural(value: Any) -> TypeGuard[int]:
 
 
 def number(value: Any) -> float:
-    """Return a number from 0 on; NaN of what is none."""
-    real = float(value) if isinstance(value, int | float) and abs(value) < 2**62 else math.nan
+    """Return a number from 0 on, as large as moments in UTC at most; NaN of what is none."""
+    real = float(value) if isinstance(value, int | float) and abs(value) < 2**53 else math.nan
     return real if real >= 0 and math.isfinite(real) else math.nan
 
 
-def hashable(value: Any) -> Any:
-    """Return a number or text that can be a dictionary key; None for anything else."""
-    return value if isinstance(value, int | str) else None
+def hashable(value: Any) -> int | str | None:
+    """Return a number or text that can be a dictionary key; None for anything else.
+
+    Whole numbers of more bits can be made to have one hash, and each then takes as long as all before it.
+    """
+    return value if natural(value) or isinstance(value, str) else None
 
 
 def rank(value: Any) -> int | None:

@@ -1,0 +1,82 @@
+"""Files that somebody else may have made: only regular files are read, and no more of them than a real one can have.
+
+A pipe may never end, and /dev/zero never does; what a folder holds beside a file need not be of who wrote that file.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+_PIECE = 2**20
+# A pipe that the shell gave to this process: `nvidia-smi topo -m | collbench topo --topology /dev/stdin`, <(…).
+_OWN_PIPE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+class Refused(OSError):
+    """A file that is not read; `strerror` says why, as it does where the system refuses."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EINVAL, why)
+
+
+def read(path: Path, most: int, owners: Collection[int] | None = None) -> bytes:
+    """Return the bytes of a regular file. Raises Refused for one of another kind or of more than `most` bytes.
+
+    With `owners`, so is a link, and a file that a user who is none of these may have written. Raises OSError.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        number = os.open(path, flags if owners is None else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if owners is not None and error.errno == errno.ELOOP:
+            raise Refused("it is a link") from error
+        raise
+    try:
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if stat.S_ISFIFO(status.st_mode) and owners is None and _OWN_PIPE.fullmatch(str(path)):
+            os.set_blocking(number, True)
+        elif not stat.S_ISREG(status.st_mode):
+            raise Refused(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'of another kind')}, not a regular file")
+        if owners is not None and (why := doubt(status, owners)):
+            raise Refused(why)
+        if status.st_size > most:
+            raise _too_long(most)
+        return bounded(lambda size: os.read(number, size), most)
+    finally:
+        os.close(number)
+
+
+def read_text(path: Path, most: int, owners: Collection[int] | None = None) -> str:
+    """Return the text of a file in UTF-8. Raises OSError as `read` does, and UnicodeDecodeError."""
+    return read(path, most, owners).decode()
+
+
+def bounded(take: Callable[[int], bytes], most: int) -> bytes:
+    """Return all that `take` gives, a piece of so many bytes at each call. Raises Refused for more than `most`."""
+    content = io.BytesIO()
+    while piece := take(_PIECE):
+        content.write(piece)
+        if content.tell() > most:
+            raise _too_long(most)
+    return content.getvalue()
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(f"it has more than {most >> 20} MiB, which no real one has")
+
+
+def doubt(status: os.stat_result, owners: Collection[int]) -> str:
+    """Return why a user who is none of `owners` may have written a file or folder; "" if none can have."""
+    if status.st_uid not in owners:
+        return f"it belongs to another user (uid {status.st_uid})"
+    return "others can write it" if status.st_mode & _OTHERS_WRITE else ""

@@ -1,0 +1,543 @@
+"""Files that somebody else made: of any kind, size and owner, with numbers that lie; one line, and little memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import pickle
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench import untrusted
+from collbench.machine.slurm import read_switches
+from collbench.model.errors import DroppedLines, ExitStatus, RunFileError, UsageError
+from collbench.model.job import Unknown
+from collbench.runfile import job_file, run_file, streams
+from collbench.runfile.journal import Journal, journal_of
+from collbench.runfile.traces.folding import job_of
+from collbench.runfile.traces.formats import parse
+from collbench.runfile.traces.values import Unreadable
+from tests.builders import gpus
+from tests.cli.conftest import program as program  # noqa: PLC0414  # the fixture
+from tests.cli.program import Program, collbench, save_run
+from tests.runfile.test_journal import keep, rates
+from tests.runfile.test_streams import recording as recording  # noqa: PLC0414  # the fixture
+
+DATA = Path(__file__).parent / "data"
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**35)
+
+
+KINDS: list[tuple[Callable[[Path], None], str]] = [
+    (pipe, "it is a pipe, not a regular file"),
+    (zeros, "it is a device, not a regular file"),
+    (unix_socket, "No such device or address"),
+    (Path.mkdir, "Is a directory"),
+    (huge, "it has more than "),
+]
+READERS = (
+    "show odd",
+    "show job.json --run odd",
+    "rank odd",
+    "report odd",
+    "import odd -o new.json",
+    "replay --backend host odd",
+    "check run.json --topology odd",
+    "check run.json --p2p odd",
+    "pairs --backend sim --fabric ./odd",
+    "pairs --resume odd",
+    "nodes --backend sim --fabric-cluster ./odd",
+    "alltoallv --backend host --skew odd",
+)
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(("make", "why"), KINDS, ids=[make.__name__ for make, _ in KINDS])
+def test_what_is_no_regular_file_or_too_long_is_refused_in_a_line(
+    program: Program, tmp_path: Path, command: str, make: Callable[[Path], None], why: str
+) -> None:
+    (tmp_path / "job.json").write_bytes((DATA / "traces" / "ddp-job.json").read_bytes())
+    save_run(tmp_path / "run.json", gpus(4))
+    make(tmp_path / "odd")
+    result = program(*command.split())
+    assert (result.status, result.out) == (2, "")
+    assert "odd" in result.line
+    assert why in result.line
+
+
+def test_a_list_of_switches_is_no_pipe(tmp_path: Path) -> None:
+    pipe(tmp_path / "odd")
+    with pytest.raises(UsageError, match=r"cannot read --switches .*odd: it is a pipe, not a regular file"):
+        read_switches(str(tmp_path / "odd"))
+
+
+@pytest.mark.parametrize("command", ["show", "rank"])
+def test_a_run_from_a_pipe_of_the_shell_is_read(loaded_program: None, tmp_path: Path, command: str) -> None:
+    save_run(tmp_path / "run.json", gpus(4))
+    args = collbench(command)
+    done = subprocess.run(
+        ["bash", "-c", '"$@" <(cat run.json)', "-", *args], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "allreduce" in done.stdout
+
+
+def test_a_pipe_that_does_not_end_is_too_long() -> None:
+    with pytest.raises(untrusted.Refused, match="more than 3 MiB"):
+        untrusted.bounded(bytes, 3 * 2**20)
+
+
+# A journal beside a run.
+
+TRIAL: dict[str, Any] = {
+    "point": {"operation": "ce-write", "members": [0, 1], "size_bytes": 2**30},
+    "samples": [{"seconds": [1.0], "iterations": 1, "concurrent": False}],
+}
+
+
+def changed(members: list[int], **point: object) -> str:
+    return json.dumps(TRIAL | {"point": TRIAL["point"] | {"members": members} | point})
+
+
+FLAGGED = 'false, "flags": [{"kind": "hot", "devices": [7]}]'
+LINES: list[tuple[str, str, str]] = [
+    ("a pair of one", changed([0, 0]), "trial.point.members is [0, 0]"),
+    ("a device that is not there", changed([0, 9]), "trial.point.members is [0, 9]"),
+    ("a copy among three", changed([0, 1, 2]), "trial.point.members are 3"),
+    ("a root that is no rank", changed([0, 1], operation="broadcast"), "run.settings.root is 2"),
+    ("no batch", json.dumps(TRIAL | {"samples": []}), "trial has no batch times"),
+    ("a flag of no device", changed([0, 1]).replace("false", FLAGGED), "[7]"),
+    ("launches of no rank", json.dumps({"point": TRIAL["point"] | {"operation": "allreduce"}, "ranks": []}), "0 ranks"),
+    ("no trial", "7", "trial is int"),
+    ("no JSON", "hello", "it is not JSON"),
+    ("a hundred thousand brackets", "[" * 100_000, "nested too deep"),
+    ("a number of five thousand digits", "9" * 5_000, "digits"),
+]
+
+
+@pytest.mark.parametrize(("what", "line", "why"), LINES, ids=[what for what, _, _ in LINES])
+def test_a_line_that_the_run_cannot_have_is_dropped_by_name_and_the_others_count(
+    program: Program, tmp_path: Path, what: str, line: str, why: str
+) -> None:
+    path = tmp_path / "run.json"
+    run = keep(path, 5)
+    run.settings = replace(run.settings, root=2)
+    head, first, *rest = journal_of(path).read_text(encoding="utf-8").splitlines()
+    Journal(path, run_file.save(replace(run, measurements=run.measurements[:1]), path, replace=True)).close()
+    head = journal_of(path).read_text(encoding="utf-8").rstrip("\n")
+    journal_of(path).write_text("\n".join([head, first, line, *rest, ""]), encoding="utf-8")
+    with pytest.warns(DroppedLines, match="line 3 is left out") as warned:
+        loaded = run_file.load(path)
+    assert why in str(warned[0].message)
+    assert rates(loaded) == {(0, 1): [1, 2, 2], (1, 0): [1, 2], (0, 2): [1]}, what
+    for command in ("show", "check", "rank", "compare base.json", "report -o page.html --force"):
+        save_run(tmp_path / "base.json", gpus(3))
+        name, *options = command.split()
+        result = program(name, *options, "run.json")
+        assert result.err.startswith("collbench: run.json.journal: line 3 is left out: "), command
+        assert result.status in (0, 1, 2)
+    assert run_file.loads(run_file.dumps(loaded), "x").measurements == loaded.measurements
+
+
+def test_a_resumed_run_keeps_its_journal_until_the_result_reads_back(program: Program, tmp_path: Path) -> None:
+    options = "pairs --backend host --sizes 8 --operations copy --quick -o run.json"
+    assert program(*options.split()).status in (0, 1)
+    path = tmp_path / "run.json"
+    run = replace(run_file.load(path), complete=False)
+    first, second, *_ = run.measurements
+    Journal(path, run_file.save(replace(run, measurements=[first]), path, replace=True)).close()
+    with journal_of(path).open("a", encoding="utf-8") as journal:
+        journal.write(changed([0, 0]) + "\n")
+    result = program("pairs", "--resume", "run.json")
+    assert "trial.point.members is [0, 0]" in result.err.splitlines()[0]
+    resumed = run_file.load(path)
+    assert {measurement.point for measurement in resumed.measurements} >= {first.point, second.point}
+    assert not journal_of(path).exists()
+
+    with pytest.raises(RunFileError):  # the same run with a measurement that no file can have
+        run_file.loads(run_file.dumps(replace(resumed, measurements=[replace(first, samples=[])])), "x")
+
+
+def test_a_result_that_cannot_be_read_back_leaves_the_older_file_and_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    run = keep(path, 4)
+    before = path.read_bytes(), journal_of(path).read_bytes()
+    run.measurements[0].samples.clear()
+    for journal in (Journal(path), None):
+        writer = run_file.RunWriter(run, path, pytest.fail, journal=journal, replace=True)
+        writer.end()
+        assert "has no batch times" in str(writer.failure)
+        assert (path.read_bytes(), journal_of(path).read_bytes()) == before
+
+
+def test_a_number_that_json_has_not_is_never_written(tmp_path: Path) -> None:
+    run = keep(tmp_path / "run.json", 1)
+    run.measurements[0].samples.append(replace(run.measurements[0].samples[0], seconds=(float("inf"),)))
+    with pytest.raises(RunFileError, match="cannot be saved"):
+        run_file.dumps(run)
+    reported: list[str] = []
+    writer = run_file.RunWriter(run, tmp_path / "run.json", reported.append, replace=True)
+    writer.finished(run.measurements[0])
+    writer.end()
+    assert len(reported) == 1
+    assert "cannot be saved" in str(writer.failure)
+
+
+def test_a_complete_run_has_no_journal(program: Program, tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run.json", gpus(4))
+    plain = program("select", "2", "run.json", "--elsewhere")
+    journal = Journal(tmp_path / "run.json", (tmp_path / "run.json").read_text(encoding="utf-8"))
+    fast = run.measurements[0]  # the slowest pair
+    for _ in range(9):
+        fast.samples.append(replace(fast.samples[0], seconds=(1e-9,) * 2))
+        journal.add(fast)
+    journal.close()
+    assert program("select", "2", "run.json", "--elsewhere") == plain
+    assert run_file.load(tmp_path / "run.json").measurements[0].samples == fast.samples[:-9]
+
+
+def others_can_write(path: Path, _patch: pytest.MonkeyPatch) -> None:
+    path.chmod(0o664)
+
+
+def a_link(path: Path, _patch: pytest.MonkeyPatch) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+def another_users(path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let a file look like another user's; only root could really change its owner."""
+    real, inode = os.fstat, path.stat().st_ino
+
+    def reported(number: int) -> os.stat_result:
+        status = real(number)
+        return os.stat_result((*status[:4], 54321, *status[5:])) if status.st_ino == inode else status
+
+    patch.setattr(os, "fstat", reported)
+
+
+def a_pipe(path: Path, _patch: pytest.MonkeyPatch) -> None:
+    path.unlink()
+    pipe(path)
+
+
+DOUBTFUL: list[tuple[Callable[[Path, pytest.MonkeyPatch], None], str]] = [
+    (others_can_write, "others can write it"),
+    (a_link, "it is a link"),
+    (another_users, "it belongs to another user (uid 54321)"),
+    (a_pipe, "it is a pipe"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "why"), DOUBTFUL, ids=["mode", "link", "owner", "pipe"])
+def test_a_journal_that_another_user_may_have_written_is_refused(
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    why: str,
+) -> None:
+    path = tmp_path / "run.json"
+    keep(path, 5)
+    before = path.read_bytes()
+    spoil(journal_of(path), monkeypatch)
+    for command in ("show run.json", "pairs --resume run.json"):
+        result = program(*command.split())
+        assert (result.status, result.out) == (2, "")
+        assert "run.json.journal" in result.line
+        assert command.startswith("pairs") or why in result.line
+    assert path.read_bytes() == before
+    assert os.path.lexists(journal_of(path))
+
+
+@pytest.mark.parametrize(("spoil", "why"), DOUBTFUL, ids=["mode", "link", "owner", "pipe"])
+def test_a_stream_that_another_user_may_have_written_is_left_out(
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recording: bytearray,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    why: str,
+) -> None:
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    for name in ("a.stream", "b.stream"):
+        (folder / name).write_bytes(recording)
+        (folder / name).chmod(0o600)
+    spoil(folder / "b.stream", monkeypatch)
+    (folder / f"x.failed-{'9' * 100}").touch()
+    (folder / f"x.failed-{'9' * 5}").touch()
+    (folder / "x.failed-28").touch()
+    result = program("record", "--streams", "streams", "-o", "job.json")
+    assert result.status == 0, result.err
+    assert "b.stream" in result.err
+    assert why in result.err
+    assert [line for line in result.err.splitlines() if "could not write its stream" in line] == [
+        "collbench: a process could not write its stream: No space left on device; name another folder with --streams "
+        "DIR"
+    ]
+    assert job_file.load(tmp_path / "job.json").ranks
+
+
+# Numbers that lie about what follows them: memory is bounded in a process of its own, time by the test's.
+
+LIMIT = 3 * 2**29  # of addresses, of which the libraries take half a GiB
+
+
+def limited(tmp_path: Path, *args: str) -> str:
+    """Run the program in 1.5 GiB; return its only line, with which it must end."""
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); del sys.argv[1]; "
+    code += "from collbench.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, str(LIMIT), *args]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def kineto(events: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    groups = [{"pg_name": "0", "pg_desc": "world", "ranks": [0, 1]}]
+    return {"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": groups}, **fields}
+
+
+def call_row(number: object) -> dict[str, Any]:
+    arguments = {"External id": number, "Process Group Name": "0", "Collective name": "allreduce", "dtype": "Float"}
+    arguments |= {"In msg nelems": 8, "Out msg nelems": 8, "Group size": 2}
+    return {"ph": "X", "name": "record_param_comms", "ts": 1.0, "args": arguments}
+
+
+def kernel(number: object, **fields: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel", "args": {"External id": number}, "dur": 5.0, **fields}
+
+
+def bomb(path: Path) -> None:
+    path.write_bytes(gzip.compress(b'{"traceEvents": [') + 768 * gzip.compress(b" " * 2**20))
+
+
+def many_members(path: Path) -> None:
+    named = {"collective_name": "allreduce", "pg_size": 65536, "global_rank_start": 0, "global_rank_stride": 1}
+    named |= {"dtype": "Float", "in_msg_nelems": 8, "out_msg_nelems": 8}
+    nodes = [
+        {
+            "id": number,
+            "name": "record_param_comms",
+            "attrs": [{"name": name, "value": value} for name, value in {"pg_name": str(number), **named}.items()],
+        }
+        for number in range(3_000)
+    ]
+    path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}), encoding="utf-8")
+
+
+def many_ranks(path: Path) -> None:
+    job = json.loads((DATA / "traces" / "ddp-job.json").read_text(encoding="utf-8"))
+    path.write_text(json.dumps(job | {"world_size": 2**64}), encoding="utf-8")
+
+
+GREEDY: list[tuple[Callable[[Path], None], str, str]] = [
+    (bomb, "import lying.json", "it cannot be decompressed: it has more than "),
+    (many_members, "import lying-0.json", "its groups have more than 4,194,304 members together"),
+    (many_ranks, "show lying.json", "job.world_size is 18446744073709551616, not 1 to 1,048,576 ranks"),
+]
+
+
+@pytest.mark.parametrize(("make", "command", "why"), GREEDY, ids=[make.__name__ for make, _, _ in GREEDY])
+def test_a_number_in_a_file_asks_for_no_memory(
+    tmp_path: Path, make: Callable[[Path], None], command: str, why: str
+) -> None:
+    make(tmp_path / command.rsplit(maxsplit=1)[-1])
+    assert why in limited(tmp_path, *command.split())
+
+
+def test_phases_that_share_bytes_are_no_stream(recording: bytearray) -> None:
+    header = dict(streams.HEADER.fields or {})
+    places = {name: struct.unpack_from("<Q", recording, header[name][1])[0] for name in ("phases_at", "arena_at")}
+    phases = 4_000
+    table = struct.pack("<8Q4I", 1, 0, *[places["arena_at"], 0] * 2, 0, 0, 2**15, 0, 0, 0) * phases
+    lying = recording[:] + table
+    struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
+    for name in ("phases", "phases_max"):
+        struct.pack_into("<I", lying, header[name][1], phases)
+    with pytest.raises(streams.StreamError, match="its parts overlap"):
+        streams.parse(lying)
+
+
+def test_a_tail_or_phase_that_would_be_searched_for_hours_is_no_stream(recording: bytearray) -> None:
+    header = dict(streams.HEADER.fields or {})
+    lying = recording[:] + bytes(2**22)
+    struct.pack_into("<I", lying, header["tail_max"][1], 2**16)
+    struct.pack_into("<Q", lying, header["tail_at"][1], len(recording))
+    with pytest.raises(streams.StreamError, match="its tail is longer than it can be"):
+        streams.parse(lying)
+    lying = recording[:] + struct.pack("<8Q4I", 1, 0, *[4096, 0] * 2, 0, 0, 2**16, 0, 0, 0)
+    struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
+    for name in ("phases", "phases_max"):
+        struct.pack_into("<I", lying, header[name][1], 1)
+    with pytest.raises(streams.StreamError, match="more calls or samples than it can have"):
+        streams.parse(lying)
+
+
+def test_a_line_about_a_long_value_is_not_as_long(program: Program, tmp_path: Path) -> None:
+    save_run(tmp_path / "run.json", gpus(4))
+    text = (tmp_path / "run.json").read_text(encoding="utf-8")
+    (tmp_path / "run.json").write_text(text.replace('"float32"', f'"{"x" * 10**6}"'), encoding="utf-8")
+    assert len(program("show", "run.json").line) < 3_000
+
+
+def test_numbers_made_to_have_one_hash_take_no_longer() -> None:
+    prime = sys.hash_info.modulus
+    alike = [kernel(prime * n + 7, ts=1.0) for n in range(1, 100_000)]  # took a quarter of an hour
+    (trace,) = parse(json.dumps(kineto([*alike, call_row(7)])).encode(), "0.json")
+    assert len(trace.calls) == 1
+    fields = b"".join(pickle.dumps(prime * n + 7, 2)[2:-1] + b"N" for n in range(1, 3))
+    with pytest.raises(Unreadable, match="neither JSON nor a dump"):
+        parse(b"\x80\x02}(" + fields + b"u.", "0.fr")
+
+
+def test_a_kernel_without_a_moment_is_left_out_and_counted(program: Program, tmp_path: Path) -> None:
+    events = [kernel(1), call_row(1), kernel(2, ts=3.0), call_row(2)]
+    (trace,) = parse(json.dumps(kineto(events)).encode(), "0.json")
+    assert trace.skipped == 1
+    job = job_of([trace])
+    assert Unknown.GPU_TIMES in job.unknown
+    (tmp_path / "0.json").write_text(json.dumps(kineto(events)), encoding="utf-8")
+    result = program("import", "0.json", "-o", "job.json")
+    assert result.status == 0
+    assert "1 rows were left out" in result.err
+
+    def refuse(word: str) -> None:
+        pytest.fail(word)
+
+    json.loads((tmp_path / "job.json").read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def test_a_run_that_nobody_reads_from_a_pipe_is_not_called_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe(tmp_path / "pipe")
+    run = keep(tmp_path / "run.json", 1)
+    writer = run_file.RunWriter(run, tmp_path / "pipe", pytest.fail)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("collbench.runfile.atomic_write._send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.end()
+    assert "nothing reads" in str(writer.failure)
+
+
+# Mutated files: every command ends with a documented status and no traceback, and changes none of them.
+
+SOME: tuple[Any, ...] = (0, -1, 1, 2, 9, 2**31, 2**60, 2**64, 10**40, 0.0, -0.5, 1e-15, 1e300, math.nan, math.inf)
+SOME += (None, True, "", "x", "=1", "allreduce", "broadcast", "alltoallv", "ce-read", "host-all", "one-to-all")
+SOME += ("window", "in-place", [], {}, [0, 0], [0, 1], [0, 9], [0, 1, 2], [[[]]], 9 * [0.5])
+
+
+def mutated(chance: random.Random, data: Any) -> Any:
+    """Return JSON's data with a value in it that is another's, gone, twice there, or one of some odd ones."""
+    data = json.loads(json.dumps(data))
+    at, steps = data, list[tuple[Any, Any]]()
+    while isinstance(at, dict | list) and at:
+        key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+        steps.append((at, key))
+        at = at[key]
+    holder, key = chance.choice(steps)
+    alike = [value for value in SOME if type(value) is type(holder[key])]
+    match chance.randrange(6):
+        case 0:
+            holder.pop(key)
+        case 1 if isinstance(holder, list):
+            holder.append(holder[key])
+        case 2:
+            holder[key] = chance.choice(SOME)
+        case _:
+            holder[key] = chance.choice(alike or SOME)
+    return data
+
+
+def assert_harmless(program: Program, command: str) -> None:
+    before = {path.name: path.read_bytes() for path in Path().glob("odd.json*")}
+    result = program(*command.split())
+    assert result.status in (0, 1, 2, 3, 4)
+    assert "Traceback" not in result.err
+    assert result.status != ExitStatus.BAD_INPUT or result.err.count("\n") - ("is left out" in result.err) == 1
+    if "json" in command.replace(".json", ""):
+        assert not re.search(r"\b(NaN|Infinity)\b", result.out)
+    assert {path.name: path.read_bytes() for path in Path().glob("odd.json*")} == before
+
+
+def test_a_mutated_journal_is_read_or_named(program: Program, tmp_path: Path) -> None:
+    chance, path = random.Random(1), tmp_path / "odd.json"
+    keep(path, 9)
+    text = journal_of(path).read_text(encoding="utf-8")
+    launches = {"arrived": [0, 1], "left": [5, 6]}
+    point = TRIAL["point"] | {"operation": "allreduce"}
+    head, *trials = [*text.splitlines(), json.dumps({"point": point, "ranks": [launches, launches]})]
+    save_run(tmp_path / "base.json", gpus(3))
+    for _ in range(25):
+        lines = [json.dumps(mutated(chance, json.loads(line))) if chance.random() < 0.4 else line for line in trials]
+        journal_of(path).write_text("\n".join([head, *lines, ""]), encoding="utf-8")
+        for command in (
+            "show",
+            "show --json",
+            "check --json",
+            "rank --json",
+            "compare base.json",
+            "export --format csv",
+        ):
+            assert_harmless(program, f"{command} odd.json")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DroppedLines)
+            run = run_file.load(path)
+        assert run_file.again(run) == run
+
+
+@pytest.mark.parametrize("kind", ["run", "job"])
+def test_a_mutated_file_is_read_or_refused(program: Program, tmp_path: Path, kind: str) -> None:
+    chance = random.Random(2)
+    save_run(tmp_path / "run.json", gpus(4))
+    (tmp_path / "job.json").write_bytes((DATA / "traces" / "moe-job.json").read_bytes())
+    original = json.loads((tmp_path / f"{kind}.json").read_text(encoding="utf-8"))
+    for _ in range(25):
+        (tmp_path / "odd.json").write_text(json.dumps(mutated(chance, original)), encoding="utf-8")
+        for command in ("show odd.json", "show --json odd.json", "report run.json odd.json -o page.html --force"):
+            assert_harmless(program, command)
+
+
+def test_mutated_traces_are_read_or_refused(program: Program, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    original = json.loads(gzip.decompress((DATA / "traces" / "ddp-0.kineto.json.gz").read_bytes()))
+    for _ in range(40):
+        (tmp_path / "odd.json").write_text(json.dumps(mutated(chance, original)), encoding="utf-8")
+        assert_harmless(program, "import odd.json -o made --force")
+        if (tmp_path / "made").exists():
+            job_file.load(tmp_path / "made")
+            (tmp_path / "made").unlink()
