@@ -145,6 +145,7 @@ void bind_gpus(py::module_& module) {
       .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)
+      .def("peer_refusals", &Gpus::peer_refusals)
       .def("time_copies", &time_copies, "round"_a, Unlocked())
       .def("time_chase", &time_chase, "round"_a, Unlocked());
 }

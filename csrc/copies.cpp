@@ -86,6 +86,13 @@ Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
   transfer.verifier = &gpus[to_host ? link.first : link.second];
   if (!is_host(far) && far != issuer.position)
     transfer.staged = !gpus.peer_access()[static_cast<std::size_t>(issuer.position)][static_cast<std::size_t>(far)];
+  // Staged, this link would be timed under a name that promises more.
+  const auto refusal = gpus.peer_refusals().find({issuer.position, far});
+  if (refusal != gpus.peer_refusals().end()) {
+    CudaError error(refusal->second);
+    error.position = issuer.position;
+    throw error;
+  }
   if (transfer.staged && round.engine == Engine::multiprocessors)
     throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
   transfer.source = from_host ? Memory{host_source(gpus, issuer, link.first), nullptr}

@@ -36,7 +36,7 @@ struct CopyRound {
 // (of a covered round to the end of the first transfer's messages), divided by the messages that each of them sends.
 // What a batch leaves in its slots is verified on the GPU, outside the timed region. Throws DataError, CudaError,
 // HangError; std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged
-// in host memory by the driver.
+// in host memory by the driver; those of a link whose peer access was refused (Gpus::peer_refusals) throw CudaError.
 Times time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

@@ -72,7 +72,7 @@ void load_kernels(Gpu& gpu, const std::string& ptx) try {
 }
 
 // Whether kernels on `user`, whose context is current, may address memory of `owner`. Without NVSwitch the driver
-// refuses more than eight peers: that link then copies through host memory. Any other failure is thrown.
+// refuses more than eight peers: that link then copies through host memory. Throws CudaError for any other refusal.
 bool enable_peer(const Gpu& user, const Gpu& owner) {
   const CUresult result = driver().cuCtxEnablePeerAccess(owner.context.get(), 0);
   if (result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled) return true;
@@ -157,7 +157,11 @@ void Gpus::enable_peers() {
       CUDA_CHECK(cuDeviceCanAccessPeer, &possible, device_of(gpus_[i].ordinal), device_of(gpus_[j].ordinal));
       if (!possible) continue;
       gpus_[i].context.make_current();
-      peer_access_[i][j] = enable_peer(gpus_[i], gpus_[j]);
+      try {
+        peer_access_[i][j] = enable_peer(gpus_[i], gpus_[j]);
+      } catch (const CudaError& error) {  // it costs this link; the others can be measured
+        peer_refusals_[{static_cast<int>(i), static_cast<int>(j)}] = error.what();
+      }
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "handles.hpp"
@@ -188,9 +189,9 @@ using OwnedThreads = std::unique_ptr<DeviceThreads, DeleteUnlessStuck>;
 class Gpus {
  public:
   // Opens the GPUs with CUDA's ordinals, in this order, with the kernels of `ptx`. With `peers`, enables peer access
-  // wherever the driver allows it. Without, copies between GPUs go through host memory. That needs a process of its
-  // own: peer access belongs to the context, which torch and NCCL share, and cuCtxDisablePeerAccess would unmap buffers
-  // that live NCCL communicators address.
+  // wherever the driver allows it; a refusal costs that link's copies, see time_copies. Without, copies between GPUs go
+  // through host memory. That needs a process of its own: peer access belongs to the context, which torch and NCCL
+  // share, and cuCtxDisablePeerAccess would unmap buffers that live NCCL communicators address.
   Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers = true);
 
   std::size_t size() const { return gpus_.size(); }
@@ -204,6 +205,8 @@ class Gpus {
   static std::size_t buffer_for(std::size_t bytes);
   // peer_access()[i][j]: kernels on i may address memory of j.
   const std::vector<std::vector<bool>>& peer_access() const { return peer_access_; }
+  // The driver's errors where it refused access that it had called possible, by user and owner of the memory.
+  const std::map<std::pair<int, int>, std::string>& peer_refusals() const { return peer_refusals_; }
   // Each GPU's L2 cache in bytes, 0 where the driver does not report it.
   std::vector<int> cache_bytes() const { return attributes(kAttributeL2CacheSize); }
   // Which GPUs offer NVLink multicast, which NCCL's NVLS needs (0 before driver 12.1); collbench never uses it itself.
@@ -238,6 +241,7 @@ class Gpus {
   std::vector<Gpu> gpus_;
   PinnedMemory latch_;
   std::vector<std::vector<bool>> peer_access_;
+  std::map<std::pair<int, int>, std::string> peer_refusals_;
   std::size_t buffer_bytes_ = 0;
   std::uint64_t cursor_ = 0;
   std::uint64_t displacement_ = 0;

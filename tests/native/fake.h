@@ -6,7 +6,8 @@
 //   FAKE_GPUS=4                 FAKE_MEMORY=1073741824 (bytes, by GPU)   FAKE_FREE (bytes, by GPU)
 //   FAKE_RATE=100 (GB/s, by pair)   FAKE_SM_SHARE=0.9 (of it that kernels reach)   FAKE_STAGED=10 (GB/s, no peer
 //   access) FAKE_LATENCY=1e-6 (s a copy, by pair)   FAKE_COLLECTIVE_LATENCY=5e-6 (s)   FAKE_LAG=0 (s a collective, by
-//   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
+//   GPU) FAKE_NO_PEER=0 (1: no peer access, by pair)   FAKE_REFUSE_PEER=0 (error of enabling it
+//   where it is possible, by user>owner)   FAKE_CUDA=13000   FAKE_NCCL=22809   FAKE_DRIVER=580.159.04
 //   FAKE_NVLINKS=18 (to a switch)   FAKE_DIRECT=0 (NVLinks of a pair, without a switch)   FAKE_ANCESTOR=30 (by pair)
 //   FAKE_PROCESS=0 (pid of a process that holds what is not free, by GPU)   FAKE_NCCL_STATE=0 (async error, by rank)
 //   FAKE_ILL_FROM=0 (looks at a GPU's health until these begin, by GPU): FAKE_THROTTLE=0 (bits of nvml.h)

@@ -166,6 +166,7 @@ EXPORT int cuCtxEnablePeerAccess(Context* peer, unsigned flags) {
   (void)flags;
   CALLED_ON_GPU;
   if (!peers(current->gpu, peer->gpu)) return kNoPeerSupport;
+  RETURN_IF((int)by_pair("FAKE_REFUSE_PEER", current->gpu, peer->gpu, 0));
   enable_peer(current->gpu, peer->gpu);
   return kSuccess;
 }

@@ -234,6 +234,28 @@ def test_a_failing_library_is_one_line_and_exit_status_1(
     assert "Traceback" not in done.stderr, title
 
 
+def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes, tmp_path: Path) -> None:
+    arguments = ("pairs", "--backend", "cuda", "--sizes", "16K", "--output", "run.json")
+    done = _collbench(fakes, tmp_path, *arguments, refuse_peer="0,1>2=719")
+
+    assert done.code == 1, done.stderr
+    # Written by GPU1, or read by it, by either engine.
+    assert done.stdout.splitlines()[0] == "FAILED: GPU1-GPU2: 4 data points, error"
+    reason = "the driver refused the peer access that it had called possible: cuCtxEnablePeerAccess(GPU 1 for memory of"
+    assert reason in done.stdout.replace("\n", " ")
+    run = _run_file(tmp_path)
+    assert run["complete"] is True
+    refused = {(skip["kind"], skip["work"]["operation"], *skip["members"]) for skip in run["skipped"]}
+    assert refused == {
+        ("peer access refused", f"{engine}-{way}", *link)
+        for engine in ("ce", "sm")
+        for way, link in (("write", (1, 2)), ("read", (2, 1)))
+    }
+    assert not [measurement for measurement in run["measurements"] if measurement["failure"]]
+    for operation, members in (("ce-write", [2, 1]), ("sm-read", [1, 2]), ("allreduce", [1, 2]), ("ce-read", [0, 3])):
+        assert _seconds(run, operation, members, 16384), (operation, members)
+
+
 @pytest.mark.parametrize(
     ("title", "arguments", "settings", "text"),
     [

@@ -272,15 +272,30 @@ def test_peer_access_is_reported_where_the_driver_refuses_or_had_it_enabled(
 
 
 @pytest.mark.parametrize(("code", "name"), [(719, "CUDA_ERROR_LAUNCH_FAILED"), (2, "CUDA_ERROR_OUT_OF_MEMORY")])
-def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
+def test_a_refused_peer_access_costs_that_links_copies_by_name_and_nothing_else(
     fakes: Fakes, tmp_path: Path, code: int, name: str
 ) -> None:
-    done = fakes.script(
-        "report(**failure(open_gpus, 3)); gc.collect()", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:4"
-    )  # after 0 for 1, 0 for 2, 1 for 0
+    script = """
+        gpus = open_gpus(3)
+        refused = [failure(copies, gpus, [link], pull=pull) for link, pull in (((1, 2), False), ((2, 1), True))]
+        others = [((1, 2), True), ((2, 1), False), ((0, 1), False), ((1, 0), True), ((0, 2), False), ((2, 0), True)]
+        seconds = [copies(gpus, [link], pull=pull)[0] for link, pull in others]
+        held = session(gpus)
+        refusals = [[*link, text] for link, text in gpus.peer_refusals().items()]
+        report(refused=refused, seconds=seconds, refusals=refusals, pair=collective(held, [[1, 2]])[0])
+        held.close()
+        del held, gpus; gc.collect()
+    """
+    done = fakes.script(script, tmp_path, refuse_peer=f"0,1>2={code}")
 
-    assert done.reported["kind"] == "CudaError"
-    assert done.reported["text"].startswith(f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} ")
+    text = f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} "
+    for refused in done.reported["refused"]:
+        assert (refused["kind"], refused["position"]) == ("CudaError", 1)
+        assert refused["text"].startswith(text)
+    assert [len(seconds) for seconds in done.reported["seconds"]] == [1] * 6
+    assert [link[:2] for link in done.reported["refusals"]] == [[1, 2]]
+    assert done.reported["refusals"][0][2].startswith(text)
+    assert len(done.reported["pair"][0]) == 1  # NCCL makes its own choice
     assert done.leaks() == []
 
 

@@ -183,6 +183,8 @@ def outcome(run: Run) -> Outcome:
         if left.kind is SkipKind.WRONG_DATA:
             affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
             counts[TroubleKind.WRONG_DATA, affected] += 1
+        elif left.kind is SkipKind.PEERS_REFUSED and left.work:
+            counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)
     for measurement in run.measurements:
         if measurement.wrong or measurement.failure is not None:
             failed = measurement.failure

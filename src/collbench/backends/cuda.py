@@ -152,7 +152,7 @@ class CudaBackend(Backend):
         self._ours = self._devices if world is None else (self._devices[world.rank],)
         with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
             self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
-        self._peers = self._gpus.peer_access()
+        self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
         membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
         self._options, self._alone = options or NcclOptions(), world is None
@@ -205,20 +205,22 @@ class CudaBackend(Backend):
             self._gpus.allocate(max(largest_bytes, own if self._alone else _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not."""
+        """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not.
+
+        Where the driver called access possible and then refused it, the copy engine would be timed through host memory
+        under a name that promises more.
+        """
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
             return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
-        if (
-            work.variant.endpoints is Endpoints.DEVICE
-            or work.variant.host_memory
-            or (work.operation in _COPIES and _COPIES[work.operation].engine == _native.Engine.copy_engine)
-        ):
+        if work.variant.endpoints is Endpoints.DEVICE or work.variant.host_memory or work.variant is Variant.STAGED:
             return None
+        copy = _COPIES.get(work.operation)  # None: a pointer chase, which lists its reader first
         for transfer in _transfers(work, members):
-            src, dst = transfer if work.operation in _COPIES else (transfer[1], transfer[0])
-            pull = work.operation is Operation.CHASE or _COPIES[work.operation].pull
-            if not (self._peers[dst][src] if pull else self._peers[src][dst]):
+            issuer, far = transfer[::-1] if copy and copy.pull else transfer
+            if refused := self._refused.get((issuer, far)):
+                return Refusal(SkipKind.PEERS_REFUSED, detail=refused)
+            if not (copy and copy.engine == _native.Engine.copy_engine) and not self._peers[issuer][far]:
                 return NO_PEERS
         return self._cached(work)
 

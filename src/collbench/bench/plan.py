@@ -485,7 +485,14 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         works[work], large = _copy_sizes(work, sizes, backend, on_nodes=on_nodes)
         skipped += large
         skipped += [
-            Skipped(refusal.kind, work, members, limit_bytes=refusal.limit_bytes, detail=refusal.detail)
+            Skipped(
+                refusal.kind,
+                work,
+                members,
+                sizes=works[work] if refusal.kind is SkipKind.PEERS_REFUSED else (),
+                limit_bytes=refusal.limit_bytes,
+                detail=refusal.detail,
+            )
             for members, refusal in refusals.items()
             if refusal
         ]

@@ -259,6 +259,7 @@ class SkipKind(StrEnum):
     """Why a requested data point is not measured. The fields of Skipped that a kind fills are listed after it."""
 
     NO_PEERS = "no peer access"  # for a kernel's copy: work, members
+    PEERS_REFUSED = "peer access refused"  # by the driver, which had called it possible: work, members, detail
     SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
     SMALL_ELEMENT = "less than an element"  # work, sizes
     NODE_LIMIT = "node limit"  # the most with each NUMA node's memory: sizes, limit_bytes

@@ -212,6 +212,7 @@ _SKIPPED_WHAT = {
 }
 _SKIPPED_WHY = {
     SkipKind.NO_PEERS: "no peer access, so a kernel cannot address the other GPU's memory",
+    SkipKind.PEERS_REFUSED: "the driver refused the peer access that it had called possible: {detail}",
     SkipKind.SMALL_BLOCK: "smaller than the 16 bytes that nccl-tests needs for each of {count} ranks",
     SkipKind.SMALL_ELEMENT: "smaller than one {dtype}, which takes {width} bytes",
     SkipKind.NODE_LIMIT: (

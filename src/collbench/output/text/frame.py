@@ -277,7 +277,8 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
-    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM})  # sizes that the user asked for
+    # Sizes that the user asked for, and links that ought to work.
+    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED})
     yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, origin(run)])))
 
 
