@@ -113,7 +113,8 @@ void bind_rounds(py::module_& module) {
       .def_readonly("verified", &Coverage::verified);
   py::class_<Times>(module, "Times")
       .def_readonly("seconds", &Times::seconds)
-      .def_readonly("coverage", &Times::coverage);
+      .def_readonly("coverage", &Times::coverage)
+      .def_readonly("uncovered", &Times::uncovered);
   py::class_<RankLaunches>(module, "RankLaunches")
       .def_readonly("group", &RankLaunches::group)
       .def_readonly("rank", &RankLaunches::rank)

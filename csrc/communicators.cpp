@@ -210,7 +210,7 @@ void Communicators::close() {
   for (ByGroup* made : {&made_, &for_launches_}) {
     for (const auto& [group, communicators] : *made)
       for (const Communicator& communicator : communicators)
-        if (!stuck) nccl_.ncclCommAbort(communicator.handle);
+        if (!stuck) library_call(nccl_.ncclCommAbort)(communicator.handle);
     made->clear();
   }
 }

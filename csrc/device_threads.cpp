@@ -60,17 +60,28 @@ void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
   if (!all_returned()) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!finished_.wait_for(lock, kGrace, all_returned)) {
-      // finish() takes the lock, so no thread finishes while these are marked.
-      for (const int position : positions) {
-        Worker& worker = *workers_[static_cast<std::size_t>(position)];
-        worker.abandoned = worker.work != nullptr;
-      }
-      stuck_ = true;
+      lock.unlock();
+      stuck_ = abandon(positions);
     }
   }
   const bool thrown = failed_;
   if (!stuck_) failed_ = false;  // or the owner's next waits would throw Abandoned
   if (thrown) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+// Abandons the threads that are in library calls, and waits for all others to return or to enter one: they may use what
+// the job refers to until then. Returns whether it abandoned any.
+bool DeviceThreads::abandon(const std::vector<int>& positions) {
+  std::size_t abandoned = 0;
+  while (unfinished_ > abandoned) {
+    for (const int position : positions) {
+      auto expected = Whereabouts::library_call;
+      std::atomic<Whereabouts>& whereabouts = workers_[static_cast<std::size_t>(position)]->whereabouts;
+      if (whereabouts.compare_exchange_strong(expected, Whereabouts::abandoned)) ++abandoned;
+    }
+    std::this_thread::yield();
+  }
+  return abandoned > 0;
 }
 
 void DeviceThreads::run_on_all(const Work& work) {
@@ -87,7 +98,7 @@ void DeviceThreads::wait(const Gpu& gpu, double deadline_seconds, const Check& c
     check();
     next_check = now + kCheckInterval;
   };
-  const auto query = [&] { return driver().cuStreamQuery(gpu.stream()); };
+  const auto query = [&] { return library_call(driver().cuStreamQuery)(gpu.stream()); };
   poll_gpu(gpu.ordinal, "cuStreamQuery(stream)", query, meanwhile, deadline_seconds);
 }
 
@@ -107,12 +118,9 @@ void DeviceThreads::fail(int position) noexcept {
 }
 
 void DeviceThreads::finish(Worker& worker) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    worker.work = nullptr;
-    if (!worker.abandoned && --unfinished_ == 0) finished_.notify_one();
-  }
-  sleep_forever_if_abandoned();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  worker.work = nullptr;
+  if (--unfinished_ == 0) finished_.notify_one();
 }
 
 DeviceThreads::Worker::Worker(DeviceThreads& all, Gpu& gpu) : gpu(gpu), thread([this, &all] { serve(all); }) {}
@@ -127,7 +135,7 @@ DeviceThreads::Worker::~Worker() {
 }
 
 void DeviceThreads::Worker::serve(DeviceThreads& all) {
-  collbench::abandoned = &abandoned;
+  collbench::whereabouts = &whereabouts;
   for (;;) {
     spin_then_sleep(mutex, wake, [this] { return work != nullptr || leaving; });
     if (leaving) return;
@@ -135,10 +143,8 @@ void DeviceThreads::Worker::serve(DeviceThreads& all) {
       gpu.context.make_current();
       (*work)(index);
     } catch (...) {
-      sleep_forever_if_abandoned();
       all.fail(gpu.position);
     }
-    sleep_forever_if_abandoned();
     all.finish(*this);
   }
 }
@@ -150,7 +156,6 @@ void ThreadBarrier::arrive(const std::function<void()>& last) {
     return;
   }
   while (!released_) {
-    sleep_forever_if_abandoned();
     threads_.throw_if_failed();
     std::this_thread::yield();
   }

@@ -58,12 +58,13 @@ class DeviceThreads {
     std::condition_variable wake;
     std::atomic<const Work*> work{nullptr};  // `index` is written before it
     std::atomic<bool> leaving{false};
-    std::atomic<bool> abandoned{false};  // the job goes on without this thread
+    std::atomic<Whereabouts> whereabouts{Whereabouts::our_code};
     std::size_t index = 0;
     std::thread thread;  // last: it uses the others
   };
   void fail(int position) noexcept;
   void finish(Worker& worker);
+  bool abandon(const std::vector<int>& positions);
 
   bool stuck_ = false;
   std::atomic<bool> failed_{false};

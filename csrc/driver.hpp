@@ -103,9 +103,9 @@ const Driver& driver();
 }  // namespace collbench
 
 // Calls a driver function and turns anything but success into a CudaError that names the call and its line.
-#define CUDA_CHECK(function, ...)                                                                                     \
-  do {                                                                                                                \
-    const ::collbench::CUresult result_ = ::collbench::unless_abandoned(::collbench::driver().function(__VA_ARGS__)); \
-    if (result_ != ::collbench::kCudaSuccess)                                                                         \
-      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                           \
+#define CUDA_CHECK(function, ...)                                                                                 \
+  do {                                                                                                            \
+    const ::collbench::CUresult result_ = ::collbench::library_call(::collbench::driver().function)(__VA_ARGS__); \
+    if (result_ != ::collbench::kCudaSuccess)                                                                     \
+      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                       \
   } while (0)

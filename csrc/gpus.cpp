@@ -74,7 +74,7 @@ void load_kernels(Gpu& gpu, const std::string& ptx) try {
 // Whether kernels on `user`, whose context is current, may address memory of `owner`. Without NVSwitch the driver
 // refuses more than eight peers: that link then copies through host memory. Throws CudaError for any other refusal.
 bool enable_peer(const Gpu& user, const Gpu& owner) {
-  const CUresult result = driver().cuCtxEnablePeerAccess(owner.context.get(), 0);
+  const CUresult result = library_call(driver().cuCtxEnablePeerAccess)(owner.context.get(), 0);
   if (result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled) return true;
   if (result == kCudaTooManyPeers) return false;
   const std::string pair =
@@ -124,12 +124,12 @@ void Gpu::fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::
 }
 
 void Gpu::wait(CUstream on, double deadline_seconds) const {
-  const auto query = [&] { return driver().cuStreamQuery(on); };
+  const auto query = [&] { return library_call(driver().cuStreamQuery)(on); };
   naming([&] { poll_gpu(ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds); });
 }
 
 void Gpu::wait(const Event& event, double deadline_seconds) const {
-  const auto query = [&] { return driver().cuEventQuery(event.get()); };
+  const auto query = [&] { return library_call(driver().cuEventQuery)(event.get()); };
   naming([&] { poll_gpu(ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds); });
 }
 
@@ -143,7 +143,10 @@ Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers)
     gpus_.emplace_back(static_cast<int>(i), ordinals[i], contexts[i].get());
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
-  for (Gpu& gpu : gpus_) load_kernels(gpu, ptx);
+  // All at once, too: the driver compiles the kernels where its cache lacks them.
+  std::vector<std::future<void>> loads;
+  for (Gpu& gpu : gpus_) loads.push_back(std::async(std::launch::async, [&gpu, &ptx] { load_kernels(gpu, ptx); }));
+  for (std::future<void>& load : loads) load.get();
   peer_access_.assign(size(), std::vector<bool>(size(), false));
   if (peers) enable_peers();
   threads_.reset(new DeviceThreads(*this));
@@ -170,7 +173,8 @@ std::vector<int> Gpus::attributes(int attribute) const {
   std::vector<int> all;
   for (const Gpu& gpu : gpus_) {
     int found = 0;
-    if (driver().cuDeviceGetAttribute(&found, attribute, device_of(gpu.ordinal)) != kCudaSuccess) found = 0;
+    if (library_call(driver().cuDeviceGetAttribute)(&found, attribute, device_of(gpu.ordinal)) != kCudaSuccess)
+      found = 0;
     all.push_back(found);
   }
   return all;

@@ -66,7 +66,7 @@ struct TimedStream {
   // Sets the report to "nothing wrong" and returns its address, which is the same for host and device.
   Report* clear_report() const { return &(report() = Report{0, ~0ull, 0, 0}); }
   Stream stream;
-  Event arrived;  // before the barrier that the ranks of several processes start from
+  Event arrived;  // before the barrier that the ranks of several processes start from; behind all covered copies
   Event start;
   Event end;
   PinnedMemory reported;

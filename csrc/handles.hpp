@@ -25,8 +25,8 @@ class Owner {
   }
   ~Owner() {
     if (handle_ == Handle{}) return;
-    driver().cuCtxSetCurrent(context_);
-    (driver().*release)(handle_);
+    library_call(driver().cuCtxSetCurrent)(context_);
+    library_call(driver().*release)(handle_);
   }
   Handle get() const { return handle_; }
 
@@ -53,7 +53,7 @@ class PrimaryContext {
       : device_(other.device_), context_(std::exchange(other.context_, nullptr)) {}
   PrimaryContext& operator=(PrimaryContext&&) = delete;
   ~PrimaryContext() {
-    if (context_ != nullptr) driver().cuDevicePrimaryCtxRelease_v2(device_);
+    if (context_ != nullptr) library_call(driver().cuDevicePrimaryCtxRelease_v2)(device_);
   }
   CUcontext get() const { return context_; }
   void make_current() const { CUDA_CHECK(cuCtxSetCurrent, context_); }
@@ -106,9 +106,9 @@ class Capture {
   ~Capture() {
     if (stream_ == nullptr) return;
     CUgraph dropped = nullptr;
-    driver().cuCtxSetCurrent(context_);
-    driver().cuStreamEndCapture(stream_, &dropped);
-    if (dropped != nullptr) driver().cuGraphDestroy(dropped);
+    library_call(driver().cuCtxSetCurrent)(context_);
+    library_call(driver().cuStreamEndCapture)(stream_, &dropped);
+    if (dropped != nullptr) library_call(driver().cuGraphDestroy)(dropped);
   }
   Graph end() {
     CUgraph graph = nullptr;

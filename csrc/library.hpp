@@ -26,22 +26,33 @@ inline std::string open_failure() {
   return text == nullptr ? "unknown reason" : text;
 }
 
-// A thread that is blocked in a library call cannot be interrupted. DeviceThreads may therefore abandon it: the job
-// ends without the thread, and what the job refers to may be freed before the call returns. So the thread must not
-// continue after the call. This points to the thread's own flag, which outlives the job; null on threads that are never
-// abandoned.
-inline thread_local const std::atomic<bool>* abandoned = nullptr;
+// Where a thread of DeviceThreads is. One that is blocked in a library call cannot be interrupted, so its job may end
+// without it, and what the job refers to is then freed. A thread that runs our code may be about to use that, however
+// long it has been descheduled: it is waited for, and only one in a call is abandoned.
+enum class Whereabouts { our_code, library_call, abandoned };
 
-// Never returns on a thread that was abandoned.
-inline void sleep_forever_if_abandoned() {
-  while (abandoned != nullptr && *abandoned) pause();
-}
+// The thread's own, which outlives the job; null on threads that are never abandoned.
+inline thread_local std::atomic<Whereabouts>* whereabouts = nullptr;
 
-// Returns the result of a library call, unless the thread was abandoned during that call.
-template <class Result>
-Result unless_abandoned(Result result) {
-  sleep_forever_if_abandoned();
-  return result;
+// A library's function, callable with its arguments, which are evaluated before the thread counts as being in the call.
+// The call never returns on a thread that was abandoned meanwhile.
+template <class Result, class... Parameters>
+struct LibraryCall {
+  Result operator()(Parameters... arguments) const {
+    if (whereabouts == nullptr) return function(arguments...);
+    *whereabouts = Whereabouts::library_call;
+    const Result result = function(arguments...);
+    auto expected = Whereabouts::library_call;
+    if (!whereabouts->compare_exchange_strong(expected, Whereabouts::our_code))
+      for (;;) pause();
+    return result;
+  }
+  Result (*function)(Parameters...);
+};
+
+template <class Result, class... Parameters>
+LibraryCall<Result, Parameters...> library_call(Result (*function)(Parameters...)) {
+  return {function};
 }
 
 }  // namespace collbench

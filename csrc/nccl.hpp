@@ -126,9 +126,9 @@ class Nccl {
 }  // namespace collbench
 
 // Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its line.
-#define NCCL_CHECK(nccl, function, ...)                                                                       \
-  (nccl).checked(::collbench::unless_abandoned((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", \
-                 __FILE__, __LINE__)
+#define NCCL_CHECK(nccl, function, ...)                                                                             \
+  (nccl).checked(::collbench::library_call((nccl).function)(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, \
+                 __LINE__)
 
 namespace collbench {
 
@@ -139,7 +139,7 @@ class NcclGroup {
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   ~NcclGroup() {
-    if (open_) nccl_.ncclGroupEnd();
+    if (open_) library_call(nccl_.ncclGroupEnd)();
   }
   ncclResult_t end() {
     open_ = false;

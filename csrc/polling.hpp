@@ -24,11 +24,12 @@ void poll(const Done& done, const Meanwhile& meanwhile, double deadline_seconds,
   }
 }
 
-// Waits for a GPU's work: until `query()`, which errors call `call`, returns success. Throws CudaError, HangError.
+// Waits for a GPU's work: until `query()`, a library_call that errors call `call`, returns success. Throws CudaError,
+// HangError.
 template <class Query, class Meanwhile>
 void poll_gpu(int ordinal, const char* call, const Query& query, const Meanwhile& meanwhile, double deadline_seconds) {
   const auto done = [&] {
-    const CUresult result = unless_abandoned(query());
+    const CUresult result = query();
     if (result != kCudaSuccess && result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
     return result == kCudaSuccess;
   };

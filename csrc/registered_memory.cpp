@@ -79,9 +79,9 @@ void RegisteredMemory::deregister() {
     for (void* handle : handles) {
       if (handle == nullptr) continue;
       if (key.second == Registration::window)
-        nccl_.ncclCommWindowDeregister(key.first, handle);
+        library_call(nccl_.ncclCommWindowDeregister)(key.first, handle);
       else
-        nccl_.ncclCommDeregister(key.first, handle);
+        library_call(nccl_.ncclCommDeregister)(key.first, handle);
     }
   handles_.clear();
 }
@@ -90,9 +90,9 @@ void RegisteredMemory::free() {
   if (threads_.stuck() || gpus_.threads().stuck()) return;
   for (const auto& [registration, memory] : memory_)
     for (std::size_t i = 0; i < memory.size(); ++i) {
-      driver().cuCtxSetCurrent(gpus_[static_cast<int>(i)].context.get());
+      library_call(driver().cuCtxSetCurrent)(gpus_[static_cast<int>(i)].context.get());
       for (const CUdeviceptr buffer : {memory[i].send, memory[i].target})
-        if (buffer != 0) nccl_.ncclMemFree(pointer(buffer));
+        if (buffer != 0) library_call(nccl_.ncclMemFree)(pointer(buffer));
     }
   memory_.clear();
 }

@@ -68,7 +68,7 @@ ClockReading read_clock(const DeviceThreads& threads, const Gpu& gpu, double dea
     while (box->answers[i] == 0) {
       if (Clock::now() - begin < kUnasked) continue;
       threads.throw_if_failed();
-      const CUresult result = driver().cuStreamQuery(gpu.stream());
+      const CUresult result = library_call(driver().cuStreamQuery)(gpu.stream());
       if (result == kCudaSuccess && box->answers[i] == 0)
         throw HangError("GPU " + std::to_string(gpu.ordinal) + " gave up before the host had asked it for the time");
       if (result != kCudaSuccess && result != kCudaNotReady)

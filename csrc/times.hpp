@@ -13,11 +13,15 @@ struct Coverage {
   std::uint64_t verified = 0;
 };
 
-// `seconds[group][batch]` is the time of one message; `coverage` has one entry for each group.
+constexpr int kCovered = -1;
+
+// `seconds[group][batch]` is the time of one message; `coverage` has one entry for each group. In a covered round of
+// copies `uncovered[group]` is the position of a GPU whose copies ended before those that are timed, else kCovered.
 struct Times {
-  explicit Times(std::size_t groups) : seconds(groups), coverage(groups) {}
+  explicit Times(std::size_t groups) : seconds(groups), coverage(groups), uncovered(groups, kCovered) {}
   std::vector<std::vector<double>> seconds;
   std::vector<Coverage> coverage;
+  std::vector<int> uncovered;
 };
 
 }  // namespace collbench

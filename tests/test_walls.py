@@ -130,6 +130,15 @@ def test_no_source_sets_or_hides_what_nccl_reads_nor_uses_multicast() -> None:
         assert "cuMulticast" not in source, path
 
 
+# A thread whose job was given up must not return from a library call (csrc/library.hpp).
+DIRECT_CALL = re.compile(r"(?:driver\(\)|nccl_?)\.(?:cu|nccl)\w+\(")
+
+
+def test_every_call_of_a_library_can_be_abandoned() -> None:
+    calls = {path.name: DIRECT_CALL.findall(path.read_text()) for path in NATIVE}
+    assert not {name: found for name, found in calls.items() if found}
+
+
 def test_the_native_side_neither_prints_nor_reads_the_environment() -> None:
     acts = re.compile(r"\bgetenv\b|\b(?:f|v)?printf\(|\bputs\(|std::c(?:out|err|log)\b")
     assert {path.name: hits for path in NATIVE if (hits := acts.findall(path.read_text(encoding="utf-8")))} == {}

@@ -129,6 +129,7 @@ class Coverage:
 class Times:
     seconds: list[list[float]]  # [group][batch]
     coverage: list[Coverage]
+    uncovered: list[int]  # in a covered round of copies: by group, a position whose copies ended first, else -1
 
 class RankLaunches:
     """One rank's single launches: `arrived` and `left` in ns of the host's steady clock (CLOCK_MONOTONIC).

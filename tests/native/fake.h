@@ -22,6 +22,7 @@
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
+//   FAKE_LOADS_AT_ONCE=0 (loads of modules that wait for each other)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
 //   wait for no other GPU's blocking kernel)

@@ -94,7 +94,7 @@ EXPORT int cuEventQuery(const Event* event) {
 EXPORT int cuEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
   CALLED;
   run_ready();
-  if (!start->timed || !end->timed) return kInvalidHandle;
+  if (!start->timed || !end->timed || start->gpu != end->gpu) return kInvalidHandle;
   if (start->finished != start->recorded || end->finished != end->recorded) return kNotReady;
   *milliseconds = (float)((end->time - start->time) * 1e3);
   return kSuccess;

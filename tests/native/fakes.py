@@ -142,6 +142,8 @@ class Fakes:
         log = tmp_path / "fake.log"
         log.unlink(missing_ok=True)
         environment = self.environment(log=log, **settings) | (extra or {})
+        if sanitizer := os.environ.get("COLLBENCH_TEST_SANITIZER"):  # a library that must be loaded first
+            environment["LD_PRELOAD"] = ":".join(filter(None, (sanitizer, environment.get("LD_PRELOAD"))))
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
         )

@@ -106,6 +106,27 @@ def test_host_copies_are_timed_isolated_and_concurrently(fakes: Fakes, tmp_path:
     assert not any(measurement["samples"][0]["concurrent"] for measurement in run["measurements"])
 
 
+@pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node of this machine")
+def test_a_host_copy_that_outlasts_the_load_beside_it_fails_by_name_and_the_others_are_measured(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    arguments = ("copies", "--backend", "cuda", "--sizes", "64K", "--devices", "0,2", "--output", "run.json")
+    settings = {"host_rate": "50,2=10", "free": _FREE_FOR_COPIES}
+    done = _collbench(fakes, tmp_path, *arguments, "--patterns", "host,host-all", **settings)
+
+    assert done.code == 1, done.stderr
+    assert done.stdout.splitlines()[0] == "FAILED: GPU2: 4 data points, error"
+    assert "h2d-ce host-all of 64K on GPU2-GPU0 failed: three times the load on GPU0 ended" in " ".join(
+        done.stdout.split()
+    )
+    run = _run_file(tmp_path)
+    failed = {(m["point"]["operation"], *m["point"]["members"]) for m in run["measurements"] if m["failure"]}
+    assert failed == {(operation, 1, 0) for operation in ("h2d-ce", "d2h-ce", "h2d-sm", "d2h-sm")}
+    assert not [m for m in run["measurements"] if not m["failure"] and not m["samples"]]
+    assert {m["failure"]["cause"] for m in run["measurements"] if m["failure"]} == {"load ended first"}
+    assert len(done.lines("+context")) == 2  # one worker
+
+
 @pytest.mark.parametrize(
     ("title", "patterns", "corrupt", "where"),
     [

@@ -122,3 +122,10 @@ def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes, tmp_path: 
     reported = fakes.script(script, tmp_path, nccl=22803).reported
 
     assert reported == {"version": 22803, "path": str(fakes.nccl)}
+
+
+def test_the_kernels_of_all_gpus_are_loaded_at_once(fakes: Fakes, tmp_path: Path) -> None:
+    # The fake's calls wait for each other.
+    done = fakes.script("native.Gpus(list(range(4)), PTX)", tmp_path, loads_at_once=4)
+
+    assert len(done.lines("+module ")) == 4

@@ -63,13 +63,13 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
     [
         # As above; the covering messages take longer than the timed ones, and do not count in their time.
         ("in while out", "[[(-1, 0), (0, -1)]]", {"host_rate": 50, "to_host_rate": 20}, [21]),
-        ("out while in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [51]),
+        ("out while in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 25}, [41]),
         ("two GPUs at once, each by its own clock", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=25"}, [21, 41]),
         (
             "two GPUs at once in both directions",
             "[[(0, -1), (-1, 0)], [(1, -1), (-1, 1)]]",
-            {"host_rate": 50, "to_host_rate": "40,1=20"},
-            [26, 51],
+            {"host_rate": 50, "to_host_rate": "40,1=25"},
+            [26, 41],
         ),
         ("by kernel", "[[(-1, 0), (0, -1)]], multiprocessors=True", {"to_host_rate": 20, "sm_share": 0.5}, [41]),
     ],
@@ -92,6 +92,40 @@ def test_a_covered_round_times_each_groups_first_transfer(
     for group, expected in zip(done.reported["seconds"], microseconds, strict=True):
         assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), title
     assert done.leaks() == []
+
+
+@pytest.mark.parametrize(
+    ("title", "call", "settings", "uncovered"),
+    [
+        # Twice 21 µs of load beside 51 µs; all others last.
+        ("out while in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [0]),
+        ("a GPU in a slow slot", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=20"}, [-1, 0]),
+        ("the fastest is named", "[[(-1, 0)], [(-1, 1)], [(-1, 2)]]", {"host_rate": "50,1=20,2=60"}, [-1, 2, -1]),
+        ("no slower than half", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=25"}, [-1, -1]),
+        ("by kernel", "[[(-1, 0)], [(-1, 1)]], multiprocessors=True", {"host_rate": "50,1=20"}, [-1, 0]),
+    ],
+)
+@pytest.mark.parametrize("iterations", [1, 14])
+def test_a_load_that_does_not_last_is_named_after_three_attempts(
+    fakes: Fakes,
+    tmp_path: Path,
+    title: str,
+    call: str,
+    settings: dict[str, object],
+    uncovered: list[int],
+    iterations: int,
+) -> None:
+    plan = f"bytes=1000000, iterations={iterations}, batches=2, warmup=1, covered=True"
+    script = f"""
+        found = times(open_gpus(3, buffer=3 << 20), {call}, {plan})
+        report(uncovered=found.uncovered, batches=[len(group) for group in found.seconds])
+    """
+    done = fakes.script(script, tmp_path, **settings)
+
+    assert done.reported["uncovered"] == uncovered, title
+    assert done.reported["batches"] == [2] * len(uncovered), title
+    tickets = {line.split()[1] for line in done.lines("unblock ")}
+    assert len(tickets) == 1 + 2 * (1 if max(uncovered) < 0 else 3), title  # a warm-up, and two batches
 
 
 def test_every_transfer_of_a_covered_round_copies_twice_what_is_timed(fakes: Fakes, tmp_path: Path) -> None:

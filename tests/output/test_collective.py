@@ -32,7 +32,7 @@ def test_one_communicator_reads_like_this() -> None:
         " 64M   16777216   325.34     331.00  206.27      309.41  309.41-309.41      0\n"
         "  1G  268435456  4543.50    4550.00  236.32      354.49  354.49-354.49      0\n"
         "time: one collective on the device, the slowest rank, median; launch: one call\n"
-        "of an ungraphed loop, as in a training step;\n"
+        "of an ungraphed loop, as in a training step, the mean of the ranks;\n"
         "busbw = algbw × 2(n-1)/n; interval: 95 % of busbw, GB/s;\n"
         "wrong: elements that failed verification\n"
         "\n"

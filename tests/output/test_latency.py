@@ -50,7 +50,7 @@ def test_the_three_latencies_read_like_this() -> None:
         "pair       time µs  launch µs\n"
         "GPU0-GPU1     5.50       8.20\n"
         "time: one all-reduce on the device, the slowest rank, median; launch: one call\n"
-        "of an ungraphed loop, as in a training step\n"
+        "of an ungraphed loop, as in a training step, the mean of the ranks\n"
         "\n"
         "points    7 data points: 7 converged\n"
     )

@@ -261,7 +261,8 @@ class CudaBackend(Backend):
             )
         )
         timed = len(step.groups)
-        return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed])
+        uncovered = (None if position < 0 else position for position in times.uncovered[:timed])
+        return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed], uncovered=tuple(uncovered))
 
     def _transfers(self, work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return a group's transfers; where no NUMA node is named, all-device copies use each GPU's own node."""

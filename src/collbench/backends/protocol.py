@@ -74,7 +74,8 @@ class Timing:
     group's batches were plain launches, not replays of a graph; empty if all were replays, or nothing is launched.
     `waits[g][r][b]` are the seconds for which rank r of the group was in the barrier before batch b; empty in a single
     process. The rank that reaches the barrier last waits least. Except before a step's first batch, each rank reaches
-    it as soon as its host can after the batch before.
+    it as soon as its host can after the batch before. `uncovered[g]` is a device whose load ended before the copies of
+    group g that were timed beside it, None if all loads lasted; empty if nothing runs beside the copies.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -83,6 +84,7 @@ class Timing:
     singles: tuple[tuple[RankLaunches, ...], ...] = ()
     plain: tuple[bool, ...] = ()
     waits: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    uncovered: tuple[int | None, ...] = ()
 
     def region_seconds(self, step: Step) -> float:
         """Return how long the step's batches took; groups that ran concurrently count once."""

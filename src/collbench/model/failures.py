@@ -37,6 +37,7 @@ class Cause(StrEnum):
     NO_WORKER = "no new worker"  # because, detail
     NCCL_START = "NCCL did not start"  # count of workers, because
     NO_WORLD = "the ranks could not join again"  # because, detail
+    NOT_COVERED = "load ended first"  # beside timed copies: work, size_bytes, groups, devices whose load it was
     NO_TIME = "a batch took no time"  # seconds
     IN_A_ROW = "failures in a row"  # count, because
     REPORTED = "reported"  # detail has it all: another rank's error, or an older file's sentence

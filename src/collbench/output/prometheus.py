@@ -28,7 +28,13 @@ _STATISTICS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("min", m
 # (name, help, column, factor to the base unit, which size): small messages show latency, large ones bandwidth.
 _MEASURED = (
     ("time_seconds", "Time of one iteration at the smallest size.", "seconds", 1.0, min),
-    ("launch_time_seconds", "Time of one ungraphed launch at the smallest size.", "launch_seconds", 1.0, min),
+    (
+        "launch_time_seconds",
+        "Time of one ungraphed launch at the smallest size, mean of the ranks.",
+        "launch_seconds",
+        1.0,
+        min,
+    ),
     ("busbw_bytes_per_second", "Bus bandwidth (nccl-tests) at the largest size.", "busbw_gbs", 1e9, max),
 )
 # (name, help, what one data point adds)

@@ -91,7 +91,9 @@ COLUMNS = (
     Column("root", Type.WHOLE, "rank of the root of a rooted collective"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
     Column("seconds", Type.REAL, "s; one iteration, median of the trials"),
-    Column("launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, median of the trials"),
+    Column(
+        "launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, mean of the ranks, median of the trials"
+    ),
     Column("algbw_gbs", Type.REAL, "GB/s; bytes of all messages over the time"),
     Column("busbw_gbs", Type.REAL, "GB/s; algbw × the factor of the operation"),
     Column("busbw_low_gbs", Type.REAL, "GB/s; the 95 % interval of busbw, from"),

@@ -125,6 +125,7 @@ _FAILED = {
     Cause.NO_WORKER: "could not start a new worker process: {because}",
     Cause.NCCL_START: "NCCL failed to start in {count} worker processes; last error: {because}",
     Cause.NO_WORLD: "the ranks could not reconnect: {because}",
+    Cause.NOT_COVERED: "{step} failed: three times the load{at} ended before the copies that were timed beside it",
     Cause.NO_TIME: "the clock stopped or went backward: a timed batch took {seconds} s; measure again",
     Cause.IN_A_ROW: "{count} data points in a row failed; last error: {because}",
     Cause.REPORTED: "{detail}",

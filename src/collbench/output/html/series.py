@@ -119,7 +119,9 @@ def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, A
     if any(
         sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
     ):
-        figures.append(_figure("time of an ungraphed launch", "µs", family.rows(_launch), least=True))
+        figures.append(
+            _figure("time of an ungraphed launch, mean of the ranks", "µs", family.rows(_launch), least=True)
+        )
     return figures
 
 

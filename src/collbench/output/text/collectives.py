@@ -117,7 +117,7 @@ def _legend(run: Run, operation: Operation) -> str:
     samples = [sample for measurement in run.measurements for sample in measurement.samples]
     lines = ["time: one collective on the device, the slowest rank, median;"]
     if any(sample.launch_seconds is not None for sample in samples):
-        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as in a training step;"]
+        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as in a training step, the mean of the ranks;"]
     if any(sample.plain for sample in samples):
         lines.append("between hosts, time is of plain launches, not of CUDA graph replays;")
     if operation.shares:

@@ -201,7 +201,7 @@ def _middle(measurement: Measurement, unit: str) -> str:
 _CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
 _TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
 _LAUNCH_LEGEND = """; launch: one call
-of an ungraphed loop, as in a training step"""
+of an ungraphed loop, as in a training step, the mean of the ranks"""
 
 
 # The names of works in the answer of the short page.
