@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
 constexpr unsigned kConfigMagic = 0xcafebeef;  // NCCL_CONFIG_INITIALIZER
-constexpr int kNewestConfig = 22899;           // later versions have fields that NcclConfig lacks
+constexpr int kNewestConfig = 23099;           // later versions have fields that NcclConfig lacks
 
 struct ConfigField {
   const char* name;  // in nccl.h
@@ -29,12 +29,18 @@ constexpr ConfigField kConfigFields[] = {
     {"nvlsCTAs", &NcclConfig::nvls_ctas},
     {"nChannelsPerNetPeer", &NcclConfig::channels_per_net_peer},
     {"nvlinkCentricSched", &NcclConfig::nvlink_centric_sched},
+    {"graphUsageMode", &NcclConfig::graph_usage_mode},
+    {"numRmaCtx", &NcclConfig::rma_contexts},
+    {"maxP2pPeers", &NcclConfig::max_p2p_peers},
+    {"graphStreamOrdering", &NcclConfig::graph_stream_ordering},
 };
 
 // sizeof(ncclConfig_t) in that version's nccl.h.
 std::size_t config_size(int version) {
   if (version < 22700) return offsetof(NcclConfig, comm_name);
-  return version < 22800 ? offsetof(NcclConfig, channels_per_net_peer) : sizeof(NcclConfig);
+  if (version < 22800) return offsetof(NcclConfig, channels_per_net_peer);
+  if (version < 22900) return offsetof(NcclConfig, graph_usage_mode);
+  return version < 23000 ? offsetof(NcclConfig, max_p2p_peers) : sizeof(NcclConfig);
 }
 
 void* open_library(const std::string& path) {

@@ -63,8 +63,8 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void*, std::size_t, void*, int)) \
   X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, void*))
 
-// ncclConfig_t, as nccl.h 2.28.3 declares it; fields were only ever added at the end. NCCL reads `size` bytes, and
-// ignores fields that are newer than `version` [NCCL 2.28.9, init.cc, parseCommConfig], so newer libraries accept it
+// ncclConfig_t, as nccl.h 2.30.7 declares it; fields were only ever added at the end. NCCL reads `size` bytes, and
+// ignores fields that are newer than `version` [NCCL 2.30.7, init.cc, parseCommConfig], so newer libraries accept it
 // too.
 struct NcclConfig {
   std::size_t size;
@@ -84,6 +84,10 @@ struct NcclConfig {
   int nvls_ctas = INT_MIN;
   int channels_per_net_peer = INT_MIN;  // this and the next 2.28
   int nvlink_centric_sched = INT_MIN;
+  int graph_usage_mode = INT_MIN;  // this and the next 2.29
+  int rma_contexts = INT_MIN;
+  int max_p2p_peers = INT_MIN;          // 2.30
+  int graph_stream_ordering = INT_MIN;  // 2.30.5, where 2.30.3 has padding
 };
 
 // By nccl.h's names of the fields. Which NCCL has which field is known to model/nccl_options.py, which refuses the

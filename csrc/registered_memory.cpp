@@ -5,11 +5,23 @@
 namespace collbench {
 namespace {
 
-// With one of these variables NCCL registers nothing: the call succeeds and returns no handle [NCCL 2.28.9,
-// register.cc, ncclCommRegister; dev_runtime.cc, ncclCommWindowRegister].
-constexpr const char* kNothing =
-    " registered nothing: NCCL_LOCAL_REGISTER=0, NCCL_CUMEM_ENABLE=0, NCCL_WIN_ENABLE=0 or "
-    "NCCL_P2P_USE_CUDA_MEMCPY=1 switches it off";
+// From this version on NCCL no longer registers a buffer where it cannot make a window [2.29.2, dev_runtime.cc].
+constexpr int kOnlyWindows = 22900;
+
+// Why NCCL registered nothing: the call succeeds and returns no handle [NCCL 2.28.9, register.cc, ncclCommRegister;
+// 2.28.9 and 2.29.7, dev_runtime.cc, ncclCommWindowRegister; 2.29.7, init.cc, symmetricSupport]. Ranks of other
+// processes may be on other hosts.
+std::string nothing(bool window, int version, bool other_processes) {
+  if (!window || version < kOnlyWindows)
+    return std::string(window ? "ncclCommWindowRegister" : "ncclCommRegister") +
+           " registered nothing: NCCL_LOCAL_REGISTER=0, NCCL_CUMEM_ENABLE=0, NCCL_WIN_ENABLE=0 or "
+           "NCCL_P2P_USE_CUDA_MEMCPY=1 switches it off";
+  return std::string(
+             "ncclCommWindowRegister made no window: NCCL has no symmetric memory here, because not all of "
+             "these GPUs have P2P (check NCCL_P2P_DISABLE and NCCL_P2P_LEVEL)") +
+         (other_processes ? ", hosts are connected without GIN (NCCL's GPU-initiated networking)" : "") +
+         ", or NCCL_WIN_ENABLE=0 or NCCL_CUMEM_ENABLE=0 switches it off";
+}
 
 void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(memory); }
 
@@ -62,7 +74,7 @@ void RegisteredMemory::prepare(Registration registration, const std::vector<Comm
       finish(nccl_, one.handle, result, threads_, deadline_seconds);
       if (handle == nullptr)
         throw NcclError(kNcclInvalidUsage,
-                        (window ? "ncclCommWindowRegister" : "ncclCommRegister") + std::string(kNothing));
+                        nothing(window, nccl_.version(), one.ranks > static_cast<int>(gpus_.size())));
     }
   });
 }

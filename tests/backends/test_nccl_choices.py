@@ -6,6 +6,7 @@ The lines of 2.28.9 were recorded on 4 × H200; the others are written as that v
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from collbench.backends.nccl_choices import ask, choice, questions
 from collbench.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import MachineError, StepFailed
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.run import Chosen
 
 MIB = 2**20
@@ -91,6 +92,38 @@ def log_line(text: str) -> str:
             8,
             ("AllReduce_AGxLL_R", "SYMMETRIC", 4),
         ),
+        (
+            "2.27: no works",
+            log_line("AllReduce [Symmetric]: 8 Bytes -> Kernel AllReduce_RSxLD_AGxST nchannels 8 nthreads 512"),
+            Operation.ALLREDUCE,
+            2,
+            8,
+            ("AllReduce_RSxLD_AGxST", "SYMMETRIC", 8),
+        ),
+        (
+            "2.29 and later: by copy engine, bytes of one block",
+            log_line("AlltoAll [Copy Engine]: 262144 Bytes -> cudaMemcpy"),
+            Operation.ALLTOALL,
+            4,
+            MIB,
+            ("cudaMemcpy", "COPY ENGINE", 0),
+        ),
+        (
+            "by copy engine, with its synchronization",
+            log_line("Gather [Copy Engine]: 262144 Bytes -> cudaMemcpy; CE synchronization with NVLS"),
+            Operation.GATHER,
+            4,
+            MIB,
+            ("cudaMemcpy", "COPY ENGINE", 0),
+        ),
+        (
+            "2.30: by copy engine across hosts",
+            log_line("AllGather [Hierarchical CE]: 262144 Bytes -> RMA proxy + CE"),
+            Operation.ALLGATHER,
+            4,
+            MIB,
+            ("RMA proxy + CE", "COPY ENGINE", 0),
+        ),
         ("the last word counts", SMALL + SMALL.replace("RING", "TREE"), Operation.ALLREDUCE, 4, 8, ("TREE", "LL", 1)),
         ("another size", LARGE, Operation.ALLREDUCE, 4, 8, None),
         ("another operation", SMALL, Operation.REDUCE, 4, 8, None),
@@ -99,7 +132,6 @@ def log_line(text: str) -> str:
         (
             "other lines of the tuner",
             log_line("TUNER/Plugin: Could not find: libnccl-tuner.so")
-            + log_line("AllReduce [Copy Engine]: 8 Bytes -> cudaMemcpy")
             + log_line("AllReduce: tuner chunk size 8 exceeds buffer max 4, clamping"),
             Operation.ALLREDUCE,
             4,
@@ -124,33 +156,42 @@ def test_no_log_raises(log: str) -> None:
 def steps_of(sizes: tuple[int, ...], work: Work = SUM, groups: tuple[tuple[int, ...], ...] = ((0, 1),)) -> list[Step]:
     """Return a step for each group and size, as a sweep would make it."""
     return [
-        Step(work.operation, (group,), size, 100, 6, 1, "bfloat16", "max", 1, launches=20, variant=work.variant)
+        Step(
+            work.operation,
+            (group,),
+            size,
+            100,
+            6,
+            1,
+            "bfloat16",
+            "max",
+            1,
+            launches=20,
+            variant=work.variant,
+            registration=work.registration,
+        )
         for group in groups
         for size in sizes
     ]
 
 
-def test_questions_are_one_for_each_operation_number_of_ranks_and_size() -> None:
+def test_questions_are_one_for_each_operation_registration_number_of_ranks_and_size() -> None:
+    window = Work(Operation.ALLREDUCE, registration=Registration.WINDOW)
     planned = steps_of((8, 64), Work(Operation.CE_WRITE))
     planned += steps_of((8, 64), SUM, groups=((0, 1), (2, 3), (0, 1, 2, 3)))
     planned += steps_of((8, 64), Work(Operation.ALLREDUCE, Variant.IN_PLACE))
-    planned += steps_of((8, 64), Work(Operation.SENDRECV))
-    assert questions(planned) == [
+    planned += steps_of((8, 64), window)
+    once = [
         Step(Operation.ALLREDUCE, (group,), size, 1, 1, 0, "bfloat16", "max", 1, verify=False)
         for group in ((0, 1), (0, 1, 2, 3))
         for size in (8, 64)
     ]
+    assert questions(planned) == [*once, *(replace(step, registration=Registration.WINDOW) for step in once[:2])]
 
 
-def test_collectives_without_an_algorithm_are_never_queried() -> None:
+def test_every_collective_is_queried() -> None:
     queried = {step.operation for operation in COLLECTIVES for step in questions(steps_of((8,), Work(operation)))}
-    assert set(COLLECTIVES) - queried == {
-        Operation.ALLTOALL,
-        Operation.ALLTOALLV,
-        Operation.SENDRECV,
-        Operation.GATHER,
-        Operation.SCATTER,
-    }
+    assert queried == set(COLLECTIVES)
 
 
 class Probe:
@@ -199,6 +240,12 @@ def test_choices_come_in_the_order_of_the_steps() -> None:
         Chosen(Operation.BROADCAST, 2, 8, "RING", "LL", 1),
     ]
     assert (probe.reserved, probe.closed) == (64, 1)
+
+
+def test_a_choice_has_the_memory_that_was_asked_for() -> None:
+    work = Work(Operation.ALLREDUCE, registration=Registration.BUFFER)
+    chosen, _ = ask_probe(steps_of((8,)) + steps_of((8,), work))
+    assert [choice.registration for choice in chosen] == [Registration.NONE, Registration.BUFFER]
 
 
 def test_a_step_that_fails_leaves_the_others() -> None:

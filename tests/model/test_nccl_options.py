@@ -18,6 +18,7 @@ from collbench.model.operations import Registration
         ("CTAPolicy=2, maxCTAs = 16", {"CTAPolicy": 2, "maxCTAs": 16}),
         ("minCTAs=4,maxCTAs=4", {"minCTAs": 4, "maxCTAs": 4}),
         ("trafficClass=0", {"trafficClass": 0}),
+        ("graphStreamOrdering=0,graphUsageMode=1", {"graphStreamOrdering": 0, "graphUsageMode": 1}),
     ],
 )
 def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
@@ -35,6 +36,8 @@ def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
         ("blocking=0", "blocking: no such field"),
         ("maxCTAs=3000000000", "is not a whole number"),
         ("minCTAs=2", "minCTAs also needs maxCTAs"),
+        ("graphStreamOrdering=0", "graphStreamOrdering=0 also needs graphUsageMode=0 or 1"),
+        ("graphStreamOrdering=0,graphUsageMode=2", "graphStreamOrdering=0 also needs graphUsageMode=0 or 1"),
         ("minCTAs=8,maxCTAs=4", "minCTAs also needs maxCTAs, at least as large"),
     ],
 )
@@ -56,15 +59,19 @@ def test_python_users_get_the_same_message() -> None:
         (NcclOptions(config={"trafficClass": 1}), 22501, "--nccl-config trafficClass=1 needs NCCL 2.26"),
         (NcclOptions(config={"CTAPolicy": 2}), 22707, "--nccl-config CTAPolicy=2 needs NCCL 2.28"),
         (NcclOptions(config={"nChannelsPerNetPeer": 2}), 22707, "needs NCCL 2.28, and this is 2.27.7"),
+        (NcclOptions(config={"graphUsageMode": 2}), 22809, "graphUsageMode=2 needs NCCL 2.29, and this is 2.28.9"),
+        (NcclOptions(config={"numRmaCtx": 1}), 22809, "numRmaCtx=1 needs NCCL 2.29"),
+        (NcclOptions(config={"maxP2pPeers": 1}), 22907, "maxP2pPeers=1 needs NCCL 2.30, and this is 2.29.7"),
+        (NcclOptions(config={"graphStreamOrdering": 1}), 23004, "needs NCCL 2.30.5, and this is 2.30.4"),
     ],
 )
 def test_an_older_nccl_is_refused(options: NcclOptions, version: int, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         options.check(version)
-    options.check(22809)
+    options.check(23007)
 
 
 def test_options_of_every_nccl_need_no_version() -> None:
     NcclOptions(config={"maxCTAs": 1, "splitShare": 1}).check(21801)
     NcclOptions(config={"CTAPolicy": 1}).check(22703)
-    assert len(NCCL_CONFIG_FIELDS) == 10
+    assert len(NCCL_CONFIG_FIELDS) == 14

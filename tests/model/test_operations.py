@@ -27,7 +27,6 @@ SHUFFLE = {
     "summary": '"every rank gets some"',
     "example": '"--split 2"',
     "nccl": '"Shuffle"',
-    "tuned": "True",
     "native": "False",
     "gloo_buffers": "None",
     "nccl_tests": '"shuffle_perf"',

@@ -24,6 +24,7 @@
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
 //   FAKE_LOADS_AT_ONCE=0 (loads of modules that wait for each other)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
+//   FAKE_SYMMETRIC=1 (0: communicators without windows)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
 //   wait for no other GPU's blocking kernel)
 //   FAKE_STALE_COPY=first or previous (likewise)   FAKE_STALE=first or previous or nth (every collective delivers what

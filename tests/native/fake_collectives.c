@@ -209,17 +209,24 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   return begun(comm);
 }
 
-// What rank 0 of NCCL 2.28.9 writes to NCCL_DEBUG_FILE of a collective that its tuner decides, under NCCL_DEBUG=INFO.
-static void log_choice(const char* function, int kind, unsigned long long bytes) {
+// What rank 0 of NCCL 2.28.9, or of 2.29 by copy engine, writes to NCCL_DEBUG_FILE of a collective that its tuner or
+// its policy decides, under NCCL_DEBUG=INFO.
+static void log_choice(const char* function, int kind, unsigned long long bytes, bool by_copy_engine) {
   const char* file_pattern = text_setting("NCCL_DEBUG_FILE", "");
   const char* process = strstr(file_pattern, "%p");
-  if (kind > kReducescatter || process == NULL || strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0) return;
+  if ((kind > kReducescatter && !by_copy_engine) || process == NULL ||
+      strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0)
+    return;
   char path[512];
   snprintf(path, sizeof path, "%.*s%d", (int)(process - file_pattern), file_pattern, getpid());
   FILE* file = fopen(path, "a");
   if (file == NULL) return;
-  fprintf(file, "vm:%d:%d [0] NCCL INFO %s: %llu Bytes -> Algo RING proto %s channel{Lo..Hi}={0..%d}\n", getpid(),
-          getpid(), function + strlen("nccl"), bytes, bytes > 4096 ? "LL128" : "LL", bytes > 4096 ? 23 : 0);
+  if (by_copy_engine)
+    fprintf(file, "vm:%d:%d [0] NCCL INFO %s [Copy Engine]: %llu Bytes -> cudaMemcpy\n", getpid(), getpid(),
+            function + strlen("nccl"), bytes);
+  else
+    fprintf(file, "vm:%d:%d [0] NCCL INFO %s: %llu Bytes -> Algo RING proto %s channel{Lo..Hi}={0..%d}\n", getpid(),
+            getpid(), function + strlen("nccl"), bytes, bytes > 4096 ? "LL128" : "LL", bytes > 4096 ? 23 : 0);
   fclose(file);
 }
 
@@ -247,8 +254,10 @@ static int collective(const char* function, int kind, const void* send, void* re
   const uint64_t receives = count * (uint64_t)(which->receives == kOfAllRanks ? ranks : which->receives);
   if (!which->root_sends || comm->rank == root) add_transfer(&op, true, send, sends, -1);
   if (!which->root_receives || comm->rank == root) add_transfer(&op, false, receive, receives, -1);
-  note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
-  if (comm->rank == 0) log_choice(function, kind, count * number_width((unsigned)dtype));
+  const bool moves = kind == kAllgather || kind == kAlltoall || kind == kGather || kind == kScatter;
+  const bool on_window = note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
+  const bool by_copy_engine = moves && on_window && zero_policy() && by_gpu("FAKE_NCCL", -1, 22809) >= 22900;
+  if (comm->rank == 0) log_choice(function, kind, count * number_width((unsigned)dtype), by_copy_engine);
   return queue(comm, stream, kind, &op);
 }
 

@@ -33,8 +33,11 @@ int finish_exchange(void);
 void drop_exchange(void);
 // Notes a config's fields; refuses what NCCL refuses.
 int read_config(const void* given);
-// Notes a collective on registered memory, and whether its ranks have it at the same offsets.
-void note_registered(Comm* comm, uint64_t send, uint64_t receive);
+// Whether the last config asked for collectives by copy engine.
+bool zero_policy(void);
+// Notes a collective on registered memory, and whether its ranks have it at the same offsets. Returns whether all of
+// it lies in windows.
+bool note_registered(Comm* comm, uint64_t send, uint64_t receive);
 // Forgets what was registered with an aborted communicator.
 void forget_registered(const Comm* comm);
 

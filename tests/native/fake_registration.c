@@ -86,6 +86,8 @@ static int drop(Comm* comm, Registered* one, bool window) {
 
 static bool registers(void) { return strcmp(text_setting("NCCL_LOCAL_REGISTER", "1"), "0") != 0; }
 
+static bool symmetric(void) { return by_gpu("FAKE_SYMMETRIC", -1, 1) != 0; }
+
 EXPORT int ncclCommRegister(Comm* comm, void* at, size_t bytes, void** handle) {
   CALLED;
   *handle = NULL;
@@ -101,7 +103,11 @@ EXPORT int ncclCommDeregister(Comm* comm, void* handle) {
 EXPORT int ncclCommWindowRegister(Comm* comm, void* at, size_t bytes, void** window, int flags) {
   CALLED;
   if (flags != kSymmetric) return failed(kNcclInvalidArgument, "not simulated");
-  if (!registers()) return kNcclSuccess;
+  *window = NULL;
+  if (!symmetric()) {  // since 2.29 nothing; before, the buffer is registered
+    const bool falls_back = by_gpu("FAKE_NCCL", -1, 22809) < 22900 && registers();
+    return falls_back ? keep(comm, at, bytes, false, window) : kNcclSuccess;
+  }
   const int result = keep(comm, at, bytes, true, window);
   if (result != kNcclSuccess) return result;
   Clique* clique = comm->clique;
@@ -118,7 +124,7 @@ EXPORT int ncclCommWindowRegister(Comm* comm, void* at, size_t bytes, void** win
 
 EXPORT int ncclCommWindowDeregister(Comm* comm, void* window) {
   CALLED;
-  return drop(comm, window, true);
+  return drop(comm, window, symmetric());
 }
 
 void forget_registered(const Comm* comm) {
@@ -131,13 +137,13 @@ static const Registered* window_of(const Comm* comm, uint64_t at) {
   return one != NULL && one->window ? one : NULL;
 }
 
-void note_registered(Comm* comm, uint64_t send, uint64_t receive) {
+bool note_registered(Comm* comm, uint64_t send, uint64_t receive) {
   const Registered* from = find_registered(comm, send);
   const Registered* to = find_registered(comm, receive);
-  if (from == NULL && to == NULL) return;
+  if (from == NULL && to == NULL) return false;
   if (from == NULL || to == NULL || from->window != to->window) fault("half of a collective's memory is registered");
   note("%s collective", to != NULL && to->window ? "window" : "registered");
-  if (window_of(comm, send) == NULL || window_of(comm, receive) == NULL) return;
+  if (window_of(comm, send) == NULL || window_of(comm, receive) == NULL) return false;
   // The nth collective on windows must have the same offsets on each rank.
   Clique* clique = comm->clique;
   const int nth = clique->calls[comm->rank]++ % kMostCalls;
@@ -148,9 +154,10 @@ void note_registered(Comm* comm, uint64_t send, uint64_t receive) {
   } else if (memcmp(clique->offsets[nth], offsets, sizeof offsets) != 0) {
     note("offsets differ");
   }
+  return true;
 }
 
-// ncclConfig_t up to 2.28, as NCCL reads it: no more bytes than it was given.
+// ncclConfig_t up to 2.30, as NCCL reads it: no more bytes than it was given.
 typedef struct Config {
   size_t size;
   unsigned magic, version;
@@ -158,13 +165,25 @@ typedef struct Config {
   const char* net;
   int split, traffic;
   const char* name;
-  int collnet, policy, shrink, nvls, channels, centric;
+  int collnet, policy, shrink, nvls, channels, centric, graphs, contexts, peers, ordering;
 } Config;
+
+static int policy;
+
+bool zero_policy(void) { return policy == 2; }
 
 int read_config(const void* given) {
   const int version = (int)by_gpu("FAKE_NCCL", -1, 22809);
-  const size_t known = version < 22700 ? 48 : version < 22800 ? 72 : version < 22900 ? 80 : 88;
-  Config config = {.policy = INT_MIN, .channels = INT_MIN, .centric = INT_MIN, .collnet = INT_MIN, .nvls = INT_MIN};
+  const size_t known = version < 22700 ? 48 : version < 22800 ? 72 : version < 22900 ? 80 : version < 23000 ? 88 : 96;
+  Config config = {.policy = INT_MIN,
+                   .channels = INT_MIN,
+                   .centric = INT_MIN,
+                   .collnet = INT_MIN,
+                   .nvls = INT_MIN,
+                   .graphs = INT_MIN,
+                   .contexts = INT_MIN,
+                   .peers = INT_MIN,
+                   .ordering = INT_MIN};
   if (given == NULL) return kNcclSuccess;
   memcpy(&config.size, given, sizeof config.size);
   const size_t size = config.size;
@@ -175,14 +194,24 @@ int read_config(const void* given) {
     return failed(kNcclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
   if (config.min > config.max) return failed(kNcclInvalidArgument, "Invalid config min/max channels attribute value");
   note("config %zu version %u", size, config.version);
+  policy = config.policy;
   const struct {
     const char* name;
     int value;
-  } all[] = {
-      {"cgaClusterSize", config.cga},        {"minCTAs", config.min},          {"maxCTAs", config.max},
-      {"splitShare", config.split},          {"trafficClass", config.traffic}, {"collnetEnable", config.collnet},
-      {"CTAPolicy", config.policy},          {"nvlsCTAs", config.nvls},        {"nChannelsPerNetPeer", config.channels},
-      {"nvlinkCentricSched", config.centric}};
+  } all[] = {{"cgaClusterSize", config.cga},
+             {"minCTAs", config.min},
+             {"maxCTAs", config.max},
+             {"splitShare", config.split},
+             {"trafficClass", config.traffic},
+             {"collnetEnable", config.collnet},
+             {"CTAPolicy", config.policy},
+             {"nvlsCTAs", config.nvls},
+             {"nChannelsPerNetPeer", config.channels},
+             {"nvlinkCentricSched", config.centric},
+             {"graphUsageMode", config.graphs},
+             {"numRmaCtx", config.contexts},
+             {"maxP2pPeers", config.peers},
+             {"graphStreamOrdering", config.ordering}};
   for (size_t i = 0; i < sizeof all / sizeof *all; ++i)
     if (all[i].value != INT_MIN) note("config %s %d", all[i].name, all[i].value);
   return kNcclSuccess;

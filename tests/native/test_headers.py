@@ -192,6 +192,10 @@ _FIELDS = (
     ("nvls_ctas", "nvlsCTAs", 27),
     ("channels_per_net_peer", "nChannelsPerNetPeer", 28),
     ("nvlink_centric_sched", "nvlinkCentricSched", 28),
+    ("graph_usage_mode", "graphUsageMode", 29),
+    ("rma_contexts", "numRmaCtx", 29),
+    ("max_p2p_peers", "maxP2pPeers", 30),
+    ("graph_stream_ordering", "graphStreamOrdering", 31),  # and 2.30.5; padding before
 )
 
 
@@ -204,7 +208,7 @@ def _same_config(minor: int) -> list[str]:
     ]
     first_unknown = next((our_field for our_field, _, since in _FIELDS if since > max(minor, 26)), None)
     size = f"offsetof(collbench::NcclConfig, {first_unknown})" if first_unknown else "sizeof(collbench::NcclConfig)"
-    relation = "<=" if minor > 28 else "=="
+    relation = "<=" if minor >= 30 else "=="
     return [
         '#include "nccl.hpp"',
         *same,

@@ -135,13 +135,65 @@ def test_an_nccl_that_is_too_old_is_named_with_what_it_lacks(
     assert f"is too old: it has no function {missing}" in reported["text"]
 
 
-@_KINDS
-def test_an_nccl_that_registers_nothing_is_an_error(fakes: Fakes, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "kind", "variables", "settings", "reason"),
+    [
+        ("a buffer", "buffer", {"NCCL_LOCAL_REGISTER": "0"}, {}, "Register registered nothing: NCCL_LOCAL_REGISTER=0"),
+        (
+            "a window before 2.29",
+            "window",
+            {"NCCL_LOCAL_REGISTER": "0"},
+            {"symmetric": 0},
+            "registered nothing: NCCL_LOCAL_REGISTER=0",
+        ),
+        (
+            "a window since 2.29",
+            "window",
+            {},
+            {"symmetric": 0, "nccl": 22902},
+            "made no window: NCCL has no symmetric memory here, because not all of these GPUs have P2P",
+        ),
+    ],
+)
+def test_an_nccl_that_registers_nothing_is_an_error(
+    fakes: Fakes,
+    tmp_path: Path,
+    title: str,
+    kind: str,
+    variables: dict[str, str],
+    settings: dict[str, int],
+    reason: str,
+) -> None:
     script = f'report(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
-    reported = fakes.script(script, tmp_path, {"NCCL_LOCAL_REGISTER": "0"}).reported
+    reported = fakes.script(script, tmp_path, variables, **settings).reported
 
-    assert reported["kind"] == "NcclError"
-    assert "registered nothing: NCCL_LOCAL_REGISTER=0" in reported["text"]
+    assert reported["kind"] == "NcclError", title
+    assert reason in reported["text"], title
+    assert "GIN" not in reported["text"], title  # one process has one host
+
+
+def test_a_window_that_nccl_cannot_make_across_processes_may_lack_gin(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    return failure(collective, held, [[0, 1]], registration="window")["text"]
+ranks(2, body)
+"""
+    texts = fakes.script(_RANKS + script, tmp_path, apart=1, symmetric=0, nccl=22902).reported["results"]
+
+    assert len(texts) == 2
+    assert all("hosts are connected without GIN" in text for text in texts)
+
+
+def test_before_2_29_a_window_that_nccl_cannot_make_is_a_registered_buffer(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        held = session(open_gpus(2))
+        collective(held, [[0, 1]], registration="window")
+        held.close()
+    """
+    done = fakes.script(script, tmp_path, symmetric=0)
+
+    assert "registered collective" in done.log
+    assert "window collective" not in done.log
 
 
 @pytest.mark.parametrize("call", ["ncclMemAlloc:2:3", "ncclCommRegister:2:2", "ncclCommWindowRegister:2:2"])
@@ -171,7 +223,10 @@ def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fake
         ("traffic class in the padding", 22602, {"trafficClass": 105}, (48, 22602)),
         ("2.27", 22707, {"CTAPolicy": 1, "nvlsCTAs": 4, "collnetEnable": 1}, (72, 22707)),
         ("2.28", 22809, {"CTAPolicy": 2, "nChannelsPerNetPeer": 4, "nvlinkCentricSched": 1}, (80, 22809)),
-        ("a newer one", 23007, {"cgaClusterSize": 2, "splitShare": 1}, (80, 22899)),
+        ("2.29", 22903, {"graphUsageMode": 1, "numRmaCtx": 2}, (88, 22903)),
+        ("2.30", 23003, {"maxP2pPeers": 4, "graphUsageMode": 2}, (96, 23003)),
+        ("2.30.5", 23007, {"graphStreamOrdering": 0, "graphUsageMode": 1}, (96, 23007)),
+        ("a newer one", 23200, {"cgaClusterSize": 2, "splitShare": 1}, (96, 23099)),
     ],
 )
 def test_a_config_has_the_layout_of_the_library(

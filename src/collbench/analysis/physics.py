@@ -33,7 +33,7 @@ class Nvls(StrEnum):
 
 def nvls(run: Run) -> Nvls:
     """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
-    if any(choice.algorithm.startswith("NVLS") for choice in run.chosen):
+    if any(choice.multicast for choice in run.chosen):
         return Nvls.ON
     if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF

@@ -35,7 +35,8 @@ def on_memory(run: Run, kind: Registration) -> Run:
         for one in run.measurements
         if one.point.registration is kind or not one.point.operation.is_collective
     )
-    return replace(run, measurements=list(kept))
+    chosen = [replace(one, registration=Registration.NONE) for one in run.chosen if one.registration is kind]
+    return replace(run, measurements=list(kept), chosen=chosen)
 
 
 @dataclass(frozen=True, slots=True)

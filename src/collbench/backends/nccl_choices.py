@@ -15,7 +15,7 @@ from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Backend, Step
 from collbench.model.errors import StepFailed
 from collbench.model.nccl_options import NcclOptions
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import Chosen, Device
 
 # By number until 2.23 [nccl_common.h].
@@ -30,8 +30,11 @@ _WORDS = re.compile(  # 2.24 and later [enqueue.cc]
 _NUMBERS = re.compile(  # 2.20 to 2.22, since 2.23 with a name [enqueue.cc]
     r"NCCL INFO (?:(?P<name>\w+): )?(?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\d+) proto (?P<protocol>\d+) time "
 )
-_SYMMETRIC = re.compile(  # since 2.28, on registered symmetric memory [symmetric_sched.cc]
+_SYMMETRIC = re.compile(  # since 2.27, on registered symmetric memory [enqueue.cc, symmetric_sched.cc]
     r"NCCL INFO (?P<name>\w+) \[Symmetric\]: (?P<bytes>\d+) Bytes -> Kernel (?P<kernel>\S+) nchannels (?P<channels>\d+)"
+)
+_COPY_ENGINE = re.compile(  # since 2.29, with CTAPolicy=2 on symmetric memory [enqueue.cc, ce_coll.cc]
+    r"NCCL INFO (?P<name>\w+) \[(?:Copy Engine|Hierarchical CE)\]: (?P<bytes>\d+) Bytes -> (?P<how>[^;\n]+)"
 )
 
 
@@ -54,14 +57,14 @@ def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step
 
 
 def questions(steps: Iterable[Step]) -> list[Step]:
-    """Return one unverified step per collective, number of ranks and size that NCCL chooses for.
+    """Return one unverified step per collective, registration, number of ranks and size.
 
     The first group with a number of ranks stands for all that have as many.
     """
-    step_of: dict[tuple[Operation, int, int], Step] = {}
+    step_of: dict[tuple[Operation, Registration, int, int], Step] = {}
     for step in steps:
-        if step.operation.is_collective and step.operation.collective.tuned:
-            step_of.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
+        if step.operation.is_collective:
+            step_of.setdefault((step.operation, step.registration, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
             step,
@@ -95,7 +98,8 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
     fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
     chosen = None
     for line in log.splitlines():
-        match = _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
+        matches = (form.search(line) for form in (_WORDS, _NUMBERS, _SYMMETRIC, _COPY_ENGINE))
+        match = next(filter(None, matches), None)
         if match and match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
             chosen = Chosen(operation, ranks, size_bytes, *_decision(match))
     return chosen
@@ -115,7 +119,7 @@ def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Ch
             continue
         chosen = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
         if chosen is not None:
-            yield chosen
+            yield replace(chosen, registration=step.registration)
 
 
 def _news(folder: Path, read: dict[Path, int]) -> str:
@@ -132,6 +136,8 @@ def _decision(match: re.Match[str]) -> tuple[str, str, int]:
     """Return algorithm, protocol and channels in NCCL's words; 0 channels where it does not report it."""
     if match.re is _SYMMETRIC:
         return match["kernel"], "SYMMETRIC", int(match["channels"])
+    if match.re is _COPY_ENGINE:
+        return match["how"].strip(), "COPY ENGINE", 0
     if match.re is _NUMBERS:
         return _word(_ALGORITHMS, match["algorithm"]), _word(_PROTOCOLS, match["protocol"]), 0
     return match["algorithm"], match["protocol"], int(match["high"]) - int(match["low"]) + 1

@@ -22,6 +22,10 @@ _FIELDS = {
     "nvlsCTAs": 22700,
     "nChannelsPerNetPeer": 22800,
     "nvlinkCentricSched": 22800,
+    "graphUsageMode": 22900,
+    "numRmaCtx": 22900,
+    "maxP2pPeers": 23000,
+    "graphStreamOrdering": 23005,
 }
 NCCL_CONFIG_FIELDS = tuple(_FIELDS)
 # NCCL_CTA_POLICY_ZERO, collectives by copy engine, which older libraries would take for no policy [nccl.h 2.28.3].
@@ -64,6 +68,9 @@ def checked_config(config: Mapping[str, int]) -> dict[str, int]:
     # NCCL compares both, and takes a maximum that is not set for the smallest number [2.28.9: init.cc, parseCommConfig]
     if "minCTAs" in config and config["minCTAs"] > config.get("maxCTAs", -1):
         raise UsageError("--nccl-config minCTAs also needs maxCTAs, at least as large: NCCL refuses minCTAs alone")
+    # NCCL does not support it with 2, the default, and does not check it [2.30.7, docs: ncclConfig_t].
+    if config.get("graphStreamOrdering") == 0 and config.get("graphUsageMode", 2) > 1:
+        raise UsageError("--nccl-config graphStreamOrdering=0 also needs graphUsageMode=0 or 1: add one of them")
     return dict(config)
 
 

@@ -66,7 +66,6 @@ class Collective:
     summary: str  # the same in the list of commands
     example: str  # options in its help's second example
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
-    tuned: bool  # NCCL chooses an algorithm for it; what is made of send/recv has none
     native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
     gloo_buffers: int | None  # arguments of torch's gloo call; None: backends/torch_collectives.py has no call for it
     nccl_tests: str  # nccl-tests' program
@@ -152,7 +151,6 @@ class Operation(StrEnum):
             summary="every rank gets the reduction",
             example="--op max",
             nccl="AllReduce",
-            tuned=True,
             native=True,
             gloo_buffers=1,
             nccl_tests="all_reduce_perf",
@@ -178,7 +176,6 @@ class Operation(StrEnum):
             summary="every rank gets the root's data",
             example="--devices 0,1",
             nccl="Broadcast",
-            tuned=True,
             native=True,
             gloo_buffers=1,
             nccl_tests="broadcast_perf",
@@ -204,7 +201,6 @@ class Operation(StrEnum):
             summary="the root gets the reduction",
             example="--op avg --root 1",
             nccl="Reduce",
-            tuned=True,
             native=True,
             gloo_buffers=1,
             nccl_tests="reduce_perf",
@@ -230,7 +226,6 @@ class Operation(StrEnum):
             summary="every rank gets all blocks",
             example="--dtype bfloat16",
             nccl="AllGather",
-            tuned=True,
             native=True,
             gloo_buffers=2,
             nccl_tests="all_gather_perf",
@@ -256,7 +251,6 @@ class Operation(StrEnum):
             summary="each rank gets a reduced block",
             example="--split 2",
             nccl="ReduceScatter",
-            tuned=True,
             native=True,
             gloo_buffers=2,
             nccl_tests="reduce_scatter_perf",
@@ -282,7 +276,6 @@ class Operation(StrEnum):
             summary="every rank sends a block to every rank",
             example="--precision 0.5%",
             nccl="AlltoAll",
-            tuned=False,
             native=True,
             gloo_buffers=2,
             nccl_tests="alltoall_perf",
@@ -308,7 +301,6 @@ class Operation(StrEnum):
             summary="each block has its own size (--skew)",
             example="--skew zipf:1.2",
             nccl="AlltoAllv",
-            tuned=False,
             native=True,
             gloo_buffers=2,
             nccl_tests="alltoallv_perf",
@@ -334,7 +326,6 @@ class Operation(StrEnum):
             summary="each rank sends to the next",
             example="--pairs",
             nccl="SendRecv",
-            tuned=False,
             native=True,
             gloo_buffers=2,
             nccl_tests="sendrecv_perf",
@@ -360,7 +351,6 @@ class Operation(StrEnum):
             summary="the root gets all blocks",
             example="--root 1",
             nccl="Gather",
-            tuned=False,
             native=True,
             gloo_buffers=2,
             nccl_tests="gather_perf",
@@ -386,7 +376,6 @@ class Operation(StrEnum):
             summary="each rank gets a block",
             example="--root 1",
             nccl="Scatter",
-            tuned=False,
             native=True,
             gloo_buffers=2,
             nccl_tests="scatter_perf",

@@ -439,7 +439,10 @@ def command_name(kind: CommandKind, collectives: Sequence[Work]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used."""
+    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used.
+
+    On windows the kernel and "SYMMETRIC"; without a kernel how it copied, and "COPY ENGINE".
+    """
 
     operation: Operation
     ranks: Several
@@ -447,6 +450,12 @@ class Chosen:
     algorithm: str
     protocol: str
     channels: Count
+    registration: Registration = Registration.NONE
+
+    @property
+    def multicast(self) -> bool:
+        """Whether NVSwitches reduce or multiply: NVLS, or a symmetric kernel that loads or stores by multicast."""
+        return self.algorithm.startswith("NVLS") or any(part in self.algorithm for part in ("LDMC", "STMC"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,9 +349,13 @@ def _chosen(family: Family, size: int) -> str:
     """Return the algorithm that NCCL reported for this message, "" if it was not asked."""
     if not family.work.operation.is_collective:
         return ""
-    wanted = (family.work.operation, len(family.sets[0]), size)
-    choices = (choice for choice in family.run.chosen if (choice.operation, choice.ranks, choice.size_bytes) == wanted)
-    return "; ".join(f"{choice.algorithm}/{choice.protocol}, {choice.channels} channels" for choice in choices)
+    wanted = (family.work.operation, len(family.sets[0]), size, family.work.registration)
+    choices = (
+        one for one in family.run.chosen if (one.operation, one.ranks, one.size_bytes, one.registration) == wanted
+    )
+    return "; ".join(
+        f"{one.algorithm}/{one.protocol}{f', {one.channels} channels' if one.channels else ''}" for one in choices
+    )
 
 
 # Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs).

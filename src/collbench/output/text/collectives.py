@@ -160,10 +160,10 @@ def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], 
     """Return a data point's text in each column; of a flag one word, the page's notes say more."""
     point = measurement.point
     blocks = len(point.members) if point.operation.shares else 1
-    wanted = (point.operation, len(point.members), point.size_bytes)
-    # Of several kinds of memory, NCCL was asked what it chose for the first.
-    reported = run.chosen if not kinds or point.registration is kinds[0] else ()
-    chosen = next((one for one in reported if (one.operation, one.ranks, one.size_bytes) == wanted), None)
+    wanted = (point.operation, len(point.members), point.size_bytes, point.registration)
+    chosen = next(
+        (one for one in run.chosen if (one.operation, one.ranks, one.size_bytes, one.registration) == wanted), None
+    )
     flags = ["failed"] if measurement.failure else []
     flags += ["impossible"] if impossible else []
     flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
@@ -175,7 +175,7 @@ def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], 
         **point_figures(measurement),
         "algo": chosen.algorithm if chosen else "-",
         "proto": chosen.protocol if chosen else "-",
-        "ch": str(chosen.channels) if chosen else "-",
+        "ch": str(chosen.channels or "-") if chosen else "-",
         "flags": ", ".join(dict.fromkeys(flags)),
     }
 
