@@ -17,7 +17,7 @@ from collbench.machine.labels import is_pcie
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import FailureKind
-from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.operations import Variant, Work
 from collbench.model.run import (
     NCCL_START,
     Device,
@@ -33,6 +33,7 @@ from collbench.model.run import (
 from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
+from collbench.output.text.nccl_notes import nccl_notes
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -263,35 +264,12 @@ _MOST_NAMES = 4  # of what was skipped for one reason
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
-    lines += _without_copy_engines(run)
+    lines += nccl_notes(run)
     if run.chosen:
         lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
     if health:
         lines += [f"health    {line}" for line in health_lines(run)]
     return list(dict.fromkeys([*lines, *_skipped(run)]))
-
-
-_CTA_POLICY_ZERO = 2  # NCCL_CTA_POLICY_ZERO: a bit of CTAPolicy since NCCL 2.30
-# What NCCL has in copy engines, on windows of one host [2.28.9 to 2.30.7, ce_coll.cc].
-_BY_COPY_ENGINE = (Operation.ALLGATHER, Operation.ALLTOALL, Operation.GATHER, Operation.SCATTER)
-
-
-def _without_copy_engines(run: Run) -> Iterator[str]:
-    """Yield which collectives ran kernels although the user asked NCCL for copy engines."""
-    policy = run.settings.nccl_config.get("CTAPolicy", 0)
-    if not policy & _CTA_POLICY_ZERO:
-        return
-    works = dict.fromkeys(one.point.work for one in run.measurements if one.point.operation.is_collective)
-    names = [
-        str(work)
-        for work in works
-        if work.operation not in _BY_COPY_ENGINE or work.registration is not Registration.WINDOW
-    ]
-    if names:
-        yield (
-            f"kernels   CTAPolicy={policy} does nothing for {abridged(names, _MOST_NAMES)}: NCCL has copy engines only "
-            "for allgather, alltoall, gather and scatter, on --registration window"
-        )
 
 
 def ending(run: Run, *more: str) -> Iterator[Block]:
@@ -303,7 +281,7 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
     # Sizes that the user asked for, and links that ought to work.
     lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED})
-    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, *_without_copy_engines(run), origin(run)])))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, *nccl_notes(run), origin(run)])))
 
 
 def troubled(run: Run) -> Iterator[str]:
