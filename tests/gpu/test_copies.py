@@ -108,6 +108,16 @@ def test_covered_copies_of_odd_sizes(
                   covered=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
+@pytest.mark.parametrize("first", [0, 1], ids=["in", "out"])
+def test_the_opposite_direction_lasts_as_long_as_the_timed_copies(
+    gpus: _native.Gpus, first: int, multiprocessors: bool
+) -> None:
+    both = [(_HOST, 0), (0, _HOST)]
+    plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5, "multiprocessors": multiprocessors}
+    assert _times(gpus, [[both[first], both[1 - first]]], covered=True, **plan).uncovered == [-1]
+
+
 def test_a_direction_is_hardly_slower_with_the_other_direction_and_never_faster(gpus: _native.Gpus) -> None:
     # PCIe is full duplex: nvbandwidth reaches 51 of 55 GB/s concurrently with the other direction [2 × H200].
     plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5}

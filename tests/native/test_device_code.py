@@ -136,7 +136,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     (folder / "device_code.inc").write_text(code)
     numbers = folder / "numbers.o"
     subprocess.run([os.environ.get("CC", "cc"), "-fPIC", "-c", _HERE / "fake_numbers.c", "-o", numbers], check=True)
-    flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{folder}", f"-I{_SOURCE}"]
+    # Undefined behavior here is undefined on a GPU, too: it ends the test with the line.
+    checked = ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
+    flags = ["-std=c++17", "-O1", *checked, "-w", "-fPIC", "-shared", f"-I{folder}", f"-I{_SOURCE}"]
     sources = [_HERE / "device_code.cpp", _SOURCE / "collective_layout.cpp", numbers]
     library = folder / "device.so"
     subprocess.run([os.environ.get("CXX", "c++"), *flags, *sources, "-o", library], check=True)
