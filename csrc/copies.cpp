@@ -23,8 +23,10 @@ constexpr std::uint64_t kMostStaged = 200'000'000;
 // loop, by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2
 // messages (361 by 2 launches), at 374.6 over 16 [4 × H200].
 constexpr std::uint64_t kLooped = 16 << 20;
-// How often a covered batch is timed before it counts as not covered: transfers of some microseconds may start apart.
+// How often a covered batch is timed before it counts as not covered, and the shortest one that can: smaller messages
+// do not fill a link, and their launches vary.
 constexpr int kCoverAttempts = 3;
+constexpr double kShortestCovered = 100e-6;  // seconds
 
 // One end of a transfer: its buffer, and the context that the buffer belongs to; null for host memory.
 struct Memory {
@@ -215,6 +217,7 @@ class CopyTimer {
   const Gpu* ended_before(const Transfer& timed) const {
     const Gpu* first = nullptr;
     double shortest = elapsed_seconds(timed.stream->start, timed.stream->end);
+    if (shortest < kShortestCovered) return nullptr;
     each([&](const Transfer& other) {
       const double lasted = elapsed_seconds(other.first->start, all_copied(other));
       if (other.stream == timed.stream || lasted >= shortest) return;

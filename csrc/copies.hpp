@@ -28,8 +28,8 @@ struct CopyRound {
   double deadline;      // seconds, the longest wait for a batch
   // Times only each group's first transfer, while all others of the round run. Every transfer then copies its messages
   // twice, as nvbandwidth's interfering copies have twice the size: others that share links with the first transfer and
-  // are up to twice as fast still run when it ends. A batch holds at most 14 messages then. One in which a transfer was
-  // faster is repeated, three times in all; then Times::uncovered names the GPU.
+  // are up to twice as fast still run when it ends. A batch holds at most 14 messages then. One of 0.1 ms or more in
+  // which a transfer was faster is repeated, three times in all; then Times::uncovered names the GPU.
   bool covered;
 };
 
