@@ -38,7 +38,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu check lint types bytecode types-and-bytecode build format ptx man wheel clean
+.PHONY: help pairs test test-gpu sanitize check lint types bytecode types-and-bytecode build format ptx man wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -61,6 +61,26 @@ test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no networ
 	    echo "make: collbench or pytest is not installed for $(GPU_PYTHON): run '$(GPU_PYTHON) -m pip install" \
 	    "--no-build-isolation --no-deps --no-index .' first, or name another interpreter with PYTHON=" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest tests/gpu $(if $(PART),--part $(PART)) $(ARGS)
+
+# A copy of the sources for each sanitizer, because extensions lie beside them. Its library must be loaded first, by what
+# pytest starts too. Python itself leaks, and forks of a process with threads are not this project's.
+THREADED := $(addprefix tests/native/test_,lost_ranks.py worlds.py single_launches.py copying.py collecting.py)
+ADDRESSED := $(addprefix tests/native/test_,lost_ranks.py patterns.py registration.py recorder.py chasing.py host_nodes.py)
+sanitize: $(INSTALLED)-test  ## run the native layer's tests under TSan, then ASan and UBSan: some ten minutes
+	$(call sanitized,thread,tsan,$(THREADED))
+	$(call sanitized,address$(,)undefined,asan,$(ADDRESSED))
+
+, := ,
+define sanitized
+mkdir -p build/sanitized/$(2) && cp -r csrc src setup.py pyproject.toml README.md build/sanitized/$(2)
+rm -f build/sanitized/$(2)/src/collbench/*.so
+cd build/sanitized/$(2) && CXXFLAGS='-fsanitize=$(1) -g -O1' LDFLAGS=-fsanitize=$(1) \
+    $(abspath $(BIN))/python setup.py --quiet build_ext --inplace
+library=$$($${CC:-cc} -print-file-name=lib$(2).so) && PYTHONPATH=build/sanitized/$(2)/src LD_PRELOAD=$$library \
+    COLLBENCH_TEST_SANITIZER=$$library TSAN_OPTIONS='halt_on_error=1 die_after_fork=0 report_thread_leaks=0' \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS='halt_on_error=1 print_stacktrace=1' PYTHONMALLOC=malloc \
+    $(BIN)/python -m pytest -p no:cacheprovider $(3) $(ARGS)
+endef
 
 check: export CXXFLAGS += -Werror
 check: lint types-and-bytecode test  ## all that CI checks: format, lint, types, build, shipped PTX, tests

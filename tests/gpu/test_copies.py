@@ -114,7 +114,7 @@ def test_the_opposite_direction_lasts_as_long_as_the_timed_copies(
     gpus: _native.Gpus, first: int, multiprocessors: bool
 ) -> None:
     both = [(_HOST, 0), (0, _HOST)]
-    plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5, "multiprocessors": multiprocessors}
+    plan: dict[str, Any] = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5, "multiprocessors": multiprocessors}
     assert _times(gpus, [[both[first], both[1 - first]]], covered=True, **plan).uncovered == [-1]
 
 
