@@ -13,10 +13,15 @@ _MIB = 2**20
 
 
 def _allreduce(
-    fakes: Fakes, tmp_path: Path, *options: str, command: str = "allreduce", nccl: int = 22809, **variables: str
+    fakes: Fakes,
+    tmp_path: Path,
+    *options: str,
+    command: str = "allreduce",
+    nccl: int = 22809,
+    variables: dict[str, str] | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     arguments = [command, "--backend", "cuda", "--sizes", "1K,16K", *options, "--verbose", "--output", "run.json"]
-    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", **variables}
+    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", **(variables or {})}
     done = fakes.run(
         [sys.executable, "-m", "collbench", *arguments],
         tmp_path,
@@ -31,7 +36,7 @@ def _allreduce(
 
 
 def test_nccls_choices_are_read_on_request(fakes: Fakes, tmp_path: Path) -> None:
-    done, run = _allreduce(fakes, tmp_path, "--algorithms", NCCL_P2P_LEVEL="NVL")
+    done, run = _allreduce(fakes, tmp_path, "--algorithms", variables={"NCCL_P2P_LEVEL": "NVL"})
 
     reported = [tuple(chosen.values()) for chosen in run["chosen"]]
     assert reported == [
@@ -53,7 +58,7 @@ def test_without_a_request_nccls_choices_are_not_read(fakes: Fakes, tmp_path: Pa
 
 def test_a_users_own_nccl_log_stays_as_configured(fakes: Fakes, tmp_path: Path) -> None:
     user_variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(tmp_path / "mine.%p")}
-    _, run = _allreduce(fakes, tmp_path, "--algorithms", **user_variables)
+    _, run = _allreduce(fakes, tmp_path, "--algorithms", variables=user_variables)
 
     assert len(list(tmp_path.glob("mine.*"))) == 1, "of the process that measured, and not of the one that was asked"
     assert run["settings"]["environment"] == user_variables
