@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from collbench.backends.overlap_protocol import OPERATIONS, Load, OverlapPoint
+from collbench.backends.overlap_protocol import OPERATIONS, UNIT_LAUNCHES, Load, OverlapPoint
 from collbench.backends.sim_world import open_overlap, overlapped, unit_seconds
 from collbench.backends.torch_world import OverlapWorld
 from collbench.model.compute import Compute, ComputeKind, Priority
@@ -248,7 +248,7 @@ def test_more_launches_than_a_stream_takes_ahead_are_one(kind: ComputeKind, unit
             return super().as_one(work, times)
 
     unit = unit_of(Compute(kind, 4), torch.device("cpu"), torch.float32, heads=1, width=4)
-    Rank(0, 2, Capturing())._chunk(Load(4, 1, units // 10, 10, 0.0), unit)(0)
+    Rank(0, 2, Capturing())._chunk(Load(4, 1, units // 10, 10, 0.0, launches=UNIT_LAUNCHES[kind]), unit)(0)
     assert captured == ([10] if at_once else [])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from collbench.backends.protocol import OpenWorkers
-from collbench.model.compute import Compute, Priority
+from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.operations import Operation, Work
 
 # What training sends, and what torch.distributed sends without an option.
@@ -26,8 +26,11 @@ OPERATIONS = (
 QUEUE_ENTRIES = 1000
 # A sleep, the collective that synchronizes the ranks, the timed collective, and their events.
 _ENTRIES_A_ROUND = 8
-# From half of it on, a chunk of compute is one launch, a CUDA graph.
+# From half of it on, a chunk of compute is one launch, a CUDA graph. That takes more entries than a launch does
+# [2 × H100], so rounds are few enough at a time to do without.
 LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
+# Launches of one unit of compute, at most: two products, each of one or two, attention, and a copy.
+UNIT_LAUNCHES = {ComputeKind.GEMM: 1, ComputeKind.MEMORY: 1, ComputeKind.ATTENTION: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Load:
     """What every rank runs from a common start: chunks of the collective, chunks of compute, or both.
 
     The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
-    the GPU waits before the start, so that all of it is queued by then.
+    the GPU waits before the start, so that all of it is queued by then. `launches`: of one unit, at most.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
     `compute_chunks` again, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
@@ -63,15 +66,18 @@ class Load:
     units: int
     delay_s: float
     idle_s: tuple[float, ...] = ()
+    launches: int = 1
 
     @property
-    def units_in_all(self) -> int:
-        """The units of compute that are queued before the common start, in all rounds."""
-        return max(1, len(self.idle_s)) * self.compute_chunks * self.units
+    def compute_launches(self) -> int:
+        """The launches of compute that are queued before the common start, in all rounds, unit by unit."""
+        return max(1, len(self.idle_s)) * self.compute_chunks * self.units * self.launches
 
     def parts(self) -> Iterator[Load]:
-        """Yield loads of so many rounds as a stream takes ahead, each chunk and its event an entry of its queue."""
-        rounds = max(1, QUEUE_ENTRIES // (2 * self.compute_chunks + _ENTRIES_A_ROUND))
+        """Yield loads of so many rounds as a stream takes ahead: a launch and an event are an entry of its queue each."""
+        each = self.compute_chunks * self.units * self.launches
+        ahead = QUEUE_ENTRIES // (each + self.compute_chunks + _ENTRIES_A_ROUND)
+        rounds = max(1, min(ahead, LAUNCHES_AHEAD // max(1, each)))
         for first in range(0, max(1, len(self.idle_s)), rounds):
             rests = self.idle_s[first : first + rounds]
             yield replace(self, collective_chunks=len(rests) or self.collective_chunks, idle_s=rests)

@@ -12,6 +12,7 @@ from statistics import fmean
 from collbench.backends.overlap_protocol import (
     DTYPE,
     QUEUE_ENTRIES,
+    UNIT_LAUNCHES,
     Load,
     OverlapBackend,
     OverlapOpened,
@@ -232,14 +233,15 @@ def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequ
     rests = tuple(run_up + begin * unit_seconds for begin in begins)
     needs = run_up + 2 * unit_seconds + call_seconds
     chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
-    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests))
+    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests, load.launches))
 
 
 def _delayed(load: Load) -> Load:
-    calls, units = load.collective_chunks * load.calls, load.compute_chunks * load.units
+    calls = load.collective_chunks * load.calls
     if load.idle_s:  # each call has another before it, which brings the ranks together
-        calls, units = 2 * calls, units * len(load.idle_s)
-    return replace(load, delay_s=min(_LONGEST_DELAY_S, _LEAST_DELAY_S + calls * _CALL_S + units * _UNIT_S))
+        calls *= 2
+    needs = _LEAST_DELAY_S + calls * _CALL_S + load.compute_launches * _UNIT_S
+    return replace(load, delay_s=min(_LONGEST_DELAY_S, needs))
 
 
 def _usual_longest(ranks: Sequence[RankTimes]) -> float:
@@ -328,7 +330,7 @@ def measure_point(
     _verified(overlap, _run(backend, _VERIFYING))
     call = max(_seconds_of_one(times.collective, 1) for times in _run(backend, replace(_ESTIMATING, compute_chunks=0)))
     unit = max(_seconds_of_one(times.compute, 1) for times in _run(backend, replace(_ESTIMATING, collective_chunks=0)))
-    load = planned(call, unit, span_seconds)
+    load = replace(planned(call, unit, span_seconds), launches=UNIT_LAUNCHES[point.compute.kind])
     begins = moments(call, unit, trials, order)
     isolated = _isolated(backend, load, trials)
     made = lengthened = 0
