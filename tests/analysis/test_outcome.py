@@ -151,7 +151,7 @@ def check_never_trusted(run: Run) -> None:
     assert not failed & set(coverage(run).judged)
     judged = judge(run)
     assert verdicts.status(run, judged) != 0
-    assert verdicts.conclusion(coverage(run), judged) != "Labels, tools and measurement agree."
+    assert verdicts.conclusion(run, coverage(run), judged) != "Labels, tools and measurement agree."
     for answer in against_figures(run, figures()).answers:
         assert not answer.failed or answer.standing in (
             ReferenceVerdict.FAILED,
