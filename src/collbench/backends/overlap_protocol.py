@@ -74,7 +74,7 @@ class Load:
         return max(1, len(self.idle_s)) * self.compute_chunks * self.units * self.launches
 
     def parts(self) -> Iterator[Load]:
-        """Yield loads of so many rounds as a stream takes ahead: a launch and an event are an entry of its queue each."""
+        """Yield loads of so many rounds as a stream takes ahead; each launch and each event is one of its entries."""
         each = self.compute_chunks * self.units * self.launches
         ahead = QUEUE_ENTRIES // (each + self.compute_chunks + _ENTRIES_A_ROUND)
         rounds = max(1, min(ahead, LAUNCHES_AHEAD // max(1, each)))
