@@ -155,7 +155,7 @@ def _tree(rng: np.random.Generator, count: int, generation: int) -> _Tree:
         tree.shared += [f"switch {switch} up", f"switch {switch} down"]
     # A root complex carries both directions of a pair: with less, a better label would truly be the slower one.
     forwards = reached * float(rng.choice([2.0, 4.0, 8.0]))
-    across = reached * float(rng.choice([0.75, 1.0, 2.0]))
+    across = reached * float(rng.choice([0.85, 1.0, 2.0]))
     for socket in set(sockets):
         tree.capacity[f"root {socket}"] = forwards
     for one, other in permutations(set(sockets), 2):
@@ -273,9 +273,7 @@ def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
         return None
     number = switches[int(rng.integers(len(switches)))].split()[1]
     elements = (f"switch {number} up", f"switch {number} down")
-    links = frozenset(
-        link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link])
-    )
+    links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
     return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links))
 
 
@@ -298,9 +296,7 @@ def other_product(made: Made, rng: np.random.Generator) -> Made | None:
     devices = list(made.devices)
     devices[gpu] = replace(devices[gpu], name="NVIDIA A40", pcie_generation=4)
     ratio = _SLOT_GBS[4][1] / _SLOT_GBS[5][1]
-    paths = tuple(
-        replace(path, theory_gbs=_SLOT_GBS[4][0]) if gpu in path.devices else path for path in made.paths
-    )
+    paths = tuple(replace(path, theory_gbs=_SLOT_GBS[4][0]) if gpu in path.devices else path for path in made.paths)
     slower = made.slowed({f"slot {gpu} in": ratio, f"slot {gpu} out": ratio})
     return replace(slower, devices=tuple(devices), paths=paths)
 

@@ -142,7 +142,9 @@ class MadeBackend(Backend):
         for members, transfers in zip(step.groups, groups, strict=True):
             slowest = min(next(rates) for _ in transfers)
             drawn.append(self._batches(step, members, slowest))
-        timing = Timing(seconds=tuple(drawn), launch_seconds=tuple(1.2 * one[0] for one in drawn) if step.launches else ())
+        timing = Timing(
+            seconds=tuple(drawn), launch_seconds=tuple(1.2 * one[0] for one in drawn) if step.launches else ()
+        )
         self._seconds += timing.region_seconds(step) + _STEP_S
         return timing
 
