@@ -3,6 +3,7 @@
 #   VENV=.venv          where everything is installed
 #   PYTHONS='…'         further interpreters that `make wheel` builds for
 #   JOBS=3              how many tests run at a time: most wait for processes
+#   PART=1/3            makes `make test-gpu` run the first of three parts of tests/gpu
 #   ARGS='…'            goes to the command that is run: make pairs ARGS='--sizes 1M:1G', make test ARGS='-k sizes'
 
 SHELL := /bin/bash
@@ -59,7 +60,7 @@ test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no networ
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \
 	    echo "make: collbench or pytest is not installed for $(GPU_PYTHON): run '$(GPU_PYTHON) -m pip install" \
 	    "--no-build-isolation --no-deps --no-index .' first, or name another interpreter with PYTHON=" >&2; exit 1; }
-	$(GPU_PYTHON) -m pytest tests/gpu $(ARGS)
+	$(GPU_PYTHON) -m pytest tests/gpu $(if $(PART),--part $(PART)) $(ARGS)
 
 check: export CXXFLAGS += -Werror
 check: lint types-and-bytecode test  ## all that CI checks: format, lint, types, build, shipped PTX, tests

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,6 +158,29 @@ def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> No
     assert torch.equal(unit.result, first_result)
     assert first_result.isfinite().all()
     assert first_result.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "at_once"),
+    [(ComputeKind.GEMM, 400, False), (ComputeKind.GEMM, 600, True), (ComputeKind.ATTENTION, 400, True)],
+)
+def test_more_launches_than_a_stream_takes_ahead_are_one(kind: ComputeKind, units: int, at_once: bool) -> None:
+    """A unit of attention is several launches, so fewer of its units fit."""
+    import torch
+
+    from collbench.backends.overlap_streams import CpuAccelerator
+    from collbench.backends.overlap_worker import Rank, unit_of
+
+    captured = list[int]()
+
+    class Capturing(CpuAccelerator):
+        def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+            captured.append(times)
+            return super().as_one(work, times)
+
+    unit = unit_of(Compute(kind, 4), torch.device("cpu"), torch.float32, heads=1, width=4)
+    Rank(0, 2, Capturing())._chunk(Load(4, 1, units // 10, 10, 0.0), unit)(0)
+    assert captured == ([10] if at_once else [])
 
 
 def have_ended(processes: tuple[int, ...]) -> bool:

@@ -119,6 +119,11 @@ def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
     assert counts[-1] == 12
 
 
+def test_of_short_units_more_rounds_run_in_no_more_time() -> None:
+    counts = {unit: len(moments(1e-6, unit, 3, random.Random(1))[0]) for unit in (2.8e-3, 1.4e-3, 0.7e-3, 0.1e-3)}
+    assert counts == {2.8e-3: 30, 1.4e-3: 30, 0.7e-3: 60, 0.1e-3: 119}
+
+
 def test_idle_times_exceed_the_run_up_and_compute_outlasts_the_calls() -> None:
     load = planned(CALL, UNIT, 0.025)
     begins = moments(CALL, UNIT, 1, random.Random(1))[0]
@@ -142,6 +147,7 @@ class FakeWorld:
     def __init__(self, slower: float = 3.0) -> None:
         self.slower, self.loads, self.points = slower, list[Load](), list[OverlapPoint]()
         self.shortest_delay, self.cover, self.wrong, self.wrong_compute = 0.0, 1.0, 0, 0
+        self.most_calls = 10**9
         self.fails: dict[int, Exception] = {}
 
     def allocate(self, point: OverlapPoint) -> None:
@@ -167,7 +173,7 @@ class FakeWorld:
             tuple(ends),
             ends_every(unit * load.units, load.compute_chunks * (len(load.idle_s) or 1)),
             tuple(begins) if load.idle_s else (),
-            load.delay_s >= self.shortest_delay,
+            load.delay_s >= self.shortest_delay and load.collective_chunks * load.calls <= self.most_calls,
             self.wrong if load.collective_chunks else None,
             self.wrong_compute if load.compute_chunks else None,
         )
@@ -176,6 +182,36 @@ class FakeWorld:
 
     def close(self) -> None:
         pass
+
+
+class WaitingWorld(FakeWorld):
+    """Two GPUs on which a call waits until the running unit has ended, as 1M does beside a kernel that fills all SMs.
+
+    A stream takes `entries` launches and events ahead: one for each call and one for each chunk, as two H100 were seen
+    to do. The host queues one in 10 µs.
+    """
+
+    call, unit, entries = 15e-6, 280e-6, 1021
+
+    def run(self, load: Load) -> tuple[RankTimes, ...]:
+        self.loads.append(load)
+        begins, ends, compute = list[float](), list[float](), list[float]()
+        rounds = max(1, len(load.idle_s))
+        now = 0.0
+        for number in range(rounds):
+            first = max(now, compute[-1] if compute else 0.0)
+            own = ends_every(self.unit * 1.1, load.compute_chunks * load.units, first)
+            compute += own[load.units - 1 :: load.units] if load.compute_chunks else []
+            now = first + (load.idle_s[number] if load.idle_s else 0.0)
+            for _ in range(1 if load.idle_s else load.collective_chunks):
+                begins.append(now)
+                for _ in range(load.calls):
+                    now = min((end for end in own if end > now), default=now) + self.call
+                ends.append(now)
+        queued = rounds * 14 if load.idle_s else load.collective_chunks * (load.calls + 1) + 10
+        fits = max(queued, rounds * load.compute_chunks * 2) <= self.entries and load.delay_s >= 1e-5 * queued
+        times = RankTimes(tuple(ends), tuple(compute), tuple(begins) if load.idle_s else (), fits)
+        return times, times
 
 
 def request(**changes: object) -> OverlapRequest:
@@ -224,6 +260,29 @@ def test_known_factors_come_out() -> None:
         # The isolated measurement runs fewer calls than the fixed amount has: the rest count as equally long.
         for trial in point.trials:
             assert max(trial.collective_amount) == pytest.approx(trial.calls * CALL, rel=0.002)
+
+
+@pytest.mark.parametrize(("call", "unit"), [(15e-6, 280e-6), (10e-6, 1.4e-3), (75e-6, 1.4e-3), (15e-6, 40e-6)])
+def test_short_calls_that_wait_for_whole_units_are_covered_and_queued(call: float, unit: float) -> None:
+    backend = WaitingWorld()
+    backend.call, backend.unit = call, unit
+    (point,) = measured_run(backend, request(sizes=(2**20,), trials=3)).overlaps
+    assert (point.failure, len(point.trials)) == (None, 3)
+    summary = summarize(point)
+    assert summary.collective_alone.value == pytest.approx(call)
+    # From a random moment, half a unit passes until it ends.
+    assert summary.collective_beside.value == pytest.approx(call + 1.1 * unit / 2, rel=0.1)
+    assert all(trial.covered_units >= 3 for trial in point.trials)
+
+
+def test_what_no_queue_holds_is_refused_as_uncovered_and_not_blamed_on_the_host() -> None:
+    """Compute that a collective slows a hundredfold: no number of calls that a stream takes ahead outlasts it."""
+    backend = FakeWorld()
+    backend.cover = 100.0
+    backend.most_calls = 240
+    run = measured_run(backend, request(sizes=(2**20,)))
+    assert [point.failure.detail for point in run.overlaps if point.failure] == [overlap._UNCOVERED]
+    assert all(load.delay_s < 0.5 for load in backend.loads)
 
 
 def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:

@@ -16,7 +16,7 @@ import pytest
 import collbench
 from collbench.analysis.overlap import condition_of, summarize
 from collbench.model.compute import Priority
-from collbench.model.failures import FailureKind
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.output.rows import COLUMNS, OVERLAP_COLUMNS, Type
@@ -107,6 +107,30 @@ def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -
     assert "priority" in result.out
     assert "CTAs" in result.out
     assert result.out.count("64M ") >= 8
+
+
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        (1, "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores (sim)"),
+        (
+            2,
+            "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores; "
+            "and 1 more data point (sim)",
+        ),
+    ],
+)
+def test_the_first_line_names_the_data_point_that_was_lost_and_why(
+    program: Program, folder: Path, lost: int, line: str
+) -> None:
+    args = ("--sizes", "1M,4M", "--priority", "high", "--ctas", "4", "--trials", "3", "-o", "run.json")
+    assert program("overlap", *SIM, *args).status == 0
+    run = run_file.load(folder / "run.json")
+    for overlap in run.overlaps[:lost]:
+        overlap.trials.clear()
+        overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail="too few cores")
+    run_file.save(run, folder / "run.json", replace=True)
+    assert program("show", "run.json").out.splitlines()[0] == line
 
 
 @pytest.mark.parametrize("layout", ["csv", "json", "markdown"])
@@ -210,6 +234,19 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     assert not list(folder.rglob("*.json")), title
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")],
+)
+def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = program("overlap", "--backend", "cuda")
+    assert (result.status, result.line.startswith(f"{variable}={value}: ")) == (2, True), result.err
+    assert program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json").status == 0
+
+
 def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -302,5 +339,5 @@ def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, pr
     assert run.overlaps[-1].failure.kind is FailureKind.CRASH
     assert not run.complete
     shown = program("show", "run.json").out
-    assert re.match(r"FAILED: CPU0-CPU1: \d+ data points?, .*crash", shown), shown
+    assert re.match(r"FAILED: CPU0-CPU1: allreduce of \w+ overlapping gemm:64: crash", shown), shown
     assert "the worker process died" in shown

@@ -122,6 +122,16 @@ def test_what_cannot_be_replayed_is_one_line(
     assert len(result.err.splitlines()) == 1
 
 
+def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the job may have it
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in program("replay", "job.json", "--backend", "cuda").err
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    result = program("replay", "job.json", "--backend", "cuda")
+    assert (result.status, "CUDA_LAUNCH_BLOCKING=1: every launch waits" in result.line) == (2, True), result.err
+
+
 def test_gloo_cannot_average(program: Program, folder: Path) -> None:
     job = data_parallel()
     saved(replace(job, calls=tuple(replace(call, reduction="avg") for call in job.calls)), "avg.json")

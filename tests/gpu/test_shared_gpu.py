@@ -29,15 +29,18 @@ SHARED = [0, 0]
 OWN_HOST = 'import os\nos.environ["NCCL_HOSTID"] = f"process{os.getpid()}"\n'
 
 
-@pytest.fixture(autouse=True)
-def own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def own_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make NCCL take each process for a host of its own."""
-    (tmp_path / "sitecustomize.py").write_text(OWN_HOST, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(OWN_HOST, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(folder), prepend=":")
+        yield
 
 
-@pytest.fixture
-def overlap_world() -> Iterator[OverlapWorld]:
+@pytest.fixture(scope="module")  # starting one takes ten seconds
+def overlap_world(own_hosts: None) -> Iterator[OverlapWorld]:
     world = OverlapWorld("cuda", SHARED)
     try:
         world.join()
@@ -46,8 +49,8 @@ def overlap_world() -> Iterator[OverlapWorld]:
         world.close()
 
 
-@pytest.fixture
-def replay_world() -> Iterator[ReplayWorld]:
+@pytest.fixture(scope="module")
+def replay_world(own_hosts: None) -> Iterator[ReplayWorld]:
     world = ReplayWorld("cuda", SHARED)
     try:
         world.join()

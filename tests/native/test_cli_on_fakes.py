@@ -20,9 +20,16 @@ _QUICK = ("--sizes", "16K", "--verbose", "--output", "run.json")
 
 
 def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
+    return _collbench_with(fakes, tmp_path, {}, *arguments, **settings)
+
+
+def _collbench_with(
+    fakes: Fakes, tmp_path: Path, variables: dict[str, str], *arguments: str, **settings: object
+) -> Outcome:
     plan = {"memory": 4096 * _MIB, "free": _FREE} | settings
     command = [sys.executable, "-m", "collbench", *arguments]
-    return fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
+    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"} | variables
+    return fakes.run(command, tmp_path, environment, **plan)
 
 
 def _run_file(tmp_path: Path) -> dict[str, Any]:
@@ -272,3 +279,23 @@ def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) 
     reported = fakes.script(script, tmp_path, memory=4096 * _MIB, free=_FREE).reported
 
     assert (reported["workers"], reported["left"]) == (1, [])
+
+
+def test_a_variable_that_makes_figures_false_is_refused_before_measuring(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench_with(fakes, tmp_path, {"CUDA_LAUNCH_BLOCKING": "1"}, "pairs", "--backend", "cuda", *_QUICK)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("collbench: CUDA_LAUNCH_BLOCKING=1: every launch waits")
+    assert done.stderr.endswith("unset CUDA_LAUNCH_BLOCKING\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_run_records_the_variables_of_cuda_and_how_its_gpus_were_named(fakes: Fakes, tmp_path: Path) -> None:
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_HOME": "/home/somebody"}
+    done = _collbench_with(fakes, tmp_path, variables, "pairs", "--backend", "cuda", *_QUICK)
+    assert done.code == 0, done.stderr
+    run = _run_file(tmp_path)
+    assert run["settings"]["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "CUDA_HOME" not in run["settings"]["environment"]
+    assert run["machine"]["visible_devices"] == "indices"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in done.stdout

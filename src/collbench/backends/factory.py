@@ -227,7 +227,11 @@ def here(nvml: Nvml | None = None) -> Machine:
     if nvml is None:
         return machine
     return replace(
-        machine, driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
+        machine,
+        driver=nvml.driver_version(),
+        cuda=nvml.cuda_version(),
+        virtualization=nvml.virtualization(),
+        visible_devices=visible_devices.kind(os.environ.get(NAME)),
     )
 
 

@@ -25,6 +25,7 @@ from collbench.backends.worker_messages import (
     Reserve,
     World,
 )
+from collbench.machine import cuda_variables
 from collbench.machine.numa import usable_nodes
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure
@@ -337,7 +338,8 @@ class IsolatedBackend(Backend):
         self._prepares = False
 
     def start(self) -> None:
-        """Start the worker and return at once."""
+        """Start the worker and return at once. Raises UsageError if a variable would make its figures false."""
+        cuda_variables.refuse(cuda_variables.Use.NATIVE)
         self._worker.start()
 
     def list_gpus(self) -> tuple[str, ...]:

@@ -65,8 +65,8 @@ class Load:
     idle_s: tuple[float, ...] = ()
 
     @property
-    def compute_launches(self) -> int:
-        """The launches of compute before the common start, unit by unit."""
+    def units_in_all(self) -> int:
+        """The units of compute that are queued before the common start, in all rounds."""
         return max(1, len(self.idle_s)) * self.compute_chunks * self.units
 
     def parts(self) -> Iterator[Load]:

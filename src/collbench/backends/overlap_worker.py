@@ -118,10 +118,11 @@ _HEADS, _HEAD_WIDTH = 32, 128
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One unit of compute. `run` queues it; `result` is what it writes, the same each time."""
+    """One unit of compute. `run` queues it, in `launches` at most; `result` is what it writes, the same each time."""
 
     run: Callable[[], object]
     result: torch.Tensor
+    launches: int = 1
 
 
 def unit_of(
@@ -154,7 +155,7 @@ def unit_of(
         mixed = torch.nn.functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         torch.mm(mixed[0].transpose(0, 1).reshape(tokens, hidden), outward, out=result)
 
-    return Unit(attend, result)
+    return Unit(attend, result, launches=6)  # two products, attention, a copy; a product may have two
 
 
 class Rank:
@@ -226,7 +227,7 @@ class Rank:
 
     def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
         """Return a function that queues a chunk of compute: its units one by one, or in one launch if too many."""
-        if load.compute_launches <= LAUNCHES_AHEAD:
+        if load.units_in_all * unit.launches <= LAUNCHES_AHEAD:
             return lambda _chunk: [unit.run() for _ in range(load.units)]
         if load.units not in self._chunks:
             self._chunks[load.units] = self._accelerator.as_one(unit.run, load.units)

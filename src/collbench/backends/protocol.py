@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from collbench.machine import cuda_variables
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -156,25 +156,20 @@ def time_step(backend: Backend, step: Step) -> Timing:
     return timing
 
 
-def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the NCCL_* variables that are set, and no others: they configure NCCL, and the rest is private."""
-    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
-
-
 @dataclass(frozen=True, kw_only=True)
 class OpenDevices:
     """Devices that were opened to be measured: what is known of them and of their machine.
 
     `health` reads the devices' current state, by position; `flags` returns what is wrong on some positions right now.
-    `environment` are the NCCL_* variables that count, `clock` gives the seconds that budgets count. `close` lets all of
-    it go and waits until the devices have their memory back.
+    `environment` are the variables that change figures, `clock` gives the seconds that budgets count. `close` lets all
+    of it go and waits until the devices have their memory back.
     """
 
     machine: Machine
     paths: tuple[Path, ...] = ()
     health: Callable[[], tuple[Health, ...]] = tuple
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _positions: ()
-    environment: Mapping[str, str] = field(default_factory=nccl_settings)
+    environment: Mapping[str, str] = field(default_factory=cuda_variables.recorded)
     clock: Callable[[], float] = time.monotonic
     close: Callable[[], None] = lambda: None
 

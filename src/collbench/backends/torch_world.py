@@ -26,7 +26,7 @@ from collbench.backends.replay_protocol import (
     Verify,
 )
 from collbench.backends.torch_process import Joined, TorchWorkers, need_torch, worker_environment
-from collbench.machine import numa, visible_devices
+from collbench.machine import cuda_variables, numa, visible_devices
 from collbench.machine.nvml import Nvml
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError
@@ -106,6 +106,7 @@ def open_worlds(
             paths=nvml.paths(devices) if nvml else numa.paths(devices),
             health=gpus.health if gpus else tuple,
             flags=gpus.flags if gpus else lambda _positions: (),
+            environment=cuda_variables.recorded(torch=True),
             close=stack.pop_all().close,
         )
 
@@ -165,6 +166,8 @@ _OVERLAP_SPANS_S = 0.025, 0.05
 
 def open_overlap(name: str, wanted: str | None) -> OverlapOpened:
     """Open the cuda or host backend on the devices that are wanted. Raises UsageError, MachineError, BackendError."""
+    if not capabilities(name).cores:
+        cuda_variables.refuse(cuda_variables.Use.OVERLAP)
     return open_worlds(name, wanted, [OverlapWorld], _OVERLAP_SPANS_S)
 
 
@@ -237,6 +240,8 @@ def open_replay(
     If arms are `independent`, one whose workers do not start fails when it is asked, and the others can be used.
     Raises UsageError, MachineError, BackendError.
     """
+    if not capabilities(name).cores:
+        cuda_variables.refuse(cuda_variables.Use.REPLAY)
     starters = [_starter(arm) for arm in arms]
     opened = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
     return replace(opened, traces=not capabilities(name).cores)

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
-from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, OverlapOpened, OverlapPoint, RankTimes
+from collbench.backends.overlap_protocol import (
+    DTYPE,
+    QUEUE_ENTRIES,
+    Load,
+    OverlapBackend,
+    OverlapOpened,
+    OverlapPoint,
+    RankTimes,
+)
 from collbench.bench.plan import device_words
 from collbench.bench.session import new_run
 from collbench.model.compute import Compute, Priority
@@ -22,8 +30,8 @@ from collbench.model.units import whole_elements
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
 _CHUNK_S = 4e-4
-# Calls in a row that fit a stream's queue of 1,024 entries, with their events.
-_MOST_CALLS = 240
+# Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not (docs/method.md 4.8).
+_MOST = 240
 # So many chunks of each stream must be covered: fewer say nothing of how a chunk varies.
 _FEWEST_COVERED = 3
 _FEWEST_UNITS = 6
@@ -37,6 +45,8 @@ _REST_S = 0.2
 _CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
 # Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
 _CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
+# That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
+_LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
 # Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5 % longer for each than at first.
 _ISOLATED_CALLS = 20
@@ -171,19 +181,19 @@ def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
 
 def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Load:
     """Return a load whose two streams take about as long as each other isolated: `span_seconds`, if queues allow it."""
-    calls = max(_FEWEST_COVERED + 1, min(_MOST_CALLS, round(span_seconds / call_seconds)))
+    calls = max(_FEWEST_COVERED + 1, min(_MOST, round(span_seconds / call_seconds)))
     units = max(_FEWEST_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
     # A few products are longer than that many calls of a small message: then those are more.
-    calls = max(calls, min(_MOST_CALLS, round(units * unit_seconds / call_seconds)))
-    units = min(units, _MOST_CALLS)
-    chunks = [_chunks(count, each) for count, each in ((calls, call_seconds), (units, unit_seconds))]
-    return _delayed(Load(*chunks[0], *chunks[1], 0.0))
-
-
-def _chunks(count: int, seconds: float) -> tuple[int, int]:
-    """Return in how many chunks to run something so often, and how often in each."""
-    each = max(1, min(int(_CHUNK_S / seconds), count // (_FEWEST_COVERED + 1)))
-    return max(_FEWEST_COVERED + 1, -(-count // each)), each
+    calls = max(calls, min(_MOST, round(units * unit_seconds / call_seconds)))
+    units = min(units, _MOST)
+    # A short call may wait for a unit to end. The first chunk, which does not count, then lasts a quarter of compute.
+    waiting = int(units / 4 * unit_seconds / (unit_seconds + call_seconds))
+    calls_each, units_each = (
+        max(1, min(int(_CHUNK_S / seconds), count // (_FEWEST_COVERED + 1)))
+        for count, seconds in ((calls, call_seconds), (units, unit_seconds))
+    )
+    calls_each = max(1, min(calls_each, waiting))
+    return _delayed(Load(calls // calls_each, calls_each, units // units_each, units_each, 0.0))
 
 
 def isolated_collective(load: Load) -> Load:
@@ -200,7 +210,8 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
     """
     share = unit_seconds / (unit_seconds + call_seconds)
-    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share))
+    more = min(_MOST_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
+    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share * more))
     parts = [order.sample(range(trials), trials) for _ in range(calls)]
     made = [
         [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
@@ -240,8 +251,17 @@ def _usual_longest(ranks: Sequence[RankTimes]) -> float:
     return calls[len(calls) * 9 // 10]
 
 
-def _doubled(load: Load) -> Load:
-    return _delayed(replace(load, collective_chunks=2 * load.collective_chunks, compute_chunks=2 * load.compute_chunks))
+def _lengthened(load: Load, ran: Sequence[RankTimes]) -> Load:
+    """Return the load with twice as much of what ended first."""
+    if any(times.compute[-1] < times.collective[-1] for times in ran):
+        return _delayed(replace(load, compute_chunks=2 * load.compute_chunks))
+    return _delayed(replace(load, collective_chunks=2 * load.collective_chunks))
+
+
+def _fits_queue(load: Load) -> bool:
+    """Return whether a stream takes all of the load ahead, its rounds in parts; two entries are room for a call."""
+    calls = 0 if load.idle_s else load.collective_chunks * (2 * load.calls + 1)
+    return max(calls, 2 * load.compute_chunks) <= QUEUE_ENTRIES
 
 
 # The trials of one data point.
@@ -252,10 +272,7 @@ class _Unmeasured(Exception):
 
 
 _UNCOVERED = "the collective and the compute never overlapped: use a larger size or smaller compute"
-_UNQUEUED = (
-    "the host was too slow to queue the work before the GPUs started it: free some CPU cores, or use longer compute "
-    "(--compute gemm:8192)"
-)
+_UNQUEUED = "the host was too slow to queue the work before the GPUs started it: free some CPU cores"
 
 
 def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
@@ -285,12 +302,13 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load after a delay that is long enough. Raises _Unmeasured, BackendError."""
-    for _ in range(_DELAYS):
+    fits = _fits_queue(load)
+    for _ in range(_DELAYS if fits else 1):  # one that was lengthened so far only cores, which queue nothing, can run
         ran = backend.run(load)
         if all(times.queued for times in ran):
             return ran
         load = replace(load, delay_s=min(_LONGEST_DELAY_S, 2 * load.delay_s))
-    raise _Unmeasured(_UNQUEUED)
+    raise _Unmeasured(_UNQUEUED if fits else _UNCOVERED)
 
 
 def measure_point(
@@ -335,7 +353,7 @@ def measure_point(
         lengthened += 1
         call = max(_CALL_STEP * call, _usual_longest(runs.rounds))
         if len(covered_units(runs.both)) < _FEWEST_COVERED:
-            load = _doubled(load)
+            load = _lengthened(load, runs.both)
             isolated = _isolated(backend, load, trials)
 
 

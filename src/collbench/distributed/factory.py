@@ -25,7 +25,7 @@ from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Int
 from collbench.distributed.rank_worker import RankWorker, serve
 from collbench.distributed.ranks import SILENCE_S, RankLost, Ranks, checked
 from collbench.distributed.store import UNSAID_S, Store, still_waiting
-from collbench.machine import lifeline
+from collbench.machine import cuda_variables, lifeline
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.run import Machine
@@ -59,6 +59,8 @@ def _in_silence(_text: str) -> None:
 def refuse(request: Request) -> None:
     """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
     check_nccl_options(request)
+    if capabilities(request.backend).nvml:
+        cuda_variables.refuse(cuda_variables.Use.NATIVE)
     if request.copies or request.chase:
         raise UsageError(
             "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "

@@ -330,7 +330,8 @@ class InterferenceCheck:
 class Machine:
     """Where a run was measured. Versions are the vendors' own strings; empty if there is none.
 
-    `fabric` names the simulated machine of the sim backend, "" for a real one.
+    `fabric` names the simulated machine of the sim backend, "" for a real one. `visible_devices` is how
+    CUDA_VISIBLE_DEVICES named GPUs: "indices", "UUIDs", "MIG" or "none", "" if it was not set.
     """
 
     hostname: str
@@ -344,6 +345,7 @@ class Machine:
     virtualization: str = ""
     multicast: bool | None = None
     fabric: str = ""
+    visible_devices: str = ""
 
 
 class CommandKind(StrEnum):
@@ -394,7 +396,7 @@ class Settings:
     trials: Ordinal
     seed: Seed
     command: tuple[str, ...]  # the command line, for people: nothing reads it
-    environment: dict[str, str]  # the NCCL_* variables (and the like) that were set, no others
+    environment: dict[str, str]  # the variables of NCCL, CUDA and torch that change figures, no others
     root: Count = 0
     precision: Positive | None = None  # half the 95 % interval over the median; None: docs/method.md 6.4's
     budget_seconds: Positive | None = None  # when trials end that are not owed

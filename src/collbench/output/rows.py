@@ -49,7 +49,7 @@ _ORIGIN = (
     Column("cuda", Type.TEXT, "the newest CUDA that the driver supports"),
     Column("nccl", Type.TEXT, "version of the NCCL that was timed"),
     Column("nvls", Type.TEXT, "NVLink SHARP: on, off, possible or unknown"),
-    Column("environment", Type.TEXT, "the NCCL variables that were set, as a shell writes them"),
+    Column("environment", Type.TEXT, "the variables of NCCL, CUDA and torch that were set, as a shell writes them"),
     Column("command", Type.TEXT, "the command line after collbench"),
     Column("complete", Type.YES_NO, "the run finished"),
 )

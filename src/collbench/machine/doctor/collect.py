@@ -17,6 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import nvml
+from collbench.machine.cuda_variables import recorded
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
@@ -226,8 +227,8 @@ _VARIABLES = {
 }
 _CGROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc", "containerd": "containerd"}
 _NVIDIA_SMI_S = 5.0  # without a persistent driver it takes a second or two
-# Variables that CUDA and torch read and that the report judges; NCCL's own begin with NCCL_.
-_READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "COLLBENCH_NCCL")
+# Variables that the report judges beside those that a run records.
+_JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL")
 
 
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device], nvidia_smi: str = "") -> Host:
@@ -338,8 +339,7 @@ def examine(
         runs=runs,
         driver=driver,
         software=libraries,
-        environment={
-            name: value for name, value in environment.items() if name.startswith("NCCL_") or name in _READ_BY_CUDA
-        },
+        environment=recorded(environment, torch=True)
+        | {name: environment[name] for name in _JUDGED if name in environment},
         configured=configured(root, environment) if can.nccl else (),
     )

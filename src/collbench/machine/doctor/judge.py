@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.machine import labels
+from collbench.machine.cuda_variables import OF_CUDA, OF_TORCH, Use, falsified, switched_on
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Software
-from collbench.machine.doctor.findings import Finding, Group, Line, Lines, fail, nvidia_smi, ok, tags, unknown, warn
+from collbench.machine.doctor.findings import (
+    Finding,
+    Group,
+    Level,
+    Line,
+    Lines,
+    fail,
+    line,
+    nvidia_smi,
+    ok,
+    tags,
+    unknown,
+    warn,
+)
 from collbench.machine.doctor.judge_host import judge_host
 from collbench.machine.doctor.nccl_variables import meaning
 from collbench.machine.health import HOT_C, holds_back
@@ -358,15 +372,53 @@ def _variables(facts: Facts) -> Lines:
         yield _nccl_variable(name, value, file)
     if not own and not configured and capabilities(facts.backend).nccl:
         yield ok("NCCL_*", "none is set: NCCL decides by itself")
-    if facts.environment.get("CUDA_LAUNCH_BLOCKING") == "1":
-        text = "1: every launch waits for its kernel, so nothing overlaps"
-        yield warn("CUDA_LAUNCH_BLOCKING", text, "unset CUDA_LAUNCH_BLOCKING")
+    if capabilities(facts.backend).nvml:
+        yield from _cuda_variables(facts.environment)
+
+
+def _cuda_variables(environment: Mapping[str, str]) -> Lines:
+    """Judge those of CUDA and torch that change figures; some are refused (docs/method.md 2.7)."""
+    for one in falsified(environment):
+        level = Level.FAIL if Use.NATIVE in one.uses else Level.WARN
+        refused = "nothing on GPUs" if level is Level.FAIL else f"no {' and no '.join(one.uses)}"
+        yield line(level, one.name, f"{one.value}: {one.why}; collbench measures {refused}", f"unset {one.name}")
+    false = {one.name for one in falsified(environment)}
+    for name in (*OF_CUDA, *OF_TORCH):
+        if name in environment and name not in false:
+            yield _harmless(name, environment[name])
+
+
+_DEFAULT_CONNECTIONS = 8  # [CUDA Programming Guide, "CUDA Environment Variables"]
+
+
+def _harmless(name: str, value: str) -> Line:
+    """Judge a variable that makes no figure false."""
+    unless = f"unset {name} unless the job has it"
+    match name:
+        case "CUDA_DEVICE_MAX_CONNECTIONS":
+            text = f"{value}: queues that a GPU's streams share, 8 by default"
+            fewer = value.isdigit() and int(value) < _DEFAULT_CONNECTIONS
+            return (
+                warn(name, f"{text}; streams that share one wait for each other", unless) if fewer else ok(name, text)
+            )
+        case "CUDA_FORCE_PTX_JIT" if switched_on(value):
+            text = "NCCL and torch start slowly with other code than their own, or not at all"
+            return warn(name, f"{value}: CUDA compiles PTX instead of loading compiled kernels: {text}", unless)
+        case "CUDA_MODULE_LOADING":
+            return ok(name, f"{value}: when kernels are loaded; collbench loads them before it times")
+        case "PYTORCH_ALLOC_CONF" | "PYTORCH_CUDA_ALLOC_CONF":
+            return ok(name, f"{_shown(value)}: how torch takes memory, in overlap, replay and jobs")
+        case _:
+            return ok(name, f"{_shown(value)}: changes nothing")
+
+
+def _shown(value: str) -> str:
+    return (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…") or "(empty)"
 
 
 def _nccl_variable(name: str, value: str, file: str) -> Line:
     """Judge a variable; `file` sets it, "" for the environment."""
-    shown = (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…") or "(empty)"
-    shown += f" (set in {file})" if file else ""
+    shown = f"{_shown(value)} (set in {file})" if file else _shown(value)
     effect = meaning(name, value)
     if effect.does and effect.cost:
         fix = "remove it from that file unless it is intended" if file else f"unset {name} unless it is intended"

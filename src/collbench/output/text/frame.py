@@ -16,6 +16,7 @@ from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
 from collbench.model.run import (
     NCCL_START,
@@ -435,6 +436,12 @@ def headline(run: Run) -> str:
 def worst_troubles(run: Run) -> str:
     """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
+    if lost := [one for one in run.overlaps if one.failure or one.wrong or one.wrong_compute]:
+        kinds = [None, *FailureKind]  # None: wrong data
+        worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
+        more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
+        where = sentences.device_sets([worst.members], run.devices)
+        return f"{where}: {sentences.failed_overlap(worst, run.devices)}{more}{sim(run, ' (sim)')}"
     clauses = []
     for trouble in troubles[:_MOST_SETS]:
         where = sentences.device_sets([trouble.devices], run.devices)

@@ -8,7 +8,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.analysis.overlap import Condition, Figure, by_condition, spread, strongest, summarize
-from collbench.model.compute import Priority
 from collbench.model.run import Overlap, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.output import sentences
@@ -45,7 +44,7 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def answer(overlap: Overlap) -> str:
     """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
-    summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
+    summary, settings = summarize(overlap), sentences.overlap_settings(overlap.priority, overlap.ctas)
     return (
         f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
         f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
@@ -55,16 +54,15 @@ def answer(overlap: Overlap) -> str:
 
 def condition_name(condition: Condition) -> str:
     """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
-    return f"{condition.operation} overlapping {condition.compute}{_settings(condition.priority, condition.ctas)}"
+    settings = sentences.overlap_settings(condition.priority, condition.ctas)
+    return f"{condition.operation} overlapping {condition.compute}{settings}"
 
 
 def failures(run: Run) -> Iterator[str]:
     """Yield a line for each of the first data points that failed."""
     failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
     for overlap in failed[:_FEW_FAILURES]:
-        assert overlap.failure is not None  # noqa: S101  # chosen so
-        what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}"
-        yield f"failed    {what}: {sentences.failure(overlap.failure, run.devices)}"
+        yield f"failed    {sentences.failed_overlap(overlap, run.devices)}"
     if len(failed) > _FEW_FAILURES:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
@@ -127,11 +125,6 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
 
 
-def _settings(priority: Priority, ctas: int | None) -> str:
-    high = ", high priority" if priority is Priority.HIGH else ""
-    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
-
-
 def _raw(run: Run) -> Iterator[RenderableType]:
     """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
     rows = table(
@@ -139,7 +132,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
     )
     for overlap in run.overlaps:
         if overlap.trials:
-            settings = _settings(overlap.priority, overlap.ctas)
+            settings = sentences.overlap_settings(overlap.priority, overlap.ctas)
             name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
             calls = sum(len(trial.beside_calls) for trial in overlap.trials)
             low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))

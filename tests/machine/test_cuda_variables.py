@@ -1,0 +1,69 @@
+"""Which variables of CUDA and torch a run records, and which of them are refused before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench.machine.cuda_variables import Use, recorded, refuse
+from collbench.machine.visible_devices import kind
+from collbench.model.errors import ExitStatus, UsageError
+
+SET = {
+    "NCCL_DEBUG": "INFO",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_VISIBLE_DEVICES": "GPU-8932f937",
+    "CUDA_HOME": "/home/somebody/cuda",
+    "MY_NCCL_X": "1",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_TOKEN": "hush",
+}
+
+
+def test_what_changes_figures_is_recorded_and_nothing_private() -> None:
+    of_cuda = {name: SET[name] for name in ("NCCL_DEBUG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING")}
+    assert recorded(SET) == of_cuda
+    assert recorded(SET, torch=True) == of_cuda | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "refusing"),
+    [
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, tuple(Use)),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, ()),
+        ({"CUDA_LAUNCH_BLOCKING": ""}, ()),
+        ({"CUDA_DISABLE_PTX_JIT": "1"}, (Use.NATIVE,)),
+        ({"CUDA_DISABLE_PTX_JIT": "0"}, ()),
+        ({"CUDA_FORCE_PTX_JIT": "1"}, ()),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, (Use.OVERLAP,)),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "16"}, ()),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, (Use.OVERLAP, Use.REPLAY)),  # torch asks only whether it is set
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, ()),
+        (SET | {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, ()),
+    ],
+)
+def test_only_what_makes_figures_false_is_refused(environment: dict[str, str], refusing: tuple[Use, ...]) -> None:
+    for use in Use:
+        if use not in refusing:
+            refuse(use, environment)
+            continue
+        with pytest.raises(UsageError, match=f"{next(iter(environment))}=.*unset ") as caught:
+            refuse(use, environment)
+        assert caught.value.exit_code is ExitStatus.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("setting", "named_by"),
+    [
+        (None, ""),
+        ("", "none"),
+        ("-1", "none"),
+        ("NoDevFiles", "none"),
+        ("0,1", "indices"),
+        (" 3", "indices"),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,GPU-1", "UUIDs"),
+        ("MIG-GPU-8932f937/1/2", "MIG"),
+    ],
+)
+def test_how_visible_devices_are_named_is_recorded_without_their_names(setting: str | None, named_by: str) -> None:
+    assert kind(setting) == named_by
