@@ -146,8 +146,7 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
 
 
-# A point, link or pair has noise of its own where its trials would spread so much in one of twenty cases at the noise of
-# all.
+# Trials have noise of their own where those of their kind would spread so much in one of twenty cases at most.
 _OWN_NOISE_LEVEL = 0.95
 
 
@@ -317,7 +316,7 @@ def student(freedom: float, probability: float) -> float:
     beyond, log_t = math.log(1 - probability), math.log(NormalDist().inv_cdf(probability))
     for _ in range(_T_STEPS):
         t = math.exp(log_t)
-        chance = _exceeds(t, freedom)
+        chance = exceeds(t, freedom)
         density = math.exp(_log_density(t, freedom))
         step = (math.log(chance) - beyond) * chance / (t * density)
         log_t += step
@@ -350,7 +349,7 @@ def _log_density(t: float, freedom: float) -> float:
     return scale - (freedom + 1) / 2 * math.log1p(t * t / freedom)
 
 
-def _exceeds(t: float, freedom: float) -> float:
+def exceeds(t: float, freedom: float) -> float:
     """Return the chance that Student's variable is above t > 0: half the regularized incomplete beta function.
 
     Source: NIST Digital Library of Mathematical Functions, 8.17.5 and its continued fraction 8.17.22, which converges
