@@ -143,7 +143,7 @@ SWINGING = [285.0, 300.0, 315.0, 290.0, 310.0]
     ("title", "trials", "all_tied"),
     [
         ("calm", [300.0] * 5, True),
-        ("noise explains 4 % and would not hide 8 %", [*[299.0, 300.0, 301.0] * 3], True),
+        ("calm enough to show it", [*[299.0, 300.0, 301.0] * 3], True),
         ("noise that would hide a slow pair proves nothing", SWINGING, False),
         ("two trials prove nothing", [300.0] * 2, False),
     ],
@@ -157,11 +157,10 @@ def test_equals_are_called_so_only_where_noise_could_not_hide_a_slow_pair(
     assert ("tie within" in sentences.tiers(found)) is all_tied
 
 
-def test_a_spread_beyond_2_percent_that_noise_explains_is_a_tie_and_says_why() -> None:
+def test_a_spread_beyond_2_percent_is_no_tie_whatever_noise_may_explain() -> None:
     found = ranked(8, shaken(lambda a, b: 300.0, 0.02, 10))
     assert 0.02 < found.spread < found.noise < 0.06
-    within = f"{found.spread:.1%}, which is noise"
-    assert sentences.tiers(found) == f"all pairs tie within {within}: the choice does not affect bandwidth"
+    assert sentences.tiers(found).startswith("no pair differs significantly: the worst looks")
 
 
 def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
@@ -273,7 +272,9 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
         RankedLink(pair, "NV18", 300.0, None, 1.0, tier, Relation.TIED)
         for pair, tier in zip(PAIRS, tiers, strict=False)
     )
-    plain = Ranking(Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, equal=True, trials=3)
+    plain = Ranking(
+        Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, equal=True, trials=3
+    )
     return replace(plain, **more)  # type: ignore[arg-type]
 
 

@@ -146,8 +146,9 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
 
 
-# Trials have noise of their own where those of their kind would spread so much in one of twenty cases at most.
-_OWN_NOISE_LEVEL = 0.95
+# Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each
+# such case costs power, as a few trials of a link say little about its noise.
+_OWN_NOISE_LEVEL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class OwnNoise:
 def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | None:
     """Return how much noisier some points are than their kinds, from each one's log trials and its kind's σ.
 
-    None if they may be equally noisy: a χ² test at 95 %. The standard deviation counts, which a second mode or a wild
+    None if they may be equally noisy: a χ² test at 99 %. The standard deviation counts, which a second mode or a wild
     trial widens, unlike a robust σ̂: who has one of these has noise of their own.
     """
     freedom, total = 0, 0.0

@@ -171,9 +171,9 @@ def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
         return 1.0
     parts = [_variance(one) for one in (a, b)]
     error = math.sqrt(sum(variance for variance, _ in parts))
-    room = delta - abs(a.middle - b.middle)
-    if room <= 0 or error == 0:
-        return float(room <= 0)
+    room = round(delta - abs(a.middle - b.middle), 12)
+    if room < 0 or error == 0:
+        return float(room < 0)
     freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts if variance)
     return exceeds(room / error, max(freedom, 0.5))
 
@@ -405,7 +405,8 @@ def _ranking(
     # The others are compared with the best one that is as steady as its label: the highest may be so by its noise.
     best = next((estimate for estimate in ordered if estimate.own_noise is None), ordered[0])
     others = [estimate for estimate in ordered if estimate is not best]
-    tied = {best.members, *tied_with(best, others, delta)}
+    itself = [best.members] if len(best.trials) >= FEWEST_TRIALS else []
+    tied = {*itself, *tied_with(best, others, delta)}
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(points[members])
