@@ -37,15 +37,24 @@ struct Context {
   int device = NONE;
   int rank = NONE;  // in the communicator; NONE where init does not report it
   bool counted = false;
-  int pid = 0;
+  int process = 0;
 };
 
-pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;  // of streams and communicators; taken before a stream's lock
 Stream* streams[MAX_STREAMS];
 std::atomic<uint32_t> stream_count{0};
 std::atomic<uint64_t> groups{0};
-int owner = 0;  // the process that opened the streams; a fork must not write into its parent's
+int process = getpid();
 bool failed = false;
+
+// In a forked child: the parent's streams, mapped here too, are left to the parent, and so are its communicators. What
+// the child makes itself gets streams of its own.
+void forget_parent() {
+  opening = PTHREAD_MUTEX_INITIALIZER;  // another thread of the parent may have held it
+  for (Stream*& stream : streams) stream = nullptr;
+  stream_count = 0;
+  process = getpid();
+}
 
 uint64_t now() { return nanoseconds(CLOCK_MONOTONIC); }
 
@@ -102,16 +111,10 @@ bool wants_gpu_times() {
 const char* folder() { return getenv("COLLBENCH_RECORD_FOLDER"); }
 
 // Returns the index of the stream of a communicator's rank: the stream of the same GPU, or where the GPU is unknown the
-// first one that holds no other rank of that communicator.
+// first one that holds no other rank of that communicator. The caller holds `opening`.
 int index_for(int device, uint64_t hash, int rank, int abi, void* caller) {
-  const Locked held(opening);
   const char* place = folder();
   if (!place || !*place || failed) return NONE;
-  if (owner && owner != getpid()) {
-    for (Stream*& stream : streams) stream = nullptr;  // the parent's mapping is left to the parent
-    stream_count = 0;
-  }
-  owner = getpid();
   const uint32_t count = stream_count;
   for (uint32_t index = 0; index < count; ++index) {
     const bool same = device == NONE || streams[index]->device() == NONE
@@ -138,6 +141,8 @@ int index_for(int device, uint64_t hash, int rank, int abi, void* caller) {
 }
 
 void attach(Context& context, uint64_t hash, int rank, int ranks, int nodes, const char* name, int abi, void* caller) {
+  // Until the stream has the communicator, another rank of it must not look for a stream.
+  const Locked alone(opening);
   context.index = index_for(context.device, hash, rank, abi, caller);
   if (context.index == NONE) return;
   Stream& stream = *streams[context.index];
@@ -148,8 +153,9 @@ void attach(Context& context, uint64_t hash, int rank, int ranks, int nodes, con
 }
 
 struct ExitMark {
+  ExitMark() { pthread_atfork(nullptr, nullptr, forget_parent); }
   ~ExitMark() {
-    if (owner != getpid()) return;
+    if (process != getpid()) return;  // a child that no handler saw, of clone() or _Fork()
     for (uint32_t index = 0; index < stream_count; ++index) streams[index]->close_at_exit();
   }
 } exit_mark;
@@ -295,19 +301,30 @@ uint64_t record_at_call(const Context& context, const Event& event) {
 
 bool recorded(const Context& context) { return context.index != NONE && context.communicator != NONE; }
 
+// A call of a communicator for which the stream had no room.
+void drop(const Context& context) {
+  if (context.index == NONE) return;
+  Stream& stream = *streams[context.index];
+  const Locked held(stream.lock);
+  stream.unplaced();
+}
+
 template <int ABI, class Event>
 int start(void* any, void** result, Event* event) {
   *result = nullptr;
   auto* context = static_cast<Context*>(any);
-  if (!context || !event) return SUCCESS;
+  if (!context || !event || context->process != process) return SUCCESS;
   if constexpr (ABI >= 5) {
     if (event->type == GROUP_API) {
       *result = handle(GROUPED, 0, ++groups);
       return SUCCESS;
     }
     if (event->type == COLLECTIVE_API || event->type == POINT_TO_POINT_API) {
-      if (recorded(*context))
+      if (recorded(*context)) {
         *result = handle(CALLED, static_cast<uint64_t>(context->index), record_at_call(*context, *event));
+      } else {
+        drop(*context);
+      }
       return SUCCESS;
     }
   }
@@ -322,7 +339,10 @@ int start(void* any, void** result, Event* event) {
   if constexpr (ABI <= 3) {
     if (context->index == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
   }
-  if (!recorded(*context)) return SUCCESS;
+  if (!recorded(*context)) {
+    if constexpr (ABI < 5) drop(*context);
+    return SUCCESS;
+  }
   if constexpr (ABI >= 5) {
     if (is(event->parent, CALLED) && index_of(event->parent) < stream_count) {
       const uint64_t number = number_of(event->parent);
@@ -352,7 +372,7 @@ int state(void* any, int state, StateArguments* arguments) {
 int finalize(void* any) {
   auto* context = static_cast<Context*>(any);
   if (!context) return SUCCESS;
-  if (context->counted && context->pid == getpid() && owner == getpid()) {
+  if (context->counted && context->process == process) {
     Stream& stream = *streams[context->index];
     const Locked held(stream.lock);
     stream.finalized(context->communicator);
@@ -367,7 +387,7 @@ Context* new_context(void** any) {
   Context* made = new (std::nothrow) Context;
   if (!made) return nullptr;
   made->device = current_device();
-  made->pid = getpid();
+  made->process = process;
   *any = made;
   return made;
 }

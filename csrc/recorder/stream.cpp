@@ -178,6 +178,10 @@ void Stream::finalized(int communicator) {
   store(header_->open, 0u);
 }
 
+void Stream::unplaced() { store(header_->unplaced, header_->unplaced + 1); }
+
+void Stream::drop() { store(header_->dropped, header_->dropped + 1); }
+
 uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool needs_peer) {
   const uint64_t number = header_->pending_next;
   if (number - header_->pending_first == PENDING) release(header_->pending_first + 1);
@@ -190,7 +194,7 @@ uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool need
     if (sent_to_itself_[call.communicator]) give_up_time(number, Lack::SELF);
   }
   if (header_->pending_first == number && !waiting.needs) {
-    // Nothing to wait for. A kill between these lines loses only this call, the last one.
+    // Nothing to wait for. A kill between these two stores loses only this call, the last one.
     header_->pending_first = number + 1;
     store(header_->pending_next, number + 1);
     commit(number);
@@ -334,14 +338,15 @@ void Stream::release(uint64_t upto) {
   }
 }
 
-// The call is no longer pending; its entry has not been used again yet.
+// The call is no longer pending; its entry has not been used again yet, where a reader finds it after a kill before the
+// call was counted.
 void Stream::commit(uint64_t number) {
   const PendingCall& ended = pending(number);
   if (!kernels_.empty() && !ended.gpu) ++header_->lacks[static_cast<int>(kernel(number).lack)];
   const int64_t call = full_ ? NONE : intern(ended.call);
   if (call == NONE) {
     full_ = true;
-    store(header_->dropped, header_->dropped + 1);
+    drop();
     return;
   }
   const bool grouped = ended.group && ended.group == group_;
@@ -376,7 +381,7 @@ void Stream::set_tail(uint32_t first, uint32_t count) {
 void Stream::append(uint32_t symbol, const PendingCall& ended) {
   if (count_ == TAIL) consume(TAIL / 2, NONE, 0, false);
   if (full_) {
-    store(header_->dropped, header_->dropped + 1);
+    drop();
     return;
   }
   tail(count_) = {ended.start, ended.begin, ended.ahead, symbol, ended.gpu};

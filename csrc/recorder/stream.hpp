@@ -12,7 +12,7 @@
 
 namespace recorder {
 
-constexpr uint32_t VERSION = 3;
+constexpr uint32_t VERSION = 4;
 constexpr uint64_t FILE_BYTES = 16u << 20;
 constexpr uint64_t GPU_TIMES_BYTES = 8u << 20;  // more, where GPU times are recorded
 constexpr uint32_t COMMUNICATORS = 512;
@@ -150,7 +150,8 @@ struct Header {
   uint64_t arena_used;
   uint64_t tail;  // index of the first × 2^32 + count: one store changes both
   uint64_t pending_first, pending_next;
-  uint64_t kept, dropped;
+  uint64_t kept, dropped;  // their sum is the number of calls that are no longer pending
+  uint64_t unplaced;       // calls of communicators for which there was no room
   // Set while calls move from the tail into phases. Where `tail` still equals `moving_tail` after a kill, the runs were
   // as these fields say.
   uint64_t moving_tail;
@@ -198,6 +199,8 @@ class Stream {
 
   // Adds a call that NCCL got. `group` is 0, or a number that the calls of one group share. Returns the call's number.
   uint64_t add(const Call& call, uint64_t start, uint64_t group, bool needs_peer);
+  // A call of a communicator that is not in the table is only counted.
+  void unplaced();
   // NCCL launches call `number` on this many channels: its peer is known, and all earlier groups have been launched.
   void launched(uint64_t number, int peer, uint32_t channels);
   // A communicator sends to its own rank, in the group of call `number`.
@@ -235,6 +238,7 @@ class Stream {
   Channel* channel_of(uint16_t communicator, uint32_t channel);
   void release(uint64_t upto);
   void commit(uint64_t number);
+  void drop();
   int64_t intern(const Call& call);
   void append(uint32_t symbol, const PendingCall& ended);
   void follow_phase(uint32_t symbol);

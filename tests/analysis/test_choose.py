@@ -289,7 +289,7 @@ def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
     with pytest.raises(UsageError) as refusal:
         choose(run, 3, exclude=(3,))
     assert sentences.refusal(refusal.value) == (
-        "cannot choose 3 of 4 devices: 1 are left without GPU0 (busy: 1 other process); "
+        "cannot choose 3 of 4 devices: 1 is left without GPU0 (busy: 1 other process); "
         "GPU2 (faulty: 2 uncorrected ECC errors); GPU3 (excluded); choose fewer, or add --allow-busy"
     )
     with pytest.raises(UsageError) as refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from collbench.model.errors import UsageError
 from collbench.model.units import parse_budget, parse_precision
 
 
@@ -12,6 +13,12 @@ from collbench.model.units import parse_budget, parse_precision
 )
 def test_precisions(text: str, ratio: float) -> None:
     assert parse_precision(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "100%"])
+def test_the_ends_are_no_precisions(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--precision {text} is not above 0 and below 100%: write 1%"):
+        parse_precision(text)
 
 
 @pytest.mark.parametrize(

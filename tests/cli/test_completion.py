@@ -244,7 +244,7 @@ def test_without_man_the_message_names_help(program: Program, monkeypatch: pytes
     [
         ("/bin/tcsh", (), "$SHELL is 'tcsh'"),
         ("", (), "$SHELL is not set"),
-        ("/bin/bash", ("csh",), "'csh' is not one of 'bash', 'zsh', 'fish'"),
+        ("/bin/bash", ("csh",), "the shell is 'csh', and completion is for bash, zsh, fish: write"),
     ],
 )
 def test_a_shell_that_is_not_served_is_one_line(

@@ -273,7 +273,7 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         ("a fraction of none", ["--params", "1."], "--params 1. is not a whole number of parameters"),
         ("a run first, with devices", ["--devices", "0,1"], "--devices and --recorded are for a recorded job"),
         ("an unknown strategy", ["--model", "gpt2", "--strategy", "zero9"], "--strategy 'zero9' is unknown: did you"),
-        ("no time", ["--model", "gpt2", "--step-time", "22"], "--step-time '22' is not a time above zero: write 22ms"),
+        ("no time", ["--model", "gpt2", "--step-time", "22"], "--step-time '22' lacks a unit: write 22ms"),
         ("a time of zero", ["--model", "gpt2", "--step-time", "0ms"], "--step-time '0ms' is not a time above zero"),
         ("one GPU", ["--model", "gpt2", "--gpus", "2,1"], "--gpus '1' is not a number of GPUs from 2"),
         ("no GPUs", ["--model", "gpt2", "--gpus", "two"], "--gpus 'two' is not a number of GPUs from 2"),
@@ -298,7 +298,7 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         (
             "no time of the GPU",
             ["--model", "gpt2", "--step-time", "22ms", "--gpu-time", "9"],
-            "--gpu-time '9' is not a time above zero: write 22ms",
+            "--gpu-time '9' lacks a unit: write 9ms",
         ),
         (
             "a GPU slower than the step",

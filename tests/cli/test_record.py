@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from collbench.launch import recording
+from collbench.model.errors import UsageError
 from collbench.model.job import Ending, Unknown
 from collbench.runfile import job_file
 from tests.cli.program import collbench
@@ -137,6 +142,74 @@ def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, 
     assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
 
 
+# `collbench`, to which a signal comes while it merges.
+SIGNALED = """
+import os, signal, sys
+from collbench.api import jobs
+from collbench.cli import main
+number, merge = int(sys.argv.pop(1)), jobs.merge
+def signaled(*args, **options):
+    os.kill(os.getpid(), number)
+    return merge(*args, **options)
+jobs.merge = signaled
+sys.exit(main())
+"""
+
+
+def record_signaled(folder: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SIGNALED, str(int(number)), "record", "--", "sh", "-c", script(folder, 0)]
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_a_signal_while_streams_are_merged_leaves_them_and_says_where(tmp_path: Path, number: signal.Signals) -> None:
+    done = record_signaled(tmp_path, number)
+    assert done.returncode == 128 + number
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("collbench: interrupted before the job was saved; what was recorded is in ")
+    assert not (tmp_path / "job.json").exists()
+    subprocess.run(command_in(line, tmp_path / "job.json"), check=True, capture_output=True)
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+
+
+def command_in(line: str, file: Path) -> list[str]:
+    """Return the command that a line names."""
+    return collbench(*shlex.split(line.partition(": collbench ")[2].replace("FILE", str(file))))
+
+
+def test_a_terminal_that_closes_while_streams_are_merged_costs_nothing(tmp_path: Path) -> None:
+    done = record_signaled(tmp_path, signal.SIGHUP)
+    assert done.returncode == 0
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+def test_what_a_lost_terminal_cannot_show_is_saved(tmp_path: Path) -> None:
+    """Each line on it is an error: that a rank was killed, that one left no stream, what was recorded."""
+    master, slave = pty.openpty()
+    job = subprocess.Popen(
+        collbench("record", "--", "sh", "-c", f"read line; {script(tmp_path, 0, ending='kill')} 2>error"),
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, stdin=subprocess.PIPE, stdout=slave, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    os.close(master)
+    job.communicate(b"go\n")
+    assert job.returncode == 128 + signal.SIGKILL
+    assert job_file.load(tmp_path / "job.json").ranks[0].ending is Ending.CUT_OFF
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_job_ends_with_its_status_where_the_caller_ignores_its_children(tmp_path: Path) -> None:
+    command = collbench("record", "--", "sh", "-c", f"{script(tmp_path, 0)}; exit 7")
+    done = subprocess.run([sys.executable, "-c", IGNORING, *command], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 7
+    assert (tmp_path / "job.json").is_file()
+
+
 def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("mine", encoding="utf-8")
     done = record(tmp_path, "--", "touch", "started")
@@ -185,6 +258,78 @@ def test_a_damaged_stream_is_left_out_and_named(tmp_path: Path) -> None:
     done = record(tmp_path, "--streams", "shared", "-o", "job.json")
     assert done.returncode == 0
     assert "other.stream is left out" in done.stderr
+
+
+def test_another_job_in_the_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """The older job sent more, and one of its processes could not write."""
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", f"{script(tmp_path, 0)}; {script(tmp_path, 1)}")
+    (tmp_path / "shared" / "host-1.failed-28").touch()
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json", "--", "sh", "-c", script(tmp_path, 0, 1))
+    assert done.stderr.startswith("collbench: recorded 18 calls of 1 ranks"), done.stderr
+    assert len(list((tmp_path / "shared").glob("*.stream"))) == 3
+
+
+def test_notes_with_impossible_numbers_are_passed_over(tmp_path: Path) -> None:
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0, 1))
+    (tmp_path / "shared" / f"x.failed-{'9' * 200}").touch()
+    assert record(tmp_path, "--streams", "shared", "-o", "job.json").returncode == 0
+
+
+def test_only_a_streams_folder_that_others_cannot_change_is_used(tmp_path: Path) -> None:
+    for mode, started in ((0o777, False), (0o770, False), (0o755, True), (0o1777, True)):
+        (tmp_path / "shared").mkdir(exist_ok=True)
+        (tmp_path / "shared").chmod(mode)
+        done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
+        assert (done.stdout == "started\n") is started, mode
+        assert done.returncode == (0 if started else 2)
+        assert len(done.stderr.splitlines()) == 1
+        assert ("other users can replace its files" in done.stderr) is not started
+        assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_files_and_folders_of_other_users_are_not_used(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+    theirs, _ = (tmp_path / "shared").glob("*.stream")
+    os.chown(theirs, 12345, -1)
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert f"{theirs.name} is left out: it belongs to another user" in done.stderr
+    assert len(job_file.load(tmp_path / "job.json").ranks) == 1
+    os.chown(tmp_path / "shared", 12345, -1)
+    done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "other users can replace its files" in done.stderr
+
+
+def test_what_another_user_may_have_put_into_the_folder_is_left_out(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+    writable, own = (tmp_path / "shared").glob("*.stream")
+    writable.chmod(0o666)
+    os.mkfifo(tmp_path / "shared" / "pipe.stream")
+    (tmp_path / "shared" / "link.stream").symlink_to(own)
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert done.returncode == 0
+    left_out = {line.split("/")[-1].split()[0] for line in done.stderr.splitlines() if "is left out" in line}
+    assert left_out == {writable.name, "pipe.stream", "link.stream"}
+
+
+def test_the_job_loads_no_library_that_was_in_the_folder_before(tmp_path: Path) -> None:
+    """NCCL cuts the path of a plugin deep in a file system, so it gets a link with a shorter one."""
+    plugin = tmp_path.joinpath(*["deep" * 20] * 4, "_profiler.so")
+    (tmp_path / "profiler.so").write_text("theirs", encoding="utf-8")
+    with recording.own_folder(tmp_path) as own:
+        variables = recording.environment({}, plugin, tmp_path, own)
+        link = Path(variables["NCCL_PROFILER_PLUGIN"])
+        assert link.readlink() == plugin
+        assert link.parent.stat().st_mode & 0o777 == 0o700
+        assert len(str(link)) < 254
+    assert not link.parent.exists()
+    deep = tmp_path.joinpath(*["deep" * 20] * 3)
+    deep.mkdir(parents=True)
+    with recording.own_folder(deep) as own, pytest.raises(UsageError, match="NCCL cuts the plugin's path"):
+        recording.environment({}, plugin, deep, own)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:

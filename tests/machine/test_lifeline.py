@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 
 from collbench.backends import gloo
 from collbench.machine import lifeline
+from collbench.runfile import job_file
 from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.launch.test_running import WAITS
+from tests.native.recorded import Made, host
 
 # An environment variable that only the descendants of one test's process have.
 MARK = "COLLBENCH_TEST_MARK"
@@ -152,6 +155,24 @@ def test_a_job_in_a_group_of_its_own_is_terminated_with_its_parent(mark: str, tm
     out, _ = parent.communicate(timeout=PATIENCE_S)  # until every process has closed the pipe
     assert out == b"ended by %d\n" % signal.SIGTERM
     assert_all_end(mark)
+
+
+def test_a_recorded_job_ends_with_a_killed_record_whatever_its_groups(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(
+        f"comm 0 77 0 1\nrepeat 9\n{Made('allreduce', 1).line()}end\nclock\nsleep 900000000\n", encoding="utf-8"
+    )
+    rank = f"setsid {host()} $NCCL_PROFILER_PLUGIN 5 <script"  # torchrun's ranks have sessions of their own
+    process = begin(tmp_path, mark, ["record", "--", "sh", "-c", f"{rank} & sh -c 'sleep 900 & wait'; wait"])
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("9 calls")
+    process.kill()
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert_all_end(mark)
+    (line,) = err.splitlines()
+    assert line.startswith("collbench: record was killed, and has ended its job; what was recorded is in ")
+    command = line.partition(": collbench ")[2].replace("FILE", "job.json")
+    subprocess.run([*COLLBENCH, *shlex.split(command)], cwd=tmp_path, check=True, capture_output=True)
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 9
 
 
 def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:

@@ -210,6 +210,13 @@ def test_no_driver_is_one_clear_line(title: str, error: fake_nvml.NVMLError, wor
     assert "\n" not in message
 
 
+def test_in_a_container_the_line_says_how_it_gets_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    missing = fake_nvml.NVMLErrorLibraryNotFound("not found")
+    with pytest.raises(MachineError, match=r"in the pod.s spec"), Nvml(fake_nvml.FakeNvml([], init_error=missing)):
+        pass
+
+
 def test_a_gpu_of_another_container_is_left_out_and_keeps_its_number() -> None:
     machine = machines.h200x4()
     machine.handle_errors[1] = fake_nvml.NVMLErrorNoPermission("Insufficient Permissions")

@@ -6,8 +6,9 @@
 //     comm ID HASH RANK RANKS NAME          init
 //     call COMM FUNC COUNT DTYPE ROOT_OR_PEER CAPTURED
 //     (  )                                  ncclGroupStart, ncclGroupEnd
-//     repeat N … end     threads N … end    threads: thread i uses communicator COMM + i
-//     finalize ID   kill   exit   sleep US   clock (prints the ns a call took, from the clock before)
+//     repeat N … end     threads N … end    threads: thread i uses communicator COMM + i; in `comm`, also rank RANK + i
+//     fork … end                            the block runs in a child, which then leaves by exit()
+//     finalize ID   kill   _exit   sleep US   clock (prints the ns a call took, from the clock before)
 //     gpu NS CHANNELS MODE                  how the next calls run on the GPU, where kernel events were requested
 //     drain   replay                        report what the mode `late` held back; run the captured calls again
 #include <dlfcn.h>
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -202,7 +204,7 @@ static Gpu gpu;
 static std::vector<std::function<void()>> held_back;  // by the mode `late`
 static std::vector<std::function<void()>> captured;
 static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what NCCL last reported
-static std::mutex listed;                                      // guards these three
+static std::mutex listed;                                      // guards these three, and what `comm` writes
 
 template <class V>
 static void run_on_gpu(void* context, void* task, Gpu how) {
@@ -434,7 +436,7 @@ static std::vector<Line> parse(std::istream& in) {
       line.call = {atoi(r[0].c_str()), r[1], r[3], strtoull(r[2].c_str(), nullptr, 10), atoi(r[4].c_str()),
                    atoi(r[5].c_str())};
     }
-    if (line.word == "repeat" || line.word == "threads") line.block = parse(in);
+    if (line.word == "repeat" || line.word == "threads" || line.word == "fork") line.block = parse(in);
     lines.push_back(line);
   }
   return lines;
@@ -454,8 +456,10 @@ static void run(const std::vector<Line>& lines, int shift) {
   for (const Line& line : lines) {
     const auto& r = line.rest;
     if (line.word == "comm") {
-      Comm& comm = comms[atoi(r[0].c_str())];
-      comm = {nullptr, strtoull(r[1].c_str(), nullptr, 10), atoi(r[2].c_str()), r.size() > 4 ? r[4] : ""};
+      std::unique_lock<std::mutex> lock(listed);
+      Comm& comm = comms[atoi(r[0].c_str()) + shift];
+      lock.unlock();
+      comm = {nullptr, strtoull(r[1].c_str(), nullptr, 10), atoi(r[2].c_str()) + shift, r.size() > 4 ? r[4] : ""};
       int mask = 0;
       const int ranks = atoi(r[3].c_str());
       const char* name = comm.name.empty() ? nullptr : comm.name.c_str();
@@ -468,6 +472,7 @@ static void run(const std::vector<Line>& lines, int shift) {
         reinterpret_cast<int (*)(void**, uint64_t, int*, const char*, int, int, int, void*)>(plugin->init)(
             &comm.context, comm.hash, &mask, name, 1, ranks, comm.rank, nullptr);
       }
+      lock.lock();
       kernels = mask & 64;
       if (kernels) printf("asks for kernel events\n");
     } else if (line.word == "call") {
@@ -489,6 +494,13 @@ static void run(const std::vector<Line>& lines, int shift) {
       std::vector<std::thread> threads;
       for (int n = 0; n < atoi(r[0].c_str()); ++n) threads.emplace_back([&line, n] { run(line.block, n); });
       for (auto& thread : threads) thread.join();
+    } else if (line.word == "fork") {
+      const pid_t child = fork();
+      if (!child) {
+        run(line.block, shift);
+        exit(0);
+      }
+      waitpid(child, nullptr, 0);
     } else if (line.word == "finalize") {
       Comm& comm = comms.at(atoi(r[0].c_str()));
       if (comm.context) plugin->finalize(comm.context);
@@ -506,6 +518,8 @@ static void run(const std::vector<Line>& lines, int shift) {
       last = clock_ns();
       sent = 0;
       fflush(stdout);
+    } else if (line.word == "_exit") {
+      _exit(0);
     } else if (line.word == "kill") {
       fflush(stdout);
       kill(getpid(), SIGKILL);

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from collbench.model.job import Call, Ending, Job, JobRank, Unknown
 from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.recorded import merge
+from collbench.runfile.streams import HEADER, StreamError, parse
 from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
 
 WORLD = "comm 0 77 0 4 world\n"
@@ -176,6 +177,23 @@ def test_a_kill_at_any_moment_leaves_a_consistent_stream(tmp_path: Path) -> None
             assert calls == expected[: len(calls)]
 
 
+def test_a_kill_while_a_call_leaves_those_that_wait_loses_nothing(tmp_path: Path) -> None:
+    """The oldest of the calls that wait for their GPU times is no longer pending, and not yet anywhere else."""
+    calls = "".join(Made("allreduce", size).line() for size in range(1, 6))
+    play(f"{WORLD}gpu 0 1 none\n{calls}kill\n", tmp_path, 5, COLLBENCH_RECORD_GPU_TIMES="1")
+    (path,) = tmp_path.glob("*.stream")
+    data = bytearray(path.read_bytes())
+    assert HEADER.fields is not None
+    place = int(HEADER.fields["pending_first"][1])
+    assert data[place] == 0
+    data[place] = 1
+    job = merge([parse(data)]).job
+    assert [call.size_bytes // 4 for call in sequence(job)] == [1, 2, 3, 4, 5]
+    data[place] = 2
+    with pytest.raises(StreamError, match="2 calls wait no longer, but has 0"):
+        parse(data)
+
+
 def test_a_process_that_ends_without_finalizing_is_complete() -> None:
     assert recorded(WORLD + Made("allreduce", 1).line(), 5).ranks[0].ending is Ending.COMPLETE
 
@@ -237,6 +255,33 @@ def test_a_process_with_several_ranks_has_a_stream_for_each(tmp_path: Path) -> N
     assert job.groups[0].ranks == (0, 1, 2)
 
 
+@pytest.mark.parametrize("abi", ABIS)
+def test_ranks_that_start_as_threads_have_a_stream_each(abi: int, tmp_path: Path) -> None:
+    """NCCL before 2.27 reports a communicator with its first call, and no GPU distinguishes the ranks here."""
+    call = Made("allreduce", 5).line()
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        play(f"threads 4\ncomm 0 77 0 4\nend\nthreads 4\n{call}end\n", folder, abi)
+        job = merge(streams(folder)).job
+        assert [rank.rank for rank in job.ranks] == [0, 1, 2, 3]
+        assert [rank.calls for rank in job.ranks] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("abi", ABIS)
+def test_a_forked_child_leaves_its_parents_stream_alone(abi: int, tmp_path: Path) -> None:
+    """The child inherits the parent's communicator, which it finalizes; only one that it made itself is recorded."""
+    inherited = "repeat 3000\n" + Made("allgather", 2).line() + "end\nfinalize 0\n"
+    own = "comm 5 99 0 2\n" + Made("reduce", 3, communicator=5).line()
+    call = Made("allreduce", 1).line()
+    play(f"{WORLD}{call}fork\n{inherited}{own}end\n{call}kill\n", tmp_path, abi)
+    child, parent = sorted((merge([stream]).job for stream in streams(tmp_path)), key=lambda job: job.ranks[0].calls)
+    assert [call.operation for call in sequence(parent)] == ["allreduce", "allreduce"]
+    assert parent.ranks[0].ending is Ending.CUT_OFF
+    assert [call.operation for call in sequence(child)] == ["reduce"]
+    assert child.ranks[0].ending is Ending.COMPLETE
+
+
 def test_without_a_folder_the_plugin_requests_no_events(tmp_path: Path) -> None:
     done = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path, 5, COLLBENCH_RECORD_FOLDER="")
     assert done.returncode == 0
@@ -275,6 +320,15 @@ def test_sizes_without_a_pattern_fill_the_stream_and_are_counted(tmp_path: Path)
     assert calls == list(range(1, len(calls) + 1))
     assert len(calls) + job.ranks[0].dropped == 70_000
     assert len(calls) == 1 << 16
+
+
+@pytest.mark.parametrize("abi", ABIS)
+def test_calls_of_more_communicators_than_fit_are_counted(abi: int, tmp_path: Path) -> None:
+    comms = "".join(f"comm {number} {100 + number} 0 2\n" for number in range(530))
+    calls = "".join(Made("allreduce", 1, communicator=number).line() for number in range(530))
+    play(comms + calls, tmp_path, abi)
+    (rank,) = merge(streams(tmp_path)).job.ranks
+    assert (rank.calls, rank.dropped) == (512, 18)
 
 
 def test_the_plugin_needs_nothing_but_the_c_and_c_plus_plus_libraries() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from collbench.api.runs import load_named
 from collbench.launch import recording
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import MachineError, RunFileError, UsageError
+from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
 from collbench.model.job import IMPORTED, Ending, Job, Source
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
@@ -42,7 +43,7 @@ def load_job(path: str | os.PathLike[str]) -> Job:
 # Recording: the job runs with the plugin, and what its processes left is merged into one file.
 
 
-_NOTE = re.compile(r"\.failed-(\d+)$")
+_NOTE = re.compile(r"\.failed-([0-9]{1,3})$")
 _DOING = "save the job"
 # Why calls have no GPU time, by the word of streams.Lack.
 _NO_TIME = {
@@ -80,55 +81,86 @@ def record(
     recording.check(command)
     if output is not None:
         atomic_write.check(output, _DOING, "--output", force=force)
+    plugin = recording.plugin()
+    with recording.signals_held() as mask:
+        folder = _streams_folder(streams)
+        older = frozenset(folder.iterdir())  # of other jobs
+        where = f"what was recorded is in {folder}: collbench record --streams {shlex.quote(str(folder))} -o FILE"
+        job: Job | None = None
+
+        def kept(problem: object) -> str:
+            return f"{problem}; {where}" if set(folder.glob("*.stream")) - older else str(problem)
+
+        try:
+            with recording.own_folder(folder) as own:
+                variables = recording.environment(os.environ, plugin, folder, own, gpu_times=gpu_times)
+                if_killed = f"collbench: record was killed, and has ended its job; {where}"
+                status = recording.run(command, variables, mask, if_killed)
+            if output is None:
+                return Recorded(status, None)
+            try:
+                with recording.signals_heeded(mask):
+                    job = merge(folder, output, command, older=older, force=force, notices=notices)
+            except (MachineError, RunFileError, OSError) as error:
+                return Recorded(status, None, kept(error))
+            except KeyboardInterrupt as error:
+                raise Interrupted(kept("interrupted before the job was saved")) from error
+            return Recorded(status, job)
+        finally:
+            if streams is None and (job is not None or not any(folder.glob("*.stream"))):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _streams_folder(named: Path | None) -> Path:
+    """Return the folder that was named, or a new one. Raises UsageError."""
     try:
-        if streams is not None:
-            streams.mkdir(parents=True, exist_ok=True)
-        folder = streams.resolve() if streams is not None else Path(tempfile.mkdtemp(prefix="collbench-record-"))
+        if named is None:
+            return Path(tempfile.mkdtemp(prefix="collbench-record-"))
+        named.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write.try_folder(named)
+        return named.resolve()
     except OSError as error:
         raise UsageError(f"cannot keep streams: {error}", "name another folder with --streams DIR") from error
-    saved = False
-    try:
-        variables = recording.environment(os.environ, recording.plugin(), folder, gpu_times=gpu_times)
-        status = recording.run(command, variables)
-        if output is None:
-            saved = True
-            return Recorded(status, None)
-        try:
-            job = merge(folder, output, command, force=force, notices=notices)
-        except (MachineError, RunFileError, OSError) as error:
-            saved = not any(folder.glob("*.stream"))
-            kept = "" if saved else f"; what was recorded is in {folder}: collbench record --streams {folder} -o FILE"
-            return Recorded(status, None, f"{error}{kept}")
-        saved = True
-        return Recorded(status, job)
-    finally:
-        if streams is None and (saved or not any(folder.glob("*.stream"))):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def merge(
-    folder: Path, output: Path, command: Sequence[str] = (), *, force: bool = False, notices: Notices = SILENT
+    folder: Path,
+    output: Path,
+    command: Sequence[str] = (),
+    *,
+    older: frozenset[Path] = frozenset(),
+    force: bool = False,
+    notices: Notices = SILENT,
 ) -> Job:
-    """Merge a folder's streams and save them as a job. Raises MachineError if there is none, and RunFileError."""
-    from collbench.runfile import recorded  # late: numpy
-    from collbench.runfile.streams import StreamError, parse
+    """Merge a folder's streams, but none of `older`, and save them as a job.
 
+    Raises MachineError if there is none, and RunFileError.
+    """
+    from collbench.runfile import recorded  # late: numpy
+    from collbench.runfile.streams import StreamError, parse, read
+
+    try:
+        files = sorted(set(folder.iterdir()) - older)
+    except OSError as error:
+        raise RunFileError(f"cannot read {folder}: {error.strerror}") from error
     parsed_streams = []
-    for path in sorted(folder.glob("*.stream")):
+    for path in files:
+        if path.suffix != ".stream":
+            continue
         try:
-            parsed_streams.append(parse(path.read_bytes()))
+            parsed_streams.append(parse(read(path)))
         except StreamError as error:
             notices.say(f"the stream {one_line(str(path))} is left out: {error}")
         except OSError as error:
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    _say_failures(folder, notices)
+    _say_failures(files, notices)
     try:
         merged = recorded.merge(parsed_streams, command)
     except ValueError:
         raise MachineError(_nothing(len(parsed_streams))) from None
+    job_file.save(merged.job, output, force=force)
     for finding in _findings(merged):
         notices.say(finding)
-    job_file.save(merged.job, output, force=force)
     return merged.job
 
 
@@ -141,7 +173,8 @@ def _findings(merged: Merged) -> Iterator[str]:
         yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
     cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
     if cut:
-        yield f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are recorded until then"
+        ended = f"{len(cut)} of {len(merged.job.ranks)} ranks were killed, or left by _exit()"
+        yield f"{ended}: their calls are recorded until then"
     dropped = sum(rank.dropped for rank in merged.job.ranks)
     if dropped:
         yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
@@ -155,9 +188,9 @@ def _findings(merged: Merged) -> Iterator[str]:
         yield f"{sum(merged.lacks.values()):,} of NCCL's calls have no GPU time ({reasons})"
 
 
-def _say_failures(folder: Path, notices: Notices) -> None:
+def _say_failures(files: Iterable[Path], notices: Notices) -> None:
     """Say why processes could write no stream: they left notes whose names say it."""
-    errors = {int(match[1]) for path in folder.iterdir() if (match := _NOTE.search(path.name))}
+    errors = {int(match[1]) for path in files if (match := _NOTE.search(path.name))}
     for number in sorted(errors):
         notices.say(
             f"a process could not write its stream: {os.strerror(number)}; name another folder with --streams DIR"

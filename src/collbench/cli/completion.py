@@ -22,8 +22,17 @@ _SAVE, _SAVE_PAGE = "save the completion as", "save the manual page"
 _BASH_COMPLETION = ("/usr/share/bash-completion/bash_completion", "/etc/bash_completion")
 
 
+class _Shell(click.Choice[str]):
+    """One of the shells, refused in words instead of click's, which are for a choice with a name."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            raise _unserved(f"the shell is '{value}'")
+        return super().convert(value, param, ctx)
+
+
 @click.command(short_help="Print or install shell completion and the manual.")
-@click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
+@click.argument("shell", required=False, type=_Shell(_SHELLS), metavar="[bash|zsh|fish]")
 @click.option("--install", is_flag=True, help="Install it for this user, with the manual pages, instead of printing.")
 @options.force
 @click.pass_context
@@ -104,8 +113,12 @@ def _users_shell() -> str:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
         problem = f"$SHELL is '{name}'" if name else "$SHELL is not set"
-        raise UsageError(f"{problem}, and completion is for {', '.join(_SHELLS)}: write collbench completion bash")
+        raise _unserved(problem)
     return name
+
+
+def _unserved(problem: str) -> UsageError:
+    return UsageError(f"{problem}, and completion is for {', '.join(_SHELLS)}: write collbench completion bash")
 
 
 def _install_target(shell: str) -> tuple[Path, list[tuple[Path, str]]]:

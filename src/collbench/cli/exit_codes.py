@@ -67,11 +67,11 @@ def heed_signals() -> None:
 
 def _forget_lost_streams() -> None:
     """Send to /dev/null what a lost terminal would answer with an error, before anything is saved."""
-    for descriptor in _lost(1, 2):
+    for descriptor in lost(1, 2):
         send_nowhere(descriptor)
 
 
-def _lost(*descriptors: int) -> list[int]:
+def lost(*descriptors: int) -> list[int]:
     """Return the descriptors whose reader has exited."""
     poll = select.poll()
     for descriptor in descriptors:
@@ -117,7 +117,7 @@ def unwritten(error: OSError) -> int:
     similar output raise for a closed pipe: `terminal` prints the pages, and a reader that ends does not change their
     exit status.
     """
-    closed = isinstance(error, BrokenPipeError) and bool(_lost(sys.stdout.fileno()))
+    closed = isinstance(error, BrokenPipeError) and bool(lost(sys.stdout.fileno()))
     if not closed and error.errno not in _FULL:
         raise error
     send_nowhere(sys.stdout.fileno())

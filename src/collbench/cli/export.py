@@ -122,7 +122,7 @@ def plot(
 
     heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
     than 8 lines become a median for each tier; several runs are overlaid. scaling: bandwidth over the number of GPUs,
-    from one run that has several (--split), or from one run for each. Needs matplotlib: pip install 'collbench[plot]'.
+    from one run that has several (--split), or from one run for each. Needs matplotlib: pip install matplotlib.
 
     \b
     Examples:

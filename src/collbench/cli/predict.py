@@ -43,6 +43,9 @@ def _seconds(_context: click.Context, option: click.Parameter, text: str | None)
     if text is None:
         return None
     match = _TIME.fullmatch(text.strip())
+    if match is None and _TIME.fullmatch(f"{text.strip()}s"):
+        number = text.strip()
+        raise UsageError(f"{option.opts[0]} '{number}' lacks a unit: write {number}ms, {number}s or {number}us")
     if match is None or float(match[1]) == 0:
         raise UsageError(f"{option.opts[0]} '{text}' is not a time above zero: write 22ms, 0.022s or 22400us")
     return float(match[1]) * _SECONDS[match[2]]

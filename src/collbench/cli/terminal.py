@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from collbench.api.notices import Notices
-from collbench.cli.exit_codes import send_nowhere
+from collbench.cli.exit_codes import lost, send_nowhere
 from collbench.model.printable import one_line, printable
 
 if TYPE_CHECKING:
@@ -101,10 +101,12 @@ def show_page(page: Page) -> None:
 
 
 def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
-    """Print text. After its reader has exited (`| head`), output is discarded, and the exit status stays."""
+    """Print text. After its reader has exited (`| head`, a lost terminal), output is discarded; the status stays."""
     try:
         click.echo(text, stream, nl=False, color=color)
-    except BrokenPipeError:
+    except OSError:
+        if not lost(stream.fileno()):
+            raise
         send_nowhere(stream.fileno())
 
 

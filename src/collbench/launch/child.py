@@ -168,8 +168,6 @@ def last_lines(tail: Iterable[str]) -> list[str]:
 # The process: started, its output read and logged as it comes, timed, and ended with us.
 
 
-# Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
-_GRACE_SECONDS = 40.0
 # A grandchild that outlives the job may hold its output open; later output is not of the job's steps.
 _AFTERMATH_SECONDS = 2.0
 
@@ -267,7 +265,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """Ask the child to end, and after a while, or at a second Ctrl-C, make it."""
     try:
         child.send_signal(signal.SIGTERM)
-        child.wait(_GRACE_SECONDS)
+        child.wait(lifeline.GRACE_SECONDS)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 import collbench
+from collbench.machine import lifeline
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 
@@ -34,10 +36,30 @@ def plugin() -> Path:
     return path
 
 
+@contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder in `folder` that only this user can write, as long as the block runs.
+
+    Raises UsageError if other users can replace what is in `folder`: the job executes a library from there.
+    """
+    with tempfile.TemporaryDirectory(prefix="plugin-", dir=folder, ignore_cleanup_errors=True) as name:
+        own, around = Path(name), folder.stat()
+        others_write = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not around.st_mode & stat.S_ISVTX
+        if others_write or around.st_uid not in {own.stat().st_uid, 0}:
+            raise UsageError(
+                f"cannot keep streams in {one_line(str(folder))}: other users can replace its files",
+                "run chmod go-w on a folder of yours, or name another with --streams DIR",
+            )
+        yield own
+
+
 def environment(
-    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False
+    inherited: Mapping[str, str], plugin_file: Path, folder: Path, own: Path, *, gpu_times: bool = False
 ) -> dict[str, str]:
-    """Return what to change in `inherited` for the job. Raises UsageError if NCCL would load another plugin."""
+    """Return what to change in `inherited` for the job, which writes into `folder`; a link to the plugin goes to `own`.
+
+    Raises UsageError if NCCL would load another plugin, or none.
+    """
     taken = inherited.get(_PLUGIN, "")
     if taken and taken != str(plugin_file):
         raise UsageError(
@@ -45,10 +67,15 @@ def environment(
             f"unset it for this job, or {INSTEAD}",
         )
     file = plugin_file
-    if len(str(file)) > _LONGEST:
-        file = folder / "profiler.so"
-        if not file.exists():
-            file.symlink_to(plugin_file)
+    if len(os.fsencode(file)) > _LONGEST:
+        file = own / "profiler.so"
+        if len(os.fsencode(file)) > _LONGEST:
+            raise UsageError(
+                f"cannot record: NCCL cuts the plugin's path after {_LONGEST} characters, and {one_line(str(file))} is "
+                "longer",
+                "name a folder with a shorter path with --streams DIR",
+            )
+        file.symlink_to(plugin_file)
     variables = {"NCCL_PROFILER_PLUGIN": str(file), FOLDER: str(folder)}
     if gpu_times or _GPU_TIMES in inherited:  # what an outer record asked for is not this one's
         variables[_GPU_TIMES] = str(int(gpu_times))
@@ -62,36 +89,58 @@ def check(command: Sequence[str]) -> None:
         raise UsageError(f"program '{one_line(command[0])}' {why}: check its path")
 
 
-def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
+@contextmanager
+def signals_held() -> Iterator[set[int]]:
+    """Hold back what would end this process, and give the signals that were held back before.
+
+    What came until the end of the block is dropped: by then everything is done.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: the kernel then keeps no job's status
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*heeded, signal.SIGCHLD))
+    try:
+        yield mask
+    finally:
+        _drop_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def signals_heeded(mask: set[int]) -> Iterator[None]:
+    """Let signals end the block, but none of `mask`, and not SIGHUP: its user has left, and would read no message."""
+    held = signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _drop_signals() -> None:
+    while signal.sigtimedwait((*_ENDING, signal.SIGCHLD), 0) is not None:
+        pass
+
+
+def run(command: Sequence[str], variables: Mapping[str, str], mask: set[int], if_killed: str) -> int:
     """Run a job to its end and return its exit status, of a signal 128 + its number as a shell has it.
 
-    Its input and output are ours. Signals that would end us go to the job, and we continue until it ends.
+    Its input and output are ours. Signals are held: those that would end us go to the job, and we continue until it
+    ends. `mask` are those that the job does not get. If we are killed, the job is ended and `if_killed` printed.
     """
-    early: list[int] = []
-
-    def keep(number: int, _frame: FrameType | None) -> None:
-        early.append(number)
-
-    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, keep) for number in heeded}  # the job gets SIG_DFL for these, by exec
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these
     try:
-        try:
-            job = subprocess.Popen(command, env={**os.environ, **variables})
-        except OSError as error:
-            raise UsageError(f"cannot start '{one_line(command[0])}': {error.strerror}") from error
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*heeded, signal.SIGCHLD))
-        for number in early:
-            if number != signal.SIGINT:
-                job.send_signal(number)
-        while job.poll() is None:
-            came = signal.sigwaitinfo((*heeded, signal.SIGCHLD))
-            if came.si_signo != signal.SIGCHLD and came.si_code != _FROM_KERNEL:
-                job.send_signal(came.si_signo)
+        with lifeline.ending_with_us(if_killed) as include:
+            job = os.posix_spawnp(
+                command[0], list(command), {**os.environ, **variables}, setsigmask=mask, setsigdef=defaults
+            )
+            include(job)
+            while not (ended := os.waitpid(job, os.WNOHANG))[0]:
+                came = signal.sigwaitinfo((*_ENDING, signal.SIGCHLD))
+                if came.si_signo != signal.SIGCHLD and came.si_code != _FROM_KERNEL:
+                    with suppress(PermissionError):  # a job of sudo's
+                        os.kill(job, came.si_signo)
+    except OSError as error:
+        raise UsageError(f"cannot start '{one_line(command[0])}': {error.strerror}") from error
     finally:
-        while signal.sigtimedwait((*heeded, signal.SIGCHLD), 0) is not None:
-            pass  # what came while the job ended was meant for it
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return 128 - job.returncode if job.returncode < 0 else job.returncode
+        _drop_signals()  # what came while the job ended was meant for it
+    status = os.waitstatus_to_exitcode(ended[1])
+    return 128 - status if status < 0 else status

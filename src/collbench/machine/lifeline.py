@@ -1,7 +1,8 @@
 """Our processes end when their parent ends, for whatever reason: SIGKILL, a crash, a lost terminal.
 
 Run as a script (`python -I -S lifeline.py PARENT -- PROGRAM ARGUMENT…`, 20 ms), it becomes a program that gets SIGTERM
-once the process PARENT, which started it, is gone.
+once the process PARENT, which started it, is gone. As `lifeline.py watch TEXT` it ends a process and all below it once
+the process that started the script is gone.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # What reaches a whole process group: a terminal's Ctrl-C, Ctrl-\ and hangup, and a scheduler's SIGTERM.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
+GRACE_SECONDS = 40.0
+# What a process needs to end after SIGKILL, unless it hangs in a driver.
+_LAST_SECONDS = 5.0
 
 
 def leave_signals_to_parent() -> None:
@@ -65,6 +74,28 @@ def with_us(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), "--", *command]
 
 
+@contextmanager
+def ending_with_us(text: str) -> Iterator[Callable[[int], None]]:
+    """Give a function that takes a process: if this one is killed in the block, that one and all below it are ended.
+
+    Their own signals and groups stay as they are, as a shell that waits for its job needs. `text` is then printed on
+    stderr. Nothing is left if the block is left.
+    """
+    command = [sys.executable, "-I", "-S", __file__, "watch", text]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True
+    ) as watcher:
+
+        def include(process: int) -> None:
+            with suppress(OSError):  # somebody has ended the watcher
+                os.write(watcher.stdin.fileno(), b"%d\n" % process)  # type: ignore[union-attr]
+
+        try:
+            yield include
+        finally:
+            watcher.kill()
+
+
 def _hung_up(pipe: int, *, wait: bool) -> bool:
     poll = select.poll()
     poll.register(pipe, 0)  # no event but those that are always reported: the other side has hung up
@@ -73,6 +104,48 @@ def _hung_up(pipe: int, *, wait: bool) -> bool:
 
 def _signal_at_parents_end(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _processes() -> dict[int, tuple[int, bytes]]:
+    """Return the parent and the start time of each process: a number may soon be another process's."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError):  # it has ended
+            state, parent, *rest = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            if state != b"Z":
+                found[int(folder.name)] = int(parent), rest[17]
+    return found
+
+
+def _end_tree(root: int) -> None:
+    """End a process and those below it, even if it ends before them: by SIGTERM, and after a while by SIGKILL."""
+    processes = _processes()
+    tree = {root: processes[root][1]} if root in processes else {}
+    signaled: set[int] = set()
+    begun = time.monotonic()
+    while tree and (waited := time.monotonic() - begun) < GRACE_SECONDS + _LAST_SECONDS:
+        while new := {one: start for one, (parent, start) in processes.items() if parent in tree and one not in tree}:
+            tree |= new
+        if waited >= GRACE_SECONDS:
+            signaled.clear()
+        for one in tree.keys() - signaled:
+            with suppress(OSError):
+                os.kill(one, signal.SIGTERM if waited < GRACE_SECONDS else signal.SIGKILL)
+        signaled |= tree.keys()
+        time.sleep(0.05)
+        processes = _processes()
+        tree = {one: start for one, start in tree.items() if one in processes and processes[one][1] == start}
+
+
+def _watch(text: str) -> None:
+    leave_signals_to_parent()
+    root = sys.stdin.buffer.readline()
+    sys.stdin.buffer.read()  # nothing comes, until the parent is gone
+    if root:
+        _end_tree(int(root))
+    sys.stderr.write(f"{text}\n")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -88,4 +161,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1] == "watch":
+        _watch(sys.argv[2])
+    else:
+        main(sys.argv[1:])

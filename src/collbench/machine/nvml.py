@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
-from collbench.machine import theory
+from collbench.machine import containers, theory
 from collbench.machine.health import THROTTLE_REASONS
 from collbench.machine.kernel import kernel_bus_id
 from collbench.machine.labels import UNKNOWN
@@ -372,8 +372,8 @@ class Nvml:
         except lib.NVMLError_LibraryNotFound as error:
             raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
-                "install the driver, or use no GPU: --backend host to measure, topo --from FILE to read a saved "
-                "label matrix",
+                f"{containers.fix(containers.kind(pathlib.Path('/'), os.environ), 'install the driver')}, or use no "
+                "GPU: --backend host to measure, topo --from FILE to read a saved label matrix",
             ) from error
         except lib.NVMLError as error:
             raise MachineError(

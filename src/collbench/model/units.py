@@ -89,7 +89,7 @@ def parse_precision(text: str) -> float:
         raise UsageError(f"--precision '{text}' is not a share of the median: write 1%, 0.5% or 0.01")
     ratio = float(match[1]) / (100 if match[2] else 1)
     if not 0 < ratio < _COARSEST:
-        raise UsageError(f"--precision {text} is outside 0 to 100 %: write 1%, 0.5% or 0.01")
+        raise UsageError(f"--precision {text} is not above 0 and below 100%: write 1%, 0.5% or 0.01")
     return ratio
 
 

@@ -102,8 +102,7 @@ def as_parquet(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> byte
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
     except ImportError as error:
         raise UsageError(
-            "--format parquet needs pyarrow, which is not installed: pip install 'collbench[parquet]', "
-            "or write --format csv"
+            "--format parquet needs pyarrow, which is not installed: pip install pyarrow, or write --format csv"
         ) from error
     types = {
         Type.TEXT: arrow.string(),

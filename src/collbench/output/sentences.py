@@ -490,10 +490,8 @@ def refusal(error: UsageError) -> str:
         without = f" {names}" if names else ""
         return f"cannot predict for {error.asked} of {usable} devices{without}: choose 2 to {usable}"
     advice = "choose fewer, or add --allow-busy" if error.forgivable else "choose fewer"
-    return (
-        f"cannot choose {error.asked} of {len(error.devices)} devices: {usable} are left without {'; '.join(named)}; "
-        f"{advice}"
-    )
+    left = f"{usable} {'is' if usable == 1 else 'are'} left without {'; '.join(named)}"
+    return f"cannot choose {error.asked} of {len(error.devices)} devices: {left}; {advice}"
 
 
 def tiers(ranking: Ranking, without: str = "") -> str:

@@ -6,15 +6,18 @@ not fit together raise StreamError.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"CBSTREAM", 3
+MAGIC, VERSION = b"CBSTREAM", 4
 NO_RANK = -1
 
 # The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
@@ -44,7 +47,7 @@ class Lack(StrEnum):
     CAPTURED = "captured"  # it runs when its graph is replayed
 
 
-_HEADER = np.dtype(
+HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "<u4"),
@@ -59,6 +62,7 @@ _HEADER = np.dtype(
         ("pending_next", "<u8"),
         ("kept", "<u8"),
         ("dropped", "<u8"),
+        ("unplaced", "<u8"),
         ("moving_tail", "<u8"),
         ("moving", "<u4"),
         ("moving_runs", "<u4"),
@@ -226,14 +230,34 @@ _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
 _MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+_MOST_BYTES = 32 << 20
 _LATEST = 1 << 62  # ns: 146 years after a host's start
+
+
+def read(path: Path) -> bytes:
+    """Return a stream's bytes. Raises StreamError for a file that another user may have put there, and OSError."""
+    _check_own(path, path.lstat())
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_own(path, os.fstat(file.fileno()))
+        return file.read(_MOST_BYTES)
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise StreamError("it is no regular file")
+    if status.st_uid not in {os.geteuid(), path.parent.stat().st_uid}:
+        raise StreamError("it belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StreamError("other users can write it")
+    if status.st_size > _MOST_BYTES:
+        raise StreamError("it is larger than any stream")
 
 
 def parse(data: bytes | bytearray | memoryview) -> Stream:
     """Return what a file holds. Raises StreamError."""
-    if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
+    if len(data) < HEADER.itemsize or data[:8] != MAGIC:
         raise StreamError("it is not a stream of the recorder, or its beginning is missing")
-    header = _fields(np.frombuffer(data, _HEADER, 1)[0])
+    header = _fields(np.frombuffer(data, HEADER, 1)[0])
     if header["version"] != VERSION:
         raise StreamError(f"it has version {header['version']}, this collbench reads {VERSION}")
     file = _File(data)
@@ -242,7 +266,14 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     phases = tuple(_phase(file, _fields(phase)) for phase in file.area(header, "phases", _PHASE))
     (first, count), before, runs = _settled(file, header)
     tail = _ring(file.at(header["tail_at"], _TAIL, header["tail_max"]), first, count)
-    waiting, waiting_symbols = _waiting(file, header, len(calls))
+    # A kill between two stores may leave a call counted that is not in the tail, or neither pending nor in the tail.
+    lengths = [len(phase.symbols) for phase in phases]
+    sent = sum(lengths[phase] * repetitions for phase, repetitions in runs if phase < len(lengths)) + len(tail)
+    if header["kept"] - sent not in {0, 1}:
+        raise StreamError(f"it says that {header['kept']} calls were kept, but has {sent}")
+    if header["pending_first"] - sent - header["dropped"] not in {0, 1}:
+        raise StreamError(f"it says that {header['pending_first']} calls wait no longer, but has {sent}")
+    waiting, waiting_symbols = _waiting(file, header, sent + header["dropped"], len(calls))
     known = tuple(_call(record) for record in (*calls, *waiting["call"]))
     symbols = np.concatenate([tail["symbol"].astype(np.int64), waiting_symbols])
     starts = np.concatenate([tail["start"], waiting["start"]])
@@ -250,10 +281,6 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     _check_clock(starts, begins)
     gpu = np.concatenate([tail["gpu"], waiting["gpu"]]).astype(np.int64) * _GPU_UNIT
     _check_tables(communicators, known, phases, runs, symbols)
-    sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
-    # A kill between two stores may leave a call counted that is not in the tail.
-    if header["kept"] - sent not in {0, 1}:
-        raise StreamError(f"it says that {header['kept']} calls were kept, but has {sent}")
     return Stream(
         host=_text(header["host"]),
         pid=header["pid"],
@@ -266,7 +293,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         monotonic_ns=header["monotonic_ns"],
         realtime_ns=header["realtime_ns"],
         complete=bool(header["exited"]) or (not header["open"] and bool(communicators)),
-        dropped=header["dropped"],
+        dropped=header["dropped"] + header["unplaced"],
         environment=_environment(header["environment"]),
         communicators=communicators,
         calls=known,
@@ -327,7 +354,7 @@ class _File:
     def at(self, offset: int, kind: np.dtype[Any] | str, count: int) -> Numbers:
         """Return `count` values from an offset on. Raises StreamError."""
         size = np.dtype(kind).itemsize
-        if offset < _HEADER.itemsize or offset + count * size > len(self.data):
+        if offset < HEADER.itemsize or offset + count * size > len(self.data):
             raise StreamError(f"it was cut off: {count} values at byte {offset} of {len(self.data)}")
         return np.frombuffer(self.data, kind, count, offset)
 
@@ -405,9 +432,9 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Fields, known: int) -> tuple[Numbers, Numbers]:
-    """Return the calls that wait for their launch or their end, and their symbols after the `known` calls."""
-    first, after, most = (header[name] for name in ("pending_first", "pending_next", "pending_max"))
+def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
+    """Return the calls from `first` on, which wait for their launch or end, and their symbols after `known` calls."""
+    after, most = header["pending_next"], header["pending_max"]
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:

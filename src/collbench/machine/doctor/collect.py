@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-from collbench.machine import nvml
+from collbench.machine import containers, nvml
 from collbench.machine.cuda_variables import recorded
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
@@ -216,16 +216,6 @@ def _count_on_the_bus(root: pathlib.Path) -> int | None:
 
 # The operating system around the process. `root` holds proc/, sys/, …
 
-# File or variable that a container runtime leaves, and its name; the first that fits counts.
-_MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
-_VARIABLES = {
-    "KUBERNETES_SERVICE_HOST": "kubernetes",
-    "APPTAINER_CONTAINER": "apptainer",
-    "SINGULARITY_CONTAINER": "singularity",
-    "SLURM_CONTAINER": "slurm --container",
-    "ENROOT_ROOTFS": "enroot",
-}
-_CGROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc", "containerd": "containerd"}
 _NVIDIA_SMI_S = 5.0  # without a persistent driver it takes a second or two
 # Variables that the report judges beside those that a run records.
 _JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL")
@@ -249,7 +239,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         cpu_quota=cpu_quota(root),
         memory_nodes=usable_nodes(root, allowed),
         memory_available=available_bytes(root),
-        container=container(root, environment),
+        container=containers.kind(root, environment),
         hypervisor=hypervisor(root),
         iommu=bool(entries(iommus)) if iommus.is_dir() else None,
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
@@ -291,19 +281,6 @@ def runs_folder(path: pathlib.Path) -> Folder:
     if existing is None or not existing.is_dir():
         return Folder(str(path), error=f"{path} cannot be made: {existing} is not a folder")
     return Folder(str(path), space(existing), os.access(existing, os.W_OK | os.X_OK))
-
-
-def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
-    """Return what kind of container this process is in, "" for none that left a mark."""
-    for name, kind in _VARIABLES.items():
-        if name in environment:
-            return kind
-    for mark, kind in _MARKS.items():
-        if (root / mark).exists():
-            return kind
-    groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
-    by_cgroup = next((kind for marker, kind in _CGROUPS.items() if marker in groups), "")
-    return by_cgroup or environment.get("container", "")  # systemd's and podman's own variable
 
 
 def hypervisor(root: pathlib.Path) -> str:

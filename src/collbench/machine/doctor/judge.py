@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.machine import labels
+from collbench.machine import containers, labels
 from collbench.machine.cuda_variables import OF_CUDA, OF_TORCH, Use, falsified, switched_on
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Software
 from collbench.machine.doctor.findings import (
@@ -60,13 +60,6 @@ OLDEST_DRIVER = 520
 # nvmlComputeMode_t and nvmlGpuFabricState_t [nvml.h, r580]
 _PROHIBITED = 2  # 0 is the default, 1 and 3 let one process in
 _FABRIC_STATES = {1: "not started", 2: "in progress"}
-_GPUS_FOR_CONTAINERS = {
-    "docker": "start the container with its GPUs: docker run --gpus all …",
-    "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
-    "apptainer": "start the container with its GPUs: apptainer exec --nv …",
-    "singularity": "start the container with its GPUs: singularity exec --nv …",
-    "kubernetes": "request GPUs in the pod's spec: resources.limits nvidia.com/gpu",
-}
 _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
@@ -75,7 +68,7 @@ def _driver(facts: Facts) -> Lines:
     """Judge the driver, its version, and how many GPUs it shows."""
     driver = facts.driver
     if driver.error:
-        instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
+        instead = f"{containers.fix(facts.host.container, _INSTALL)}; {_WITHOUT}"
         yield fail("driver", driver.error, instead if driver.missing else driver.advice)
         return
     yield _driver_version(driver)
@@ -101,7 +94,7 @@ def _count(facts: Facts) -> Line:
     text = counted(gpu.device.name for gpu in gpus)
     hidden = (facts.driver.on_the_bus or 0) - len(gpus)
     if not gpus:
-        fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
+        fix = containers.fix(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return fail("GPUs", "the driver shows no GPU to this process", fix)
     if hidden <= 0:
         return ok("GPUs", text)

@@ -156,7 +156,7 @@ def drawing() -> Iterator[None]:
     try:
         from matplotlib import style
     except ImportError as error:
-        raise UsageError("plot needs matplotlib, which is missing: pip install 'collbench[plot]'") from error
+        raise UsageError("plot needs matplotlib, which is missing: pip install matplotlib") from error
     settings: Any = ["default", _RC]  # "default": not what the user's own matplotlibrc says
     with style.context(settings), warnings.catch_warnings():
         # A name in letters that the font lacks: SVG leaves them to the viewer, PNG and PDF show boxes.
