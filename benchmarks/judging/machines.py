@@ -155,7 +155,7 @@ def _tree(rng: np.random.Generator, count: int, generation: int) -> _Tree:
         tree.shared += [f"switch {switch} up", f"switch {switch} down"]
     # A root complex carries both directions of a pair: with less, a better label would truly be the slower one.
     forwards = reached * float(rng.choice([2.0, 4.0, 8.0]))
-    across = reached * float(rng.choice([0.75, 1.0, 2.0]))
+    across = reached * float(rng.choice([0.85, 1.0, 2.0]))
     for socket in set(sockets):
         tree.capacity[f"root {socket}"] = forwards
     for one, other in permutations(set(sockets), 2):

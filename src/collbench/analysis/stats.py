@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, fmean, median, stdev  # of a few values; numpy takes 20 µs for the same
+from statistics import NormalDist, fmean, median, stdev, variance  # of a few values; numpy takes 20 µs for the same
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,45 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
 
 
+# Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each
+# such case costs power, as a few trials of a link say little about its noise.
+_OWN_NOISE_LEVEL = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNoise:
+    """How much noisier trials are than those of their kind: a ratio above 1, and the degrees of freedom it rests on."""
+
+    ratio: float
+    freedom: float
+
+    def widen(self, quantile: float, chance: float) -> float:
+        """Return by how much to multiply `quantile` standard errors, a normal quantile at this one-sided chance."""
+        return self.ratio * student(self.freedom, 1 - chance) / quantile
+
+
+def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | None:
+    """Return how much noisier some points are than their kinds, from each one's log trials and its kind's σ.
+
+    None if they may be equally noisy: a χ² test at 99 %. The standard deviation counts, which a second mode or a wild
+    trial widens, unlike a robust σ̂: who has one of these has noise of their own.
+    """
+    freedom, total = 0, 0.0
+    for logs, sigma_of_kind in points:
+        if len(logs) > 1 and sigma_of_kind > 0:
+            freedom += len(logs) - 1
+            total += variance(logs) * (len(logs) - 1) / sigma_of_kind**2
+    if not freedom or total <= _chi_square(freedom, _OWN_NOISE_LEVEL):
+        return None
+    return OwnNoise(math.sqrt(total / freedom), freedom)
+
+
+def _chi_square(freedom: float, probability: float) -> float:
+    """Return the quantile of χ² [Wilson & Hilferty, PNAS 17 (1931): within 1 % from two degrees of freedom on]."""
+    share = 2 / (9 * freedom)
+    return freedom * (1 - share + NormalDist().inv_cdf(probability) * math.sqrt(share)) ** 3
+
+
 def tie_threshold(noise: float) -> float:
     """Return δ = max(2 %, 3σ̂): a smaller difference is not distinguished from noise, or changes no decision."""
     return max(DELTA, 3 * noise)
@@ -278,7 +317,7 @@ def student(freedom: float, probability: float) -> float:
     beyond, log_t = math.log(1 - probability), math.log(NormalDist().inv_cdf(probability))
     for _ in range(_T_STEPS):
         t = math.exp(log_t)
-        chance = _exceeds(t, freedom)
+        chance = exceeds(t, freedom)
         density = math.exp(_log_density(t, freedom))
         step = (math.log(chance) - beyond) * chance / (t * density)
         log_t += step
@@ -311,7 +350,7 @@ def _log_density(t: float, freedom: float) -> float:
     return scale - (freedom + 1) / 2 * math.log1p(t * t / freedom)
 
 
-def _exceeds(t: float, freedom: float) -> float:
+def exceeds(t: float, freedom: float) -> float:
     """Return the chance that Student's variable is above t > 0: half the regularized incomplete beta function.
 
     Source: NIST Digital Library of Mathematical Functions, 8.17.5 and its continued fraction 8.17.22, which converges

@@ -15,8 +15,11 @@ from collbench.analysis.outcome import Absences, Outcome, outcome, unordered
 from collbench.analysis.stats import (
     DELTA,
     FEWEST_TRIALS,
+    OwnNoise,
+    exceeds,
     log_rates,
     median_deviation,
+    own_noise,
     range_quantile,
     summarize,
     trial_noise,
@@ -35,7 +38,8 @@ Members = tuple[int, ...]
 _SMALL_DELTA = 3 * DELTA
 _PUBLISHING_TRIALS = 5  # with fewer trials a difference needs the higher level
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
-_TIE_LEVEL = 0.90
+# Two one-sided tests, each at 2.5 %: the 95 % interval of the difference lies within ±δ.
+_TIE_CHANCE = 0.025
 # σ̂ from differences of trials is as precise as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
 # Of seven equally noisy trials σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its
@@ -49,7 +53,8 @@ TRIALS_WITH_AN_OUTLIER = 7
 class Estimate:
     """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
-    `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger.
+    `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger. A
+    claim that it is equal to another rests on `own_noise` if its trials show that it has noise of its own.
     """
 
     members: Members
@@ -59,6 +64,7 @@ class Estimate:
     error: float
     cautious_error: float
     freedom: float
+    own_noise: OwnNoise | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -123,6 +129,7 @@ def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Member
                 error=pooled * per_noise,
                 cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
                 freedom=freedom,
+                own_noise=own_noise([(trials, pooled)]),
             )
     return estimated
 
@@ -150,13 +157,46 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
 
 
 def ties(a: Estimate, b: Estimate, delta: float) -> bool:
-    """Return whether two links are equal up to δ: the 90 % interval of their difference lies within ±δ."""
-    if a is b:
-        return True
+    """Return whether two links are shown to be equal up to δ. One pair's test, for one that is not the best of many."""
+    return a is b or chance_of_no_tie(a, b, delta) <= _TIE_CHANCE
+
+
+def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
+    """Return the chance of estimates so near each other if two links differed by δ or more: two one-sided tests.
+
+    Each link counts with its own noise where its trials show that it is noisier than its label, so more noise never
+    makes a tie. A trial or two show no noise: then it is 1. [Schuirmann, J. Pharmacokin. Biopharm. 15 (1987)]
+    """
     if min(len(a.trials), len(b.trials)) < FEWEST_TRIALS:
-        return False
-    error = _quantile(a, b, 2, _TIE_LEVEL) * math.hypot(a.error, b.error)
-    return abs(a.middle - b.middle) + error <= delta
+        return 1.0
+    parts = [_variance(one) for one in (a, b)]
+    error = math.sqrt(sum(variance for variance, _ in parts))
+    room = round(delta - abs(a.middle - b.middle), 12)
+    if room < 0 or error == 0:
+        return float(room < 0)
+    freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts if variance)
+    return exceeds(room / error, max(freedom, 0.5))
+
+
+def _variance(one: Estimate) -> tuple[float, float]:
+    """Return the variance of a link's estimate, and the degrees of freedom that it is known with."""
+    if one.own_noise is None:
+        return one.error**2, one.freedom
+    return (one.error * one.own_noise.ratio) ** 2, one.own_noise.freedom
+
+
+def tied_with(best: Estimate, others: Sequence[Estimate], delta: float) -> set[Members]:
+    """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5 %.
+
+    By Holm's steps: the clearest tie must be as clear as if all of them were to be shown. [Scand. J. Stat. 6 (1979)]
+    """
+    chances = sorted((chance_of_no_tie(best, other, delta), other.members) for other in others)
+    shown: set[Members] = set()
+    for left, (chance, members) in zip(range(len(chances), 0, -1), chances, strict=True):
+        if chance > _TIE_CHANCE / left:
+            break
+        shown.add(members)
+    return shown
 
 
 def _quantile(a: Estimate, b: Estimate, count: int, level: float) -> float:
@@ -178,9 +218,6 @@ def _freedom(a: Estimate, b: Estimate) -> float:
 
 
 # Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
-
-# If noise may separate equal links by more than this many δ, links that look equal prove nothing.
-_WIDEST_NOISE = 3
 
 
 class Relation(StrEnum):
@@ -221,10 +258,10 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
-    apart equal sets may look. `trials` is the smallest number that any set got. `failed` are the sets where something
-    failed, moved wrong data or was faster than the hardware can be, `impossible` those of them with only the last,
-    `lacking` those without a figure though there should be one. `excused` counts those without one by design (no peer
-    access).
+    apart equal sets may look. `equal`: each is shown to be within δ of the best. `trials` is the smallest number that
+    any set got. `failed` are the sets where something failed, moved wrong data or was faster than the hardware can be,
+    `impossible` those of them with only the last, `lacking` those without a figure though there should be one.
+    `excused` counts those without one by design (no peer access).
     """
 
     work: Work
@@ -234,6 +271,7 @@ class Ranking:
     delta: float
     noise: float
     spread: float
+    equal: bool
     trials: int
     failed: tuple[Members, ...] = ()
     impossible: tuple[Members, ...] = ()
@@ -270,16 +308,12 @@ class Ranking:
 
     @property
     def all_tied(self) -> bool:
-        """True if enough trials show all sets within δ, or within what noise makes of equal sets: the choice is free.
+        """True if all sets are shown to be equal up to δ: the choice is free.
 
-        It compares the spread of all sets. Single sets may still be undecided against the best, which is the highest of
-        many noisy figures. Noise that would hide three times δ proves nothing; nor does a ranking that lacks sets, or
-        one with a set that failed.
+        Each is compared with the best at 2.5 %: that none differs by more is wrong in 2.5 % at most, whatever the
+        noise. A ranking that lacks sets, or one with a set that failed, shows nothing of the kind.
         """
-        if self.failed or self.lacking:
-            return False
-        proves = self.trials >= FEWEST_TRIALS and self.noise <= _WIDEST_NOISE * self.delta
-        return self.one_tier and proves and self.spread <= max(self.delta, self.noise)
+        return self.equal and self.one_tier and not self.failed and not self.lacking
 
 
 # The same statistics; a name for those whose members are directed links where the work has a direction.
@@ -367,7 +401,12 @@ def _ranking(
     delta = tolerance(size_bytes)
     ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
-    best, worst = ordered[0], ordered[-1]
+    worst = ordered[-1]
+    # The others are compared with the best one that is as steady as its label: the highest may be so by its noise.
+    best = next((estimate for estimate in ordered if estimate.own_noise is None), ordered[0])
+    others = [estimate for estimate in ordered if estimate is not best]
+    itself = [best.members] if len(best.trials) >= FEWEST_TRIALS else []
+    tied = {*itself, *tied_with(best, others, delta)}
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(points[members])
@@ -376,8 +415,7 @@ def _ranking(
         elif differs(best, estimate, len(ordered), delta):
             relation = Relation.DIFFERENT
         else:
-            enough = min(len(best.trials), len(estimate.trials)) >= FEWEST_TRIALS
-            relation = Relation.TIED if enough and ties(best, estimate, delta) else Relation.UNDECIDED
+            relation = Relation.TIED if members in tied else Relation.UNDECIDED
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
@@ -391,8 +429,9 @@ def _ranking(
         kind=kind,
         standings=tuple(standings),
         delta=delta,
-        noise=max((margin(best, other, len(ordered)) for other in ordered[1:]), default=0.0),
-        spread=1 - math.exp(worst.middle - best.middle),
+        noise=max((margin(best, other, len(ordered)) for other in others), default=0.0),
+        spread=1 - math.exp(worst.middle - ordered[0].middle),
+        equal=all(ties(best, other, delta) for other in others),
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),
         impossible=tuple(some for some in sets if ended.impossible(some)),

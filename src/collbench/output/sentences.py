@@ -517,12 +517,9 @@ def tiers(ranking: Ranking, without: str = "") -> str:
         return f"only one of {ranking.sets} {kind}s was measured, so there is nothing to compare"
     if ranking.all_tied:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
-        noise = ", which is noise" if ranking.spread > ranking.delta else ""
         subject = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
         among = " among them" if without else ""
-        return (
-            f"all {subject}{without} tie within {ranking.spread:.1%}{noise}: the choice{among} does not affect {what}"
-        )
+        return f"all {subject}{without} tie within {ranking.spread:.1%}: the choice{among} does not affect {what}"
     if ranking.failed:
         doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
     else:

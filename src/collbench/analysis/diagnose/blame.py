@@ -11,8 +11,8 @@ from collbench.analysis.diagnose.evidence import Evidence, Extent, Presence, Whe
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways, directed_links
 from collbench.analysis.problem import at_the_ends, new_errors
-from collbench.machine.health import holds_back, only_opened
-from collbench.model.run import FlagKind
+from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
+from collbench.model.run import FlagKind, Health
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
 
@@ -68,9 +68,15 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     for counter in ErrorCounter:
         for position, (first, last) in new_errors(run, counter).items():
             errors.setdefault(position, NewErrors(position, counter, last - first))
-    opened = {position for position, state in enumerate(run.health_before) if only_opened(state)}
-    shared = {position: seen for position, seen in shared.items() if position not in opened}
+    resting = {position for position, state in enumerate(run.health_before) if _rests(state)}
+    shared = {position: seen for position, seen in shared.items() if position not in resting}
     return UnhealthyDevices(throttled, shared, errors)
+
+
+def _rests(state: Health) -> bool:
+    """Return whether others' processes on a GPU did nothing: a notebook that holds memory slows nobody."""
+    idle = state.utilization is not None and state.utilization <= BUSY_PERCENT
+    return bool(state.processes) and (idle or only_opened(state))
 
 
 # What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (docs/method.md 10.2).

@@ -32,9 +32,7 @@ def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Findi
         evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
         checks = (Check(Look.GPU_PROCESSES, gpus),)
         verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
-        # Their traffic also crosses bridges and uplinks that the PCIe paths of other GPUs share with them.
-        shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
-        links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
+        links = both_ways((gpu, other) for gpu in gpus for other in range(n) if other != gpu)
         yield Finding(verdict, links)
 
 

@@ -194,10 +194,11 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
 
     By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
     assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling. Far beyond all of
-    its peers' trials a few are enough.
+    its peers' trials a few are enough. A reading that is noisier than its peers lies less far below, in its own noise.
     """
     if not deviations:
         return 1.0
+    below /= reading.noisier  # its peers' trials show what noise is like, for a reading as noisy as they are
     if below > _FAR_BEYOND * -deviations[0]:
         return 0.0
     own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)

@@ -12,8 +12,16 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, most_measured, trial_noise
-from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER, pair_labels
+from collbench.analysis.stats import (
+    FEWEST_TRIALS,
+    OwnNoise,
+    log_rates,
+    median_deviation,
+    most_measured,
+    own_noise,
+    trial_noise,
+)
+from collbench.analysis.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
 from collbench.machine.labels import is_nvlink
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
@@ -25,7 +33,7 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 _CHANCE_OF_ANY = 0.005
 # Fewer trials than this make a poor σ̂: the wider pool then counts, too.
 _FEW_TRIALS = 30
-# From this many trials on, a data point that is much noisier than others of its kind is judged by its own noise.
+# From this many trials on, a data point may have noise of its own; with fewer only all of its link's together.
 _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
@@ -46,7 +54,8 @@ class Reading:
     """One data point: the median log of its trials' busbw (GB/s) and that median's standard error.
 
     `trials` are the logs, ascending. `isolated`: nothing else ran. `confirmed`: isolated, or an interference check
-    found that its label is as fast concurrently.
+    found that its label is as fast concurrently. `noisier`: by what factor its link or pair is noisier than its kind,
+    1 if it may be equally noisy.
     """
 
     work: Work
@@ -58,6 +67,7 @@ class Reading:
     confirmed: bool
     isolated: bool
     trials: tuple[float, ...]
+    noisier: float = 1.0
 
     @property
     def high(self) -> float:
@@ -193,8 +203,17 @@ def read(run: Run) -> Readings:
     labels = {point: _label_of(of_pairs, point.members) for point in points}
     logs = {point: log_rates(measurement) for point, measurement in points.items()}
     noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
+    chance = _CHANCE_OF_ANY / 2 / max(1, len(points))
+    z = NormalDist().inv_cdf(1 - chance)
+    own_noises = _own_noises(noise, logs)
     trusted = _trusted(run)
     own = {point: is_nvlink(labels[point]) or _isolated(measurement) for point, measurement in points.items()}
+
+    def error(point: DataPoint) -> float:
+        of_middle = noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0)
+        noisy = own_noises.get(point)
+        return of_middle * noisy.widen(z, chance) if noisy else of_middle
+
     readings = tuple(
         Reading(
             work=point.work,
@@ -203,14 +222,15 @@ def read(run: Run) -> Readings:
             label=labels[point],
             # Concurrent copies can only slow a copy over PCIe down, and partners change: the fastest trial counts.
             middle=median(logs[point]) if own[point] else max(logs[point]),
-            error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
+            error=error(point),
             confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
             isolated=_isolated(measurement),
             trials=tuple(sorted(logs[point])),
+            noisier=own_noises[point].ratio if point in own_noises else 1.0,
         )
         for point, measurement in points.items()
     )
-    return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
+    return Readings(readings, z)
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
@@ -239,7 +259,7 @@ def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> s
 def _noise(
     pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
 ) -> dict[DataPoint, float]:
-    """Return σ̂ of one trial's log for each point: pooled within its work and label, more widely if these are few."""
+    """Return σ̂ of one trial's log of each point's kind: within its work and label, more widely if these are few."""
     narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
     wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
     for point, pool in pools.items():
@@ -250,8 +270,25 @@ def _noise(
     for pool, parts in narrow.items():
         if sum(map(len, parts)) < _FEW_TRIALS:
             pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
-    by_point = {point: pooled[pool] for point, pool in pools.items()}
-    for point, noise in by_point.items():
-        own = trial_noise([logs[point]]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else 0.0
-        by_point[point] = own if own > NOISIER * noise else noise
-    return by_point
+    return {point: pooled[pool] for point, pool in pools.items()}
+
+
+def _own_noises(
+    noise: Mapping[DataPoint, float], logs: Mapping[DataPoint, Sequence[float]]
+) -> dict[DataPoint, OwnNoise]:
+    """Return the points whose noise is their own: of all data points on the same devices, or theirs alone.
+
+    A link that is noisy shows it in every kind of copy and collective, both ways: three trials of each are enough then.
+    """
+    of_devices: dict[frozenset[int], list[DataPoint]] = defaultdict(list)
+    for point in noise:
+        of_devices[frozenset(point.members)].append(point)
+    found = {}
+    for alike in of_devices.values():
+        together = own_noise((logs[point], noise[point]) for point in alike)
+        for point in alike:
+            alone = own_noise([(logs[point], noise[point])]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else None
+            noises = [one for one in (together, alone) if one is not None]
+            if noises:
+                found[point] = max(noises, key=lambda one: one.ratio)
+    return found
