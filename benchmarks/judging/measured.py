@@ -11,6 +11,7 @@ import numpy as np
 
 from collbench.backends.gpu_copies import gpu_operations
 from collbench.backends.protocol import Backend, Opened, Step, Timing
+from collbench.bench.confirm import confirm
 from collbench.bench.plan import Request, make_plan
 from collbench.bench.session import empty_run
 from collbench.bench.sweep import Watcher, sweep
@@ -193,7 +194,9 @@ def measure(made: Made, situation: Situation, request: Request, seed: int) -> Ru
     plan, skipped = make_plan(request, backend)
     run = empty_run(request, opened, plan, skipped)
     watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
-    sweep(backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
+    rule = request.stopping_rule()
+    sweep(backend, plan, run, rule, random.Random(seed), watcher)
+    confirm(backend, plan, run, rule, watcher, lambda _line: None)
     run.health_after = states
     run.complete = True
     return run

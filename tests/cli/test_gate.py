@@ -44,7 +44,7 @@ def test_a_slow_link_is_a_contradiction_at_once(program: Program) -> None:
     result = quick(program, SLOW)
     assert result.status == 3
     assert "NV_DEGRADED  GPU0, GPU1" in result.out
-    assert "once more" not in result.err
+    assert "measuring GPU0-GPU1 once more, isolated" in result.err
 
 
 def test_wrong_data_is_status_4(program: Program) -> None:

@@ -66,7 +66,7 @@ _LARGEST = 64 * 2**20
 
 
 def check_interference(
-    backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random
+    backend: Backend, plan: Plan, paths: Mapping[frozenset[int], Path], rng: random.Random, trials: int = _TRIALS
 ) -> tuple[list[InterferenceCheck], float]:
     """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
 
@@ -84,7 +84,7 @@ def check_interference(
                 if seen.get(label, 0) < _PAIRS_A_LABEL:
                     seen[label] = seen.get(label, 0) + 1
                     with suppress(StepFailed):  # the data point's own trial will record why
-                        finding, seconds = _compare(backend, plan, work, together, members, label)
+                        finding, seconds = _compare(backend, plan, work, together, members, label, trials)
                         findings.append(finding)
                         timed += seconds
     return findings, timed
@@ -118,12 +118,12 @@ def _label(paths: Mapping[frozenset[int], Path], members: Members) -> str:
 
 
 def _compare(
-    backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str
+    backend: Backend, plan: Plan, work: Work, together: list[Members], members: Members, label: str, trials: int
 ) -> tuple[InterferenceCheck, float]:
     size = max((s for s in plan.sizes[work] if s <= _LARGEST), default=plan.sizes[work][0])
     index = together.index(members)
     steps = plan.step(work, together, size), plan.step(work, [members], size)
-    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_TRIALS)]  # in turn
+    timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(trials)]  # in turn
     concurrent = [float(np.median(both.seconds[index])) for both, _ in timings]
     isolated = [float(np.median(one.seconds[0])) for _, one in timings]
     delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (isolated, concurrent)))

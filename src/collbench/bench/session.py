@@ -17,12 +17,13 @@ from collbench.analysis.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.backends.factory import Begun, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.backends.protocol import OpenDevices, Opened
+from collbench.bench.confirm import confirm
 from collbench.bench.plan import Plan, Request, check_nccl_options, make_plan, settings_of
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
-from collbench.model.run import Device, Run, Settings, SkipKind, Skipped
+from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Skipped
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
@@ -116,7 +117,12 @@ class Session:
         try:
             watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
-            sweep(backend, self._plan, self.run, self._request.stopping_rule(), order, watcher)
+            rule = self._request.stopping_rule()
+            sweep(backend, self._plan, self.run, rule, order, watcher)
+            if self._request.kind is CommandKind.CHECK or (
+                self._request.kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
+            ):
+                confirm(backend, self._plan, self.run, rule, watcher, self._warn)
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # readers of the file must know
             corrupt = True

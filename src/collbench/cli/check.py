@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from collbench.api.checking import ToolTexts, confirmed, planned, refuse_cores, shortfall
+from collbench.api.checking import ToolTexts, planned, refuse_cores, shortfall
 from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, measured
-from collbench.cli.terminal import NOTICES, echo, leave, prose_width, say, show_page
+from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
@@ -86,7 +86,7 @@ def _measured(measure_options: MeasureOptions) -> Run:
             raise
         say(str(error))
         return runs[0]
-    return confirmed(request, done, NOTICES)
+    return runfile_run_file.again(done.run)
 
 
 def _fails(run: Run) -> bool:

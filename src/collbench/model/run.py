@@ -208,6 +208,7 @@ class Sample:
     verified_bytes: Count | None = None  # of these, compared with what was sent
     plain: bool = False  # a collective's batches were plain launches, as between hosts, not replays of a captured graph
     waits: tuple[Amount, ...] = ()  # of `nodes`: seconds by member, median wait in the barrier before a batch
+    confirms: bool = False  # made after a judgment, to confirm what it accuses: then only such trials are judged
 
 
 @dataclass(slots=True)

@@ -194,8 +194,9 @@ def read(run: Run) -> Readings:
     points: dict[DataPoint, Measurement] = {}
     for measurement in run.measurements:
         if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
-            # Only the isolated samples, if there are enough: they are the better evidence.
-            alone = [sample for sample in measurement.samples if not sample.concurrent]
+            # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
+            confirming = [sample for sample in measurement.samples if sample.confirms]
+            alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
             used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
             if len(used.samples) >= FEWEST_TRIALS:
                 points[used.point] = used

@@ -1,0 +1,107 @@
+"""Measure again what the judge would accuse: isolated, later and in another order (docs/method.md 10.1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from collbench.analysis.diagnose import Kind, Severity, judge
+from collbench.analysis.diagnose.evidence import Disturbed
+from collbench.analysis.diagnose.readings import read
+from collbench.backends.protocol import Backend
+from collbench.bench.interference import check_interference
+from collbench.bench.plan import Plan, StoppingRule
+from collbench.bench.sweep import Trials, Watcher
+from collbench.model.errors import BackendError
+from collbench.model.operations import Work
+from collbench.model.run import DataPoint, Run
+from collbench.model.units import abridged
+
+# An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
+# the trials that led to it count: they were selected by it.
+_TRIALS = 7
+# What is accused because of fresh trials of others is measured again, too.
+_ROUNDS = 2
+# Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
+_MOST_PAIRS = 4
+_BUDGET_S = 0.5
+
+Pair = tuple[int, int]
+
+
+def confirm(
+    backend: Backend, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher, say: Callable[[str], None]
+) -> None:
+    """Measure the pairs again that the run's verdicts rest on, into the run: of their data points only this counts.
+
+    The trials are isolated. A pair that can no longer be measured keeps the trials it has, and its failure.
+    """
+    rng = random.Random(run.settings.seed + 1)  # noqa: S311  # no secret
+    checked = False
+    for _ in range(_ROUNDS):
+        if not checked and any(isinstance(verdict.evidence, Disturbed) for verdict in judge(run)):
+            paths = {frozenset(path.devices): path for path in run.paths}
+            run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
+            checked = True
+        pairs = list(dict.fromkeys(_accused(run)))[:_MOST_PAIRS]
+        if not pairs:
+            return
+        tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
+        say(f"measuring {abridged(tags, _MOST_PAIRS)} once more, isolated")
+        try:
+            _measure_again(backend, plan, run, rule, watcher, rng, pairs)
+        except BackendError as error:
+            say(f"not confirmed: {error}")
+            return
+
+
+def _accused(run: Run) -> Iterator[Pair]:
+    """Yield the pairs that verdicts on rates rest on, strongest first, but for those that were measured again."""
+    again = {frozenset(one.point.members) for one in run.measurements if any(s.confirms for s in one.samples)}
+    for verdict in judge(run):
+        if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE and verdict.measured:
+            yield from (pair for pair in verdict.pairs if frozenset(pair) not in again)
+
+
+def _measure_again(
+    backend: Backend,
+    plan: Plan,
+    run: Run,
+    rule: StoppingRule,
+    watcher: Watcher,
+    rng: random.Random,
+    pairs: list[Pair],
+) -> None:
+    wanted = {frozenset(pair) for pair in pairs}
+    points = [
+        DataPoint(one.work.operation, one.members, one.size_bytes, one.work.variant, one.work.numa_node)
+        for one in read(run).points
+        if frozenset(one.members) in wanted
+    ]
+    works: dict[Work, list[DataPoint]] = {}
+    for point in points:
+        works.setdefault(point.work, []).append(point)
+    again = replace(
+        plan,
+        groups={work: tuple(point.members for point in of_work) for work, of_work in works.items()},
+        sizes={work: (of_work[0].size_bytes,) for work, of_work in works.items()},
+        launches=0,
+        isolated=frozenset((point.work, point.members) for point in points),
+    )
+    fresh = replace(run, measurements=[], skipped=[], latencies=[], interference_checks=[])
+    trials = Trials(
+        again, fresh, replace(rule, screening=_TRIALS, deciding=_TRIALS), replace(watcher, finished=_ignore)
+    )
+    trials.make(backend, rng, watcher.clock() + _BUDGET_S)
+    of_run = {measurement.point: measurement for measurement in run.measurements}
+    for measurement in fresh.measurements:
+        first = of_run[measurement.point]
+        first.samples += [replace(sample, confirms=True) for sample in measurement.samples]
+        if measurement.failure:
+            first.stop, first.failure = measurement.stop, measurement.failure
+        watcher.finished(first)
+
+
+def _ignore(_measurement: object) -> None:
+    """Journal nothing: these are not yet the run's."""
