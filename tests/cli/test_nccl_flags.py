@@ -159,7 +159,7 @@ def test_one_of_many_processes_has_one_device() -> None:
         ("-o runs/today", "-o is the reduction here", "--output runs/today"),
         ("-r -1", "-r -1", "loop"),
         ("-r -2", "-r -2", "count from 0"),
-        ("-a 1", "-a 1 (average in nccl-tests)", "slowest rank"),
+        ("-a 2", "-a 2 (average in nccl-tests)", "slowest rank"),
         ("-m 4", "-m 4 (agg_iters", "-G 1"),
         ("-z 1", "-z 1 (blocking", "leave it out"),
         ("-T 60", "-T 60 (timeout", "--budget"),
@@ -182,7 +182,7 @@ def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
 
 
 def test_flags_that_change_nothing_are_taken() -> None:
-    args = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
+    args = "-a 1 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
     assert requested_fields(f"{args} -n 5") == {"iterations": 5}
     assert len(args.split()) == 2 * len(collectives.REFUSED_FLAGS)
 

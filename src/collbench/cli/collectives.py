@@ -43,7 +43,9 @@ class _Flag:
 _OFF = frozenset({0})
 # nccl-tests 2.19.6, src/common.cu. Its defaults are harmless; so is what only touches its own start or its own table.
 REFUSED_FLAGS = (
-    _Flag("-a", "--average", frozenset({3}), "the time is always that of the slowest rank, as with -a 3"),
+    _Flag(
+        "-a", "--average", frozenset({1, 3}), "launch is the mean of the ranks (-a 1), time the slowest rank's (-a 3)"
+    ),
     _Flag("-m", "--agg_iters", frozenset({1}), "calls are not grouped; -G 1 shows them without their launches"),
     _Flag("-N", "--run_cycles", frozenset({1}), "each size is measured several times anyway; for more use --precision"),
     _Flag("-p", "--parallel_init", None),

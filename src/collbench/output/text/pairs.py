@@ -18,7 +18,7 @@ from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.output import sentences
 from collbench.output.text.frame import device_names, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Summary, both, legend, short, whole
-from collbench.output.text.matrix import render_bandwidths, unit_of, value_of
+from collbench.output.text.matrix import render_bandwidths, unit_of, value, value_of
 from collbench.output.text.reference import normal_line
 from collbench.output.text.registration import fastest_memory
 from collbench.output.text.topology import render_labels
@@ -89,7 +89,8 @@ def _largest(run: Run, operation: Operation) -> int:
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
     """Yield the table of pairs, best first; `rows` says how many it shows, as _ROWS does."""
     size = format_size(ranking.size_bytes)
-    title = f"{ranking.operation} at {size}, GB/s (95 % interval; up to {ranking.delta:.1%} is a tie)"
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    title = f"{ranking.operation} at {size}, {unit} (95 % interval; up to {ranking.delta:.1%} is a tie)"
     yield Text(f"{sim(run)}pairs by {title}")
     operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
@@ -99,7 +100,9 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     for head in heads:
         pairs_table.add_column(head, justify="right" if head in ("interval", *operations) else "left")
     others = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations[1:])
-    rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in others]
+    figures = [
+        {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in others
+    ]
     last = -1
     for index in _rows(ranking, rows):
         standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
@@ -108,15 +111,17 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
             of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
             pairs_table.add_row("…", f"{len(hidden)} more{of_tiers}")
         last = index
-        interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
+        middle = value(standing.seconds, standing.gbs, unit)
+        # A time is the longer, the lower the rate.
+        ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
         pairs_table.add_row(
             str(standing.tier),
             sentences.tags(standing.pair, run.devices, "-"),
             standing.label,
-            f"{standing.gbs:.1f}",
-            interval,
+            f"{middle:.1f}",
+            "-".join(f"{end:.1f}" for end in ends) or "-",
             standing.relation.value,
-            *(f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates),
+            *(f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures),
         )
     yield pairs_table
     yield Text(sentence(sentences.tiers(ranking)))
