@@ -156,7 +156,7 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     assert "band 376.6 to 416.8" in result.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in result.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in result.out
-    assert result.out.endswith("Normal according to 7 reference figures.\n")
+    assert result.out.endswith("Nothing is significantly below its band (6 normal, 1 undecided).\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
