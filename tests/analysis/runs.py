@@ -30,10 +30,16 @@ def copies(factor: Callable[[int, int], float] = lambda a, b: 1.0, seed: int = 0
     return run_of(gpus(4), found)
 
 
-def change_of(base: float | Sequence[float], new: float | Sequence[float], size: int = 2**30, **more: object) -> Change:
+def change_of(
+    base: float | Sequence[float],
+    new: float | Sequence[float],
+    size: int = 2**30,
+    work: Operation = Operation.CE_WRITE,
+    **more: object,
+) -> Change:
     """Return what became of one data point by its rates of each trial, GB/s, among four that stayed as they were."""
-    others = [measured(Operation.CE_WRITE, (a, 3), noisy(400, 0.002, a + 7, 7), size=size) for a in range(3)]
-    runs = [run_of(gpus(4), [*others, measured(Operation.CE_WRITE, (0, 1), rates, size=size)]) for rates in (base, new)]
+    others = [measured(work, (a, 3), noisy(400, 0.002, a + 7, 7), size=size) for a in range(3)]
+    runs = [run_of(gpus(4), [*others, measured(work, (0, 1), rates, size=size)]) for rates in (base, new)]
     found = compare(replace(runs[0], **more), replace(runs[1], **more), FAIL)  # type: ignore[arg-type]
     return next(change for change in found.changes if change.key.members == (0, 1))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.analysis.compare import Part, estimates, points_by_key, reach
+from collbench.analysis.data_points import Part, estimates, points_by_key, reach
 from collbench.analysis.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import GIB, gpus, measured, paths, run_of

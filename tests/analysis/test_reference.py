@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 
 from collbench.analysis.physics import Nvls, impossible, nvls
@@ -141,7 +142,10 @@ def test_a_label_of_another_kind_is_not_held_against_it() -> None:
 @pytest.mark.parametrize("name", ["2xh200/pairs.json", "4xh200-peers/pairs.json", "4xh200/allreduce.json"])
 def test_recorded_h200_are_normal(name: str) -> None:
     answers = judge(recorded(f"2026-11-21-{name}"), FIGURES)
-    assert {answer.standing for answer in answers.answers} == {ReferenceVerdict.NORMAL}
+    standings = Counter(answer.standing for answer in answers.answers)
+    # Of three trials of one all-reduce one was 7% slower: such a pair is not shown to be above the lower end.
+    undecided = {ReferenceVerdict.UNDECIDED: 1} if name.startswith("4xh200-peers") else {}
+    assert standings == {ReferenceVerdict.NORMAL: len(answers.answers) - len(undecided)} | undecided
     assert len(answers.answers) >= 3
 
 
@@ -197,7 +201,7 @@ def test_h200_without_p2p_are_below_in_nccl_alone() -> None:
     assert normal == {Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ}
 
 
-COPY = Figure("H200", "kind", "NV18", Operation.CE_WRITE, 2, (GIB, 2 * GIB), "so", "there", at_least=400.0)
+COPY = Figure("H200", "kind", "NV18", Operation.CE_WRITE, 2, (GIB, 2 * GIB), "so", "there", at_least=390.0)
 
 
 def copies(rates: Sequence[float], size: int = GIB, links: int = 6) -> Run:
@@ -221,14 +225,31 @@ def test_three_trials_are_needed_for_any_answer(title: str, rates: list[float], 
     assert answer.standing is standing
 
 
-def test_the_ends_of_a_band_are_normal() -> None:
+def test_normal_is_what_is_shown_not_to_be_below() -> None:
+    """Another run of these copies may be 0.1% slower: at the lower end itself nothing is shown, above it something."""
     run = copies([400.0] * 3)
     gbs = summarize(run.measurements[0]).busbw
     upper = replace(COPY, at_least=None, measured=(gbs / 1.05,))
     assert upper.band[1] == gbs
-    for figure in (replace(COPY, at_least=gbs), upper):
+    for figure, standing in (
+        (replace(COPY, at_least=gbs), ReferenceVerdict.UNDECIDED),
+        (replace(COPY, at_least=gbs * 0.997), ReferenceVerdict.NORMAL),
+        (upper, ReferenceVerdict.NORMAL),
+    ):
         (answer,) = judge(run, [figure]).answers
-        assert answer.standing is ReferenceVerdict.NORMAL
+        assert answer.standing is standing
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
+def test_a_pair_below_its_band_is_hardly_ever_normal(sigma: float) -> None:
+    """Of 200 machines with one link 2% below the band; before this rule 41 with σ = 5% were normal."""
+    rng = np.random.default_rng(5)
+    normal = 0
+    for _ in range(200):
+        trials = 390 * 0.98 * np.exp(sigma * rng.standard_normal(7))
+        (answer,) = judge(copies(trials.tolist(), links=1), [COPY]).answers
+        normal += answer.standing is ReferenceVerdict.NORMAL
+    assert normal <= 200 * 0.025 + 3
 
 
 NOISY = [math.exp(0.01 * step) for step in (0, 4, 1, 3, 2)]
@@ -243,7 +264,10 @@ def test_only_a_whole_interval_outside_the_band_is_certain(links: int, side: int
     error = trial_noise([[math.log(rate) for rate in NOISY]]) * median_deviation(5)
     from scipy.stats import t  # late: it takes a second
 
-    far = float(t.ppf(1 - 0.01 / links / 2, 0.5 * 4 * links)) * error
+    between = 0.001  # of a large copy by engine, from run to run, with 10 degrees of freedom
+    total = error**2 + between**2
+    freedom = total**2 / (error**4 / (0.5 * 4 * links) + between**4 / 10)
+    far = float(t.ppf(1 - 0.01 / links / 2, freedom)) * math.sqrt(total)
     for nearer, expected in ((1.001, standing), (0.999, ReferenceVerdict.UNDECIDED)):
         end = gbs * math.exp(-side * far * nearer)
         band = COPY if side < 0 else replace(COPY, at_least=None, measured=(end / 1.05,))

@@ -156,7 +156,7 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     assert "band 376.6 to 416.8" in result.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in result.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in result.out
-    assert result.out.endswith("Normal according to 7 reference figures.\n")
+    assert result.out.endswith("Nothing is significantly below its band (6 normal, 1 undecided).\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
@@ -219,3 +219,15 @@ def test_the_page_shows_what_is_printed(program: Program) -> None:
     printed = program("compare", "base.json", "new.json").out
     indented = [f"    {line}" if line else "" for line in printed.rstrip("\n").splitlines()]
     assert "\n".join(["    collbench compare base.json new.json", *indented]) in PAGE
+
+
+def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program) -> None:
+    for day in range(4):
+        run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 1}T00:00:00Z"), Path(f"{day}.json"))
+    found = program("compare", "0.json", "3.json", "--history", "1.json", "--history", "2.json")
+    assert "estimated from 3 runs" in found.out
+    told = json.loads(program("compare", "0.json", "3.json", "--history", "1.json", "--json").out)
+    assert told["history"] == 1
+    assert {point["between"]["origin"] for point in told["points"]} == {"history"}
+    assert "same file" in program("compare", "0.json", "3.json", "--history", "3.json").err
+    assert "--history" in program("compare", "0.json", "--reference", "--history", "1.json").err

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from statistics import median
 
-from collbench.analysis.outcome import outcome, unordered
-from collbench.analysis.stats import FEWEST_TRIALS, log_rates, student, summarize
-from collbench.analysis.tiers import Estimate, Members, estimates_of, pair_labels, tolerance
-from collbench.model.capabilities import capabilities
-from collbench.model.errors import ExitStatus
-from collbench.model.operations import Operation, Work
-from collbench.model.run import FlagKind, Layout, Measurement, Path, Run
+from collbench.analysis import between_runs
+from collbench.analysis.between_runs import NO_VARIATION, Variation
+from collbench.analysis.data_points import Key, Named, Part, estimates, points_by_key, reach
+from collbench.analysis.outcome import outcome
+from collbench.analysis.stats import FEWEST_TRIALS, summarize
+from collbench.analysis.tiers import Estimate, Members, tolerance
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import FlagKind, Layout, Path, Run
 from collbench.model.units import TELLING_BYTES, amount
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
@@ -49,118 +51,12 @@ def match_devices(base: Run, new: Run) -> Match:
     return Match(same | by_order, len(same), tuple(by_order.items()), tuple(left[count:]), tuple(rest[count:]))
 
 
-# The data points of two runs, each with a key that means the same in both.
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """One data point: the work, the members as positions of the base run, the root's position or None, and the size."""
-
-    work: str
-    members: tuple[int, ...]
-    root: int | None
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A data point that a run measured, and its key."""
-
-    key: Key
-    work: Work
-    measurement: Measurement
-
-    @property
-    def gbs(self) -> float:
-        """The data point's busbw in GB/s."""
-        return summarize(self.measurement).busbw
-
-
-def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
-    """Return the run's data points that have a sample; `positions` maps its devices to those of the base.
-
-    A device that the base lacks becomes a negative member of the key.
-    """
-    made = {}
-    for measurement in run.measurements:
-        if measurement.samples:
-            point, members = measurement.point, measurement.point.members
-            if positions is not None:
-                members = tuple(positions.get(member, -1 - member) for member in members)
-            rooted = point.operation.rooted and run.settings.root < len(members)
-            root = members[run.settings.root] if rooted else None
-            key = Key(str(point.work), unordered(point.work, members), root, point.size_bytes)
-            made[key] = Named(key, point.work, measurement)
-    return made
-
-
-# A data point's log bandwidth with its error, and how far the true value may lie from it (docs/exchange.md).
-
-# With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
-_ENOUGH_FREEDOM = 12
-_SIZE_CLASSES = (2**16, 2**20, 2**24)
-# A factor of a million either way: with two trials quantiles are so large that their exponentials overflow.
-_NOTHING_KNOWN = math.log(1e6)
-
-
-def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Estimate]:
-    """Return each data point's log bandwidth with its error; noise is pooled over the links of a label at a size.
-
-    Few trials there, as of one communicator over all GPUs, are pooled with those of like sizes.
-    """
-    labels = pair_labels(paths)
-    logs = {key: log_rates(named.measurement) for key, named in points_by_key.items()}
-    kinds = {
-        key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in points_by_key
-    }
-    freedom: dict[tuple[str, int], int] = defaultdict(int)
-    for key in points_by_key:
-        freedom[kinds[key], key.size_bytes] += len(logs[key]) - 1
-    names: dict[Key, Members] = {key: (number,) for number, key in enumerate(points_by_key)}
-    pools: dict[Members, str] = {}
-    for key, name in names.items():
-        scarce = freedom[kinds[key], key.size_bytes] < _ENOUGH_FREEDOM
-        size = f"class {sum(key.size_bytes >= edge for edge in _SIZE_CLASSES)}" if scarce else f"{key.size_bytes} B"
-        pools[name] = f"{kinds[key]} {size}"
-    made = estimates_of({name: logs[key] for key, name in names.items()}, pools)
-    return {key: made[name] for key, name in names.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a difference's variance, with the degrees of freedom of the noise that it was computed from.
-
-    Parts of one `pool` share that noise, and so its error.
-    """
-
-    variance: float
-    freedom: float
-    pool: str
-
-
-def reach(parts: Sequence[Part], alpha: float) -> float:
-    """Return how far the true value may lie from the estimate, in logs, in all but a share `alpha` of cases.
-
-    Student's quantile with Welch and Satterthwaite's degrees of freedom.
-    """
-    variance = sum(part.variance for part in parts)
-    pools: dict[tuple[str, float], float] = defaultdict(float)
-    for part in parts:
-        pools[part.pool, part.freedom] += part.variance
-    doubt = sum(shared**2 / freedom for (_, freedom), shared in pools.items() if freedom)
-    quantile = student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
-    return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
-
-
 # Whether a data point became faster or slower from one run to another: the same statistics as between links.
 #
 # Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
 # on.
 
 _TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
-# Each run has a latency of its own: in two runs on one machine, a minute apart, all trials of data points of 8 B to
-# 4 MiB differed by up to 0.12 µs, more than noise explains (2 machines with 4 × H200, 1680 and 840 data points).
-_RUNS_OWN_S = 0.15e-6
 
 
 class Verdict(StrEnum):
@@ -180,6 +76,7 @@ class PointPair:
     new: Named
     old: Estimate
     now: Estimate
+    between: Variation = NO_VARIATION
 
     @property
     def key(self) -> Key:
@@ -191,10 +88,32 @@ class PointPair:
         """True if both runs have the trials that show noise."""
         return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
 
-    def parts(self, weight: float = 1.0) -> Iterator[Part]:
-        """Yield the parts of the difference's variance; a group takes a share of each."""
-        for run, one in (("base", self.old), ("new", self.now)):
-            yield Part((weight * one.cautious_error) ** 2, one.freedom, f"{run} {one.label}")
+    @property
+    def difference(self) -> float:
+        """The log of new over base bandwidth."""
+        return self.now.middle - self.old.middle
+
+    @property
+    def of_trials(self) -> float:
+        """The variance of the difference that comes from the trials."""
+        return self.old.cautious_error**2 + self.now.cautious_error**2
+
+
+def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
+    """Yield the parts of the variance of a weighted mean of differences.
+
+    Trials of each data point are its own. What varies between the two runs is shared: by all data points, and by those
+    of one set of devices.
+    """
+    own: dict[frozenset[int], float] = defaultdict(float)
+    for weight, one in weighted:
+        own[frozenset(one.key.members)] += weight * one.between.own
+        for run, estimate in (("base", one.old), ("new", one.now)):
+            yield Part((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
+    runs = [one.between for _, one in weighted]
+    yield Part(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
+    common = sum(weight * one.between.common for weight, one in weighted)
+    yield Part(2 * common**2, min(one.common_freedom for one in runs), "runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +122,8 @@ class Change:
 
     `ratio` is new over base bandwidth. With 99 %, its `interval` and those of all data points and groups hold at the
     same time; None below three trials in either run. `delta` is the ratio up to which a difference changes no decision.
-    `regressed`: the data point is significantly slower by more than the comparison allows.
+    `regressed`: the data point is significantly slower by more than the comparison allows. `between` is how much the
+    data point varies from run to run.
     """
 
     key: Key
@@ -218,21 +138,46 @@ class Change:
     verdict: Verdict
     regressed: bool
     trials: tuple[int, int]
+    between: Variation
 
 
-def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path]) -> list[PointPair]:
-    """Return the data points that both runs have, with their estimates. `paths` are the base's."""
+def in_both(
+    base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path], history: Sequence[Mapping[Key, Named]]
+) -> list[PointPair]:
+    """Return the data points that both runs have, with their estimates and how much these vary between runs.
+
+    `paths` are the base's, `history` other runs of its machine. No data point varies less than by default.
+    """
     old, now = estimates(base, paths), estimates(new, paths)
-    return [PointPair(base[key], new[key], old[key], now[key]) for key in base if key in new]
+    found = [
+        PointPair(
+            base[key],
+            new[key],
+            old[key],
+            now[key],
+            between_runs.default(base[key], summarize(base[key].measurement).seconds),
+        )
+        for key in base
+        if key in new
+    ]
+    if history:
+        seen = between_runs.from_history(base, [old, *(estimates(run, paths) for run in history)])
+    else:
+        seen = between_runs.from_changes(
+            {one.key: (one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
+        )
+    return [
+        replace(one, between=between_runs.with_shown(one.between, seen[one.key])) if one.key in seen else one
+        for one in found
+    ]
 
 
-def judge_change(change: PointPair, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
+def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
     """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05."""
     old, now = change.old, change.now
     before, after = summarize(change.base.measurement), summarize(change.new.measurement)
-    delta = _delta(change.base, before.seconds, on_cores=on_cores)
-    difference = now.middle - old.middle
-    far = reach([*change.parts()], alpha) if change.decided else math.inf
+    delta, difference = tolerance(change.key.size_bytes), change.difference
+    far = reach([*parts_of([(1.0, change)])], alpha) if change.decided else math.inf
     return Change(
         key=change.key,
         operation=change.base.work.operation,
@@ -246,6 +191,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float, *, on_cores
         verdict=_verdict(change, far, delta) if change.decided else Verdict.UNDECIDED,
         regressed=change.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
         trials=(len(old.trials), len(now.trials)),
+        between=change.between,
     )
 
 
@@ -255,7 +201,7 @@ def _verdict(change: PointPair, far: float, delta: float) -> Verdict:
         return Verdict.WORSE
     if _below(now, old, far, delta):
         return Verdict.BETTER
-    tie = abs(now.middle - old.middle) + reach([*change.parts()], _TIE_ALPHA)
+    tie = abs(change.difference) + reach([*parts_of([(1.0, change)])], _TIE_ALPHA)
     return Verdict.SAME if tie <= delta else Verdict.UNDECIDED
 
 
@@ -266,14 +212,6 @@ def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
     """
     apart = top.middle - other.middle > delta + far
     return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
-
-
-def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
-    """Return δ: 2 %, below 1 MiB 6 %, and on GPUs at least the latency by which whole runs differ."""
-    delta = tolerance(base.key.size_bytes)
-    if on_cores or base.work.operation is Operation.CHASE:
-        return delta  # memcpy on a core, and a load, have no launch that could vary
-    return max(delta, _RUNS_OWN_S / seconds)
 
 
 # Groups of data points that are judged together: all works of a set of devices, and all sets of a work, at the largest
@@ -338,13 +276,13 @@ def find_groups(candidates: Sequence[PointPair]) -> list[UnjudgedGroup]:
 
 def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
     """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
-    differences = [one.now.middle - one.old.middle for one in group.pairs]
+    differences = [one.difference for one in group.pairs]
     # By each data point's variance; equal weights if some have none.
-    inverse = [one.old.cautious_error**2 + one.now.cautious_error**2 for one in group.pairs]
+    inverse = [one.of_trials + 2 * one.between.sigma**2 for one in group.pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
-    parts = [part for weight, one in zip(weights, group.pairs, strict=True) for part in one.parts(weight)]
+    parts = [*parts_of([*zip(weights, group.pairs, strict=True)])]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
     # One disturbed data point must not decide: most of them have to agree.
@@ -533,7 +471,8 @@ class Comparison:
     """What became of each data point of `base` in `new`. `fail_below` is the share of its rate that each may lose.
 
     Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run. `lost` are those
-    of `only_base` that the new run was asked for, too, or measured elsewhere.
+    of `only_base` that the new run was asked for, too, or measured elsewhere. `history` counts the earlier runs that
+    show how much runs of this machine vary.
     """
 
     base: Run
@@ -546,6 +485,7 @@ class Comparison:
     only_new: tuple[Key, ...]
     lost: tuple[Key, ...]
     fail_below: float
+    history: int = 0
 
     def __repr__(self) -> str:
         """Return one line, for people."""
@@ -577,18 +517,26 @@ class Comparison:
         return Counter(change.verdict for change in self.changes)[verdict]
 
 
-def compare(base: Run, new: Run, fail_below: float, operation: Operation | None = None) -> Comparison:
-    """Return the comparison of two runs of one backend; of one operation where it is given."""
+def compare(
+    base: Run, new: Run, fail_below: float, operation: Operation | None = None, history: Sequence[Run] = ()
+) -> Comparison:
+    """Return the comparison of two runs of one backend; of one operation where it is given.
+
+    `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary.
+    """
 
     def wanted(named_points: dict[Key, Named]) -> dict[Key, Named]:
         return {key: named for key, named in named_points.items() if operation in (None, named.work.operation)}
 
-    match, on_cores = match_devices(base, new), capabilities(base.backend).cores
+    match = match_devices(base, new)
+    if any(match_devices(base, run).by_uuid < len(base.devices) for run in history):
+        raise UsageError("a run of the history lacks GPUs of the base: it does not show how much runs on these vary")
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
-    paired = in_both(old, now, base.paths)
+    earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
+    paired = in_both(old, now, base.paths, earlier)
     unjudged = find_groups(paired)
     alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(unjudged))
-    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in paired}
+    judged = {one.key: judge_change(one, alpha, fail_below) for one in paired}
     grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
@@ -605,6 +553,7 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
         only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
         lost=tuple(key for key in only_base if (key.work, key.size_bytes) in measured or _asked(new, base, old[key])),
         fail_below=fail_below,
+        history=len(history),
     )
 
 

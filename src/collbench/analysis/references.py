@@ -12,7 +12,8 @@ from enum import StrEnum
 from importlib import resources
 from itertools import chain, combinations
 
-from collbench.analysis.compare import Key, Named, Part, estimates, points_by_key, reach
+from collbench.analysis import between_runs
+from collbench.analysis.data_points import Key, Named, Part, estimates, points_by_key, reach
 from collbench.analysis.outcome import TroubleKind, outcome, unordered
 from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
 from collbench.analysis.registration import ordinary
@@ -109,6 +110,8 @@ def load() -> tuple[Figure, ...]:
 # The answers of the figures.
 
 _ALPHA = 0.01  # the chance that any answer of a run is wrong
+# Normal is a claim, too: a rate below the band is called normal in at most 2.5% of cases.
+_NORMAL_ALPHA = 0.05
 # Where nothing failed: it was not tried, or its rates are wrong.
 _NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
 _Matched = tuple[Figure, list[Key]]
@@ -262,11 +265,12 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
     beaten = _beaten(figure, size_bytes, run)
     sets = []
     for key in keys:
-        gbs = summarize(run.points[key].measurement).busbw
-        standing = _standing(figure, gbs, run.errors[key], run.alpha)
+        summary = summarize(run.points[key].measurement)
+        between = between_runs.default(run.points[key], summary.seconds).sigma
+        standing = _standing(figure, summary.busbw, run.errors[key], between, run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
-        sets.append(Measured(key.members, gbs, standing))
+        sets.append(Measured(key.members, summary.busbw, standing))
     sets.sort(key=lambda one: (one.gbs, one.members))
     return Answer(figure, size_bytes, tuple(sets), _mismatch(figure, state), failed, beaten)
 
@@ -323,17 +327,25 @@ def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int],
     return list(best.values())
 
 
-def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> ReferenceVerdict:
-    """Return below or above only where the whole interval lies outside the band."""
+def _standing(figure: Figure, gbs: float, estimate: Estimate, between: float, alpha: float) -> ReferenceVerdict:
+    """Return what an interval shows: below or above if all of it is outside the band; normal if it is not below.
+
+    `between` is the standard deviation from run to run, because another run would have another rate.
+    """
     low, high = figure.band
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
-    if low <= gbs and (high is None or gbs <= high):
-        return ReferenceVerdict.NORMAL
-    far = math.exp(reach([Part(estimate.cautious_error**2, estimate.freedom, estimate.label)], alpha))
+    parts = [
+        Part(estimate.cautious_error**2, estimate.freedom, estimate.label),
+        Part(between**2, between_runs.DEFAULT_FREEDOM, "runs"),
+    ]
+    far = math.exp(reach(parts, alpha))
     if gbs * far < low:
         return ReferenceVerdict.BELOW
-    return ReferenceVerdict.ABOVE if high is not None and gbs / far > high else ReferenceVerdict.UNDECIDED
+    if high is not None and gbs / far > high:
+        return ReferenceVerdict.ABOVE
+    within = gbs >= low * math.exp(reach(parts, _NORMAL_ALPHA)) and (high is None or gbs <= high)
+    return ReferenceVerdict.NORMAL if within else ReferenceVerdict.UNDECIDED
 
 
 def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:

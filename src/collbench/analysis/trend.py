@@ -10,15 +10,13 @@ from statistics import median
 from collbench.analysis.compare import (
     Comparison,
     Difference,
-    Key,
-    Named,
     Subject,
     Verdict,
     compare,
     differences,
     match_devices,
-    points_by_key,
 )
+from collbench.analysis.data_points import Key, Named, points_by_key
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 
@@ -68,11 +66,13 @@ def by_date(runs: Sequence[Run]) -> list[int]:
     return sorted(range(len(runs)), key=lambda position: runs[position].started)
 
 
-def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = None) -> Trend:
-    """Return what became of the first run; `runs` are sorted by date, two at least."""
+def trend(
+    runs: Sequence[Run], fail_below: float, operation: Operation | None = None, history: Sequence[Run] = ()
+) -> Trend:
+    """Return what became of the first run; `runs` are sorted by date, two at least; `history` is that of `compare`."""
     first, *later = runs
     all_points = [points_by_key(first), *(points_by_key(run, match_devices(first, run).positions) for run in later)]
-    compared = [compare(first, run, fail_below, operation) for run in later]
+    compared = [compare(first, run, fail_below, operation, history) for run in later]
     common = set.intersection(*(set(points) for points in all_points))
     works = {key.work for key in common if operation in (None, all_points[0][key].work.operation)}
     lines = []

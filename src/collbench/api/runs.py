@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,17 +131,22 @@ def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list
     return kept
 
 
-def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
-    """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error."""
+def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[Run] = ()) -> Comparison:
+    """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error.
+
+    `history` are other runs on the base's GPUs: they show how much runs vary.
+    """
     from collbench.analysis.compare import compare as compared  # late: numpy
 
-    keywords.check_run(base, "compare")
-    keywords.check_run(new, "compare")
-    if base.backend != new.backend:
-        raise UsageError(f"a run of the {base.backend} backend and one of the {new.backend} backend cannot be compared")
+    for run in (base, new, *history):
+        keywords.check_run(run, "compare")
+        if run.backend != base.backend:
+            raise UsageError(
+                f"a run of the {base.backend} backend and one of the {run.backend} backend cannot be compared"
+            )
     if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
         raise UsageError(f"fail_below={fail_below!r} is not a ratio: write a number from 0 to below 1, such as 0.05")
-    return compared(base, new, fail_below, None)
+    return compared(base, new, fail_below, None, history)
 
 
 def rank(

@@ -30,12 +30,24 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     show_default=True,
     help="Exit with 3 if something is slower than the base by significantly more than this.",
 )
+@click.option(
+    "--history",
+    metavar="FILE",
+    type=options.RUN,
+    multiple=True,
+    help="Another run on the base's GPUs: it shows how much runs vary. Give it several times.",
+)
 @options.operation
 @click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
 @verbose_option
 def compare(
-    files: tuple[Path, ...], fail_below: str, operation: Operation | None, reference: bool, as_json: bool
+    files: tuple[Path, ...],
+    fail_below: str,
+    history: tuple[Path, ...],
+    operation: Operation | None,
+    reference: bool,
+    as_json: bool,
 ) -> None:
     """Show what became faster or slower from one run to another.
 
@@ -48,24 +60,28 @@ def compare(
     Examples:
       collbench compare base.json new.json
       collbench compare base.json new.json --fail-below 3% --operation allreduce
+      collbench compare base.json new.json --history older.json
       collbench compare run.json --reference
     """
     limit = _parse_share(fail_below)
     run_files = all_named_or_newest(files, of_links=True) if reference else files
-    _check_count(run_files, reference=reference)
+    _check_count(run_files, history, reference=reference)
     runs = [run_file.load(path) for path in run_files]
-    _check_alike(runs, run_files)
+    earlier = [run_file.load(path) for path in history]
+    _check_alike([*runs, *earlier], [*run_files, *history])
     if reference:
         status = _reference(runs[0], operation, as_json=as_json)
     elif len(runs) == 2:
-        status = _two(runs, run_files, limit, operation, as_json=as_json)
+        status = _two(runs, run_files, limit, operation, earlier, as_json=as_json)
     else:
-        status = _many(runs, run_files, limit, operation, as_json=as_json)
+        status = _many(runs, run_files, limit, operation, earlier, as_json=as_json)
     leave(status)
 
 
-def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
+def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: bool) -> None:
     """Raise UsageError for runs that there is nothing to compare with."""
+    if reference and history:
+        raise UsageError("--history belongs to a comparison of runs, not to --reference: keep one of them")
     if reference and len(paths) > 1:
         raise UsageError(f"--reference judges one run, {len(paths)} were given: keep only one")
     if not paths:
@@ -73,7 +89,7 @@ def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
     if not reference and len(paths) == 1:
         raise UsageError(f"{paths[0]} is one run: name a second run to compare it with, or add --reference")
     seen: dict[Path, Path] = {}
-    for path in paths:
+    for path in (*paths, *history):
         first = seen.setdefault(path.resolve(), path)
         if first is not path:
             raise UsageError(f"{path} and {first} are the same file: compare it with another one")
@@ -89,12 +105,20 @@ def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
             )
 
 
-def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
+def _two(
+    runs: Sequence[Run],
+    paths: Sequence[Path],
+    limit: float,
+    wanted: Operation | None,
+    history: Sequence[Run],
+    *,
+    as_json: bool,
+) -> int:
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.analysis.compare import compare as compared
     from collbench.output.text import comparison
 
-    comparison_result = compared(runs[0], runs[1], limit, wanted)
+    comparison_result = compared(runs[0], runs[1], limit, wanted, history)
     status = comparison_result.status
     if not comparison_result.changes:
         _nothing(runs, paths, wanted)
@@ -105,13 +129,21 @@ def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Opera
     return status
 
 
-def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Operation | None, *, as_json: bool) -> int:
+def _many(
+    runs: Sequence[Run],
+    paths: Sequence[Path],
+    limit: float,
+    wanted: Operation | None,
+    history: Sequence[Run],
+    *,
+    as_json: bool,
+) -> int:
     from collbench.analysis.trend import by_date
     from collbench.analysis.trend import trend as trended
     from collbench.output.text import comparison
 
     order = by_date(runs)
-    trend = trended([runs[index] for index in order], limit, wanted)
+    trend = trended([runs[index] for index in order], limit, wanted, history)
     status = trend.last.status
     if not trend.last.changes:
         _nothing([runs[index] for index in order], [paths[index] for index in order], wanted)

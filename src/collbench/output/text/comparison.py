@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from collbench.analysis.between_runs import Origin
 from collbench.analysis.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
 from collbench.analysis.outcome import outcome
 from collbench.analysis.trend import Line, Trend
@@ -76,7 +77,7 @@ _VERSION = 1
 Json = dict[str, Any]
 _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
-    *("interval", "verdict", "trials"),
+    *("interval", "verdict", "trials", "between"),
 )
 
 
@@ -109,6 +110,7 @@ def _comparison(comparison: Comparison) -> Json:
         "devices": matched(comparison),
         "differences": _differences(comparison.differences, comparison.base),
         "fail_below": comparison.fail_below,
+        "history": comparison.history,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
         "groups": plain(comparison.groups),
         "points": [
@@ -146,9 +148,9 @@ _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
-bandwidth: new / base, with simultaneous 99 % intervals. worse, better:
-significantly beyond δ (2 %, below 1M 6 %, at least the run-to-run variation);
-same: within δ (90 % interval); undecided: neither"""
+bandwidth: new / base, with simultaneous 99 % intervals, which allow for what
+differs from run to run. worse, better: significantly beyond δ (2 %, below 1M
+6 %); same: within δ (90 % interval); undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
@@ -199,6 +201,8 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
         where = run.machine.fabric or run.machine.hostname
         yield f"{side:<9} {name}: {where}, {run.started}"
     yield f"devices   {matched(comparison)}"
+    if variation := runs_vary(comparison):
+        yield f"runs      {variation}"
     for difference in comparison.differences:
         yield f"differs   {_differs(difference, base)}"
 
@@ -216,6 +220,23 @@ def matched(comparison: Comparison) -> str:
     for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
         how += f"; only in the {where}: {sentences.tags(alone, devices)}" if alone else ""
     return how
+
+
+def runs_vary(comparison: Comparison) -> str:
+    """Return by how much the largest messages vary from run to run, and how that is known; "" where nothing is."""
+    largest = max((change.key.size_bytes for change in comparison.changes), default=0)
+    found = [one.between for one in comparison.changes if one.key.size_bytes == largest and one.between.sigma]
+    if not found:
+        return ""
+    low, high = (f"{100 * pick(one.sigma for one in found):.2f}%" for pick in (min, max))
+    spread = f"{low} to {high}" if low != high else low
+    if comparison.history:
+        how = f", estimated from {amount(comparison.history + 1, 'run')}"
+    elif any(one.origin is Origin.COMPARISON for one in found):
+        how = ", as links changed differently (--history FILE shows more)"
+    else:
+        how = " by default (--history FILE estimates it)"
+    return f"vary by {spread} at {format_size(largest)}{how}"
 
 
 def _differs(difference: Difference, base: Run) -> str:
