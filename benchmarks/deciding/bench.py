@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collbench.backends.factory import open_simulated
+from collbench.bench.confirm import confirm
 from collbench.bench.plan import Request, make_plan
 from collbench.bench.session import empty_run, wrong_data
 from collbench.bench.sweep import Watcher, sweep
@@ -134,14 +135,19 @@ def _request(sizes: tuple[int, ...] | None, copies: tuple[Variant, ...], collect
     )
 
 
-def simulated_run(fabric: Fabric, request: Request, seed: int) -> Run:
-    """Return the simulated run. An error that ends it early is recorded in it, as bench/session.py does."""
+def simulated_run(fabric: Fabric, request: Request, seed: int, *, confirmed: bool = False) -> Run:
+    """Return the simulated run; `confirmed`, as `pairs` and `check` make it: what is accused is measured again.
+
+    An error that ends it early is recorded in it, as bench/session.py does.
+    """
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
     watcher = Watcher(lambda _done, _total: None, lambda _flag: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
+        if confirmed:
+            confirm(opened.backend, plan, run, request.stopping_rule(), watcher, lambda _line: None)
     except DataCorruption as error:
         run.skipped.append(wrong_data(error))
     except CollbenchError as error:  # nothing works any more: the data points say why

@@ -78,7 +78,7 @@ def trials(seed: int, machine: int) -> list[Trial]:
     for number in range(_RUNS_A_MACHINE):
         rng = trial_rng(seed, _PART, machine, number)
         fabric = noisy(machine_fabric, rng)
-        run = simulated_run(fabric, request, drawn_seed(rng))
+        run = simulated_run(fabric, request, drawn_seed(rng), confirmed=True)
         wrong = [v for v in contradictions(diagnose.judge(run)) if not is_true(v, run, truth)]
         machine_trials.append(
             Trial(

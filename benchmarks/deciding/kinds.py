@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from collbench.analysis import diagnose
 from collbench.analysis.diagnose import Kind, Verdict
@@ -19,12 +16,9 @@ from collbench.analysis.diagnose.causes import (
     OfLinks,
     VariableSet,
 )
-from collbench.api.checking import confirm
-from collbench.model.errors import DataCorruption, UsageError
-from collbench.model.run import Run
+from collbench.model.errors import UsageError
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.sim import faults
-from tests.sim.made import fabric_text
 
 from .bench import (
     Options,
@@ -119,7 +113,7 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
             continue
         break
     fabric = noisy(broken, rng)
-    run = checked_run(fabric, drawn_seed(rng))
+    run = simulated_run(fabric, check_request(), drawn_seed(rng), confirmed=True)
     verdicts = diagnose.judge(run)
     expected_kind = Kind(kind.upper().replace("-", "_"))
     detected = [v for v in verdicts if expected_kind is v.kind or expected_kind in v.explains]
@@ -151,17 +145,6 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
 
 def _set_text(members: tuple[int, ...]) -> str:
     return "-".join(map(str, members))
-
-
-def checked_run(fabric: Fabric, seed: int) -> Run:
-    """Return the run that `check` judges: its measurement, with suspicious links measured again, isolated."""
-    run = simulated_run(fabric, check_request(), seed)
-    with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
-        path = Path(folder) / f"{fabric.name}.json"
-        path.write_text(fabric_text(fabric), encoding="utf-8")
-        with suppress(DataCorruption):  # it is in the run already
-            confirm(replace(check_request(), fabric=str(path), seed=seed), run, lambda _message: None)
-    return run
 
 
 def names_devices(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:

@@ -82,7 +82,9 @@ def trial(seed: int, number: int) -> Trial:
     pair = equal_pairs[int(rng.integers(len(equal_pairs)))]
     fault = Fault(FaultKind.SLOW_LINK, pair, factor=SLOW)
     fabric = noisy(replace(healthy_fabric, faults=(fault,)), rng)
-    run = simulated_run(fabric, pairs_request(None) if number % _ALL_SIZES == 1 else pairs_request(), drawn_seed(rng))
+    run = simulated_run(
+        fabric, pairs_request(None) if number % _ALL_SIZES == 1 else pairs_request(), drawn_seed(rng), confirmed=True
+    )
     size = max(run.settings.sizes)
     rankings = [rank_pairs(run, operation, size) for operation in run.settings.operations]
     named = any(set(v.members) == set(pair) for v in contradictions(diagnose.judge(run)))

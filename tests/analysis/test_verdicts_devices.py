@@ -41,7 +41,7 @@ def test_processes_that_only_health_saw(when: str) -> None:
     states = tuple(Health(processes=int(gpu == 1)) for gpu in range(4))
     run = replace(h200(), **{f"health_{when}": states})  # type: ignore[arg-type]
     verdict = the(run, Kind.CONTENTION)
-    assert (verdict.members, what(verdict)) == ((1,), f"Another process was on GPU1 {when} measuring.")
+    assert (verdict.members, what(verdict)) == ((1,), f"another process was on GPU1 {when} measuring.")
 
 
 def test_a_process_that_has_only_opened_a_gpu_is_not_blamed() -> None:

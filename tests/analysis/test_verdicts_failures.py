@@ -130,9 +130,11 @@ def test_an_interrupted_run_is_judged_on_what_it_has() -> None:
 def test_wrong_elements_without_words_are_counted() -> None:
     run = h200()
     run.measurements[0].wrong = 3
-    assert "3 elements of ce-write were wrong" in what(the(run, Kind.DATA_CORRUPT))
+    assert "3 wrong elements of ce-write" in what(the(run, Kind.DATA_CORRUPT))
     run.measurements[0].failure = in_words("wrong data: the link lies")
-    assert sentences.what(the(run, Kind.DATA_CORRUPT), run) == "Wrong data arrived. wrong data: the link lies."
+    assert (
+        sentences.what(the(run, Kind.DATA_CORRUPT), run) == "GPU0, GPU1: wrong data arrived. wrong data: the link lies."
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
         def peer_access(self) -> list[list[bool]]:
             return [[True, True], [True, True]]
 
+        def peer_refusals(self) -> dict[tuple[int, int], str]:
+            return {}
+
         def free_bytes(self) -> list[int]:
             return [free, 2 * free]
 

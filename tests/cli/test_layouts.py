@@ -41,7 +41,7 @@ def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program
     args = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
     done = on_gpus(fakes, tmp_path, args, free=FREE_FOR_COPIES)
     assert (done.code, done.stderr) == (0, "")
-    titles = [line.partition(" at 1K, GB/s")[0] for line in done.stdout.splitlines() if " at 1K, GB/s" in line]
+    titles = [line.partition(" at 1K, µs")[0] for line in done.stdout.splitlines() if " at 1K, µs" in line]
     copies = ["ce-write", "ce-read", "sm-write", "sm-read"]
     # One way, both ways, staged, …
     assert titles == [*copies, *copies, "ce-write", "one-to-all", "all-to-one", "host", "local"]

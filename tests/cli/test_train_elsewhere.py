@@ -122,7 +122,7 @@ def test_two_tasks_on_a_node_are_refused_by_the_first_only(fakes: Fakes, tmp_pat
     assert first.code == 2
     assert "srun --ntasks-per-node 1" in one_line(first.stderr)
     last = on_gpus(fakes, tmp_path, args, crowded | {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"})
-    assert (last.code, last.stdout, last.stderr) == (0, "", "")
+    assert (last.code, last.stdout, last.stderr) == (2, "", "")
 
 
 @pytest.mark.parametrize("environment", [SLURM, POD], ids=["srun", "a pod"])

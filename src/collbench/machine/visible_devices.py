@@ -17,6 +17,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 _BY_BUS = "PCI_BUS_ID"  # nvidia-smi's order, too
 _UUID = re.compile(r"GPU-[0-9a-f-]*")
 _INDEX = re.compile(r"[0-9]{1,9}")
+_LONGEST = 100  # characters of what was typed, in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _find(devices: Sequence[Device], entry: str) -> Device:
     if entry.isdecimal():
         matches = [device for device in devices if str(device.index) == (entry.lstrip("0") or "0")]
         if not matches:
-            raise UsageError(f"device {entry} is not available: this process may use {_indices(devices)}")
+            raise UsageError(f"device {entry[:_LONGEST]} is not available: this process may use {_indices(devices)}")
         return matches[0]
     whole = [device for device in devices if device.uuid.lower() == entry.lower()]
     matches = whole or [device for device in devices if device.uuid.lower().startswith(entry.lower())]
