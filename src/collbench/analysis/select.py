@@ -312,8 +312,8 @@ class Origin:
     """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` are the files of the runs that
-    measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is what the run's pairs
-    are ranked by, and so what is predicted; None for all-reduces of labels' rates.
+    measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is
+    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates.
     """
 
     backend: str
