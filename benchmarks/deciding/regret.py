@@ -12,8 +12,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.select import choose, settle
+from collbench.analysis.select import choose
 from collbench.analysis.tiers import rank_pairs
+from collbench.api.selecting import by_finalists
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.sim.collectives import Truth
@@ -118,8 +119,11 @@ def trials(seed: int, number: int) -> list[Trial]:
         choice = choose(run, k)
         settled = choice
         if not choice.tied and len(choice.finalists) > 1:
-            request = verification_request(tuple(finalist.members for finalist in choice.finalists))
-            settled = settle(choice, simulated_run(fabric, request, drawn_seed(rng)))
+            settled, _ = by_finalists(
+                choice,
+                run,
+                lambda sets: (simulated_run(fabric, verification_request(tuple(sets)), drawn_seed(rng)), None),
+            )
         sets_by_rule = (settled.members, choice.members, sets[0], *by_scores(pair_rates, sets))
         regrets = [round(1 - float(true_rates[index_of[members]] / true_rates.max()), 5) for members in sets_by_rule]
         set_texts = ["-".join(map(str, members)) for members in (settled.members, sets[int(true_rates.argmax())])]

@@ -32,7 +32,7 @@ class Made:
     """A machine as it is (`capacity`, `routes`) and as its tools report it (`devices`, `paths`).
 
     `routes[None, g]` and `routes[g, None]` are those from and to host memory. `shared` are elements that several pairs
-    cross. `nccl` is the share of the slowest link that NCCL reaches.
+    cross. `nccl` is the share of the slowest link that NCCL reaches. `links` counts NVLinks from one GPU to another.
     """
 
     family: str
@@ -43,6 +43,7 @@ class Made:
     nccl: float
     shared: tuple[str, ...] = ()
     truth: tuple[Truth, ...] = field(default=())
+    links: Mapping[Pair, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -77,6 +78,11 @@ class Truth:
 def make(family: str, rng: np.random.Generator) -> Made:
     """Return a healthy machine of a family."""
     return {"nvswitch": _nvswitch, "mesh": _mesh, "bridged": _bridged, "pcie": _pcie}[family](rng)
+
+
+def make_sized(family: str, rng: np.random.Generator, count: int) -> Made:
+    """Return a healthy machine of a family with so many GPUs; a mesh is any in which no GPU has more than six links."""
+    return {"nvswitch": _nvswitch, "mesh": _any_mesh, "bridged": _bridged, "pcie": _pcie}[family](rng, count)
 
 
 def _device(index: int, name: str, generation: int, node: int) -> Device:
@@ -178,17 +184,18 @@ def _on_tree(family: str, tree: _Tree, bundles: Mapping[Pair, int], name: str, n
             routes[src, dst] = (f"NVLinks {src} to {dst}",)
             capacity[f"NVLinks {src} to {dst}"] = links * _LINK_GBS * _LINK_REACHED
     devices = tuple(_device(gpu, name, tree.generation, tree.sockets[gpu]) for gpu in range(count))
-    return Made(family, devices, tuple(paths), capacity, routes, nccl, tuple(tree.shared))
+    counts = {way: number for (a, b), number in bundles.items() for way in ((a, b), (b, a))}
+    return Made(family, devices, tuple(paths), capacity, routes, nccl, tuple(tree.shared), links=counts)
 
 
-def _pcie(rng: np.random.Generator) -> Made:
+def _pcie(rng: np.random.Generator, count: int = 0) -> Made:
     generation = int(rng.choice([3, 4, 5]))
-    tree = _tree(rng, int(rng.choice([4, 4, 8])), generation)
+    tree = _tree(rng, count or int(rng.choice([4, 4, 8])), generation)
     return _on_tree("pcie", tree, {}, _CARDS[generation], float(rng.uniform(0.7, 0.85)))
 
 
-def _bridged(rng: np.random.Generator) -> Made:
-    tree = _tree(rng, int(rng.choice([4, 8])), 4)
+def _bridged(rng: np.random.Generator, count: int = 0) -> Made:
+    tree = _tree(rng, count or int(rng.choice([4, 8])), 4)
     links = int(rng.choice([2, 4]))
     bundles = {(gpu, gpu + 1): links for gpu in range(0, len(tree.sockets), 2)}
     return _on_tree("bridged", tree, bundles, "NVIDIA A40", float(rng.uniform(0.75, 0.85)))
@@ -208,8 +215,24 @@ def _mesh(rng: np.random.Generator) -> Made:
     return _on_tree("mesh", tree, bundles, "Tesla V100-SXM2-32GB", float(rng.uniform(0.85, 0.92)))
 
 
-def _nvswitch(rng: np.random.Generator) -> Made:
-    count, links = int(rng.choice([2, 4, 8])), int(rng.choice([12, 18]))
+def _any_mesh(rng: np.random.Generator, count: int) -> Made:
+    """Return V100 that are linked to some of the others, by one or two links each."""
+    free, bundles = [6] * count, dict[Pair, int]()
+    ring = rng.permutation(count).tolist()
+    backbone = [(min(a, b), max(a, b)) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+    others = [pair for pair in combinations(range(count), 2) if pair not in backbone]
+    others = [others[index] for index in rng.permutation(len(others)).tolist() if rng.random() < 0.8]
+    for a, b in (*backbone, *others):
+        links = min(int(rng.integers(1, 3)), free[a], free[b])
+        if links:
+            bundles[a, b] = links
+            free[a], free[b] = free[a] - links, free[b] - links
+    tree = _tree(rng, count, 3)
+    return _on_tree("mesh", tree, bundles, "Tesla V100-SXM2-32GB", float(rng.uniform(0.85, 0.92)))
+
+
+def _nvswitch(rng: np.random.Generator, count: int = 0) -> Made:
+    count, links = count or int(rng.choice([2, 4, 8])), int(rng.choice([12, 18]))
     tree = _Tree(5, [gpu * 2 // count for gpu in range(count)], [None] * count)
     for gpu in range(count):
         tree.capacity |= {f"slot {gpu} in": 53.2, f"slot {gpu} out": 53.2}

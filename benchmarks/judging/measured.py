@@ -161,6 +161,10 @@ class MadeBackend(Backend):
         return [(members[0], members[1])]
 
     def _batches(self, step: Step, members: tuple[int, ...], gbs: float) -> tuple[float, ...]:
+        # No noise makes a link faster than it can be.
+        return self._drawn(step, members, gbs, self._made.limit(members))
+
+    def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
         situation, operation = self._situation, step.operation
         share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
         factor = operation.busbw_factor(len(members))
@@ -170,17 +174,22 @@ class MadeBackend(Backend):
             share *= slower if gpu in members and begin <= self._seconds < end else 1.0
         typical = (_COLLECTIVE_S if operation.is_collective else _LAUNCH_S) + bytes_moved / (gbs * share * 1e9)
         slow = situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
-        # No noise makes a link faster than it can be.
-        least = bytes_moved / (_FASTEST * self._made.limit(members) * 1e9)
+        least = bytes_moved / (_FASTEST * limit * 1e9)
         return tuple(
             max(least, typical * math.exp(slow + _BATCH * float(self._rng.standard_normal())))
             for _ in range(step.batches)
         )
 
 
-def measure(made: Made, situation: Situation, request: Request, seed: int) -> Run:
+def measure(
+    made: Made,
+    situation: Situation,
+    request: Request,
+    seed: int,
+    make_backend: Callable[[Made, Situation], MadeBackend] = MadeBackend,
+) -> Run:
     """Return the run that collbench makes of a machine."""
-    backend = MadeBackend(made, situation)
+    backend = make_backend(made, situation)
     states = tuple(_state(gpu, situation) for gpu in range(made.count))
     opened = Opened(
         machine=Machine("judge", "Linux", "", fabric=f"made {made.family}"),

@@ -55,7 +55,15 @@ def check(label: str, ratio: float) -> InterferenceCheck:
             9.5,
             "one PCIe ring",
         ),
-        ("a slow link may be left out", wired(4, {}, V100, "NV1", slow={(0, 2): 12.0}), 48.4, 60.4, "2 NVLink rings"),
+        # NCCL counts links: it need not leave out the slow one, though that would be best.
+        ("a slow link may slow all", wired(4, {}, V100, "NV1", slow={(0, 2): 12.5}), 25.0, 60.9, "2 NVLink rings"),
+        (
+            "a link slower than PCIe may be unused or slow all rings",
+            wired(4, SQUARE | {(0, 2): "NV1"}, V100, slow={(0, 2): 8.0}),
+            16.0,
+            48.4,
+            "2 NVLink rings",
+        ),
         ("or slows all rings", wired(4, SQUARE, V100, slow={(0, 1): 20.0}), 40.0, 40.0, "2 NVLink rings"),
         ("NV18 to three others is a switch", wired(4, {}, {"NV18": 298.0}, "NV18"), 298.0, 298.0, "NVSwitch"),
         (
@@ -74,7 +82,7 @@ def check(label: str, ratio: float) -> InterferenceCheck:
         ),
         ("NV6 among four V100 is one", wired(4, {}, {"NV6": 140.0}, "NV6", name="V100"), 140.0, 140.0, "NVSwitch"),
         ("a switch that a virtual machine hides", wired(4, {}, {"PHB": 396.0}, "PHB"), 396.0, 396.0, "NVSwitch"),
-        ("NVLinks that are not used", wired(4, SQUARE, {"NV1": 9.4, "SYS": 9.5}), 5.64, 9.4, "one PCIe ring"),
+        ("NVLinks that are not used", wired(4, SQUARE, {"NV1": 9.4, "SYS": 9.5}), 4.7, 9.4, "one PCIe ring"),
     ],
 )
 def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: float, how: str) -> None:
@@ -125,6 +133,19 @@ def test_hops_through_the_host_share_the_uplink_of_their_switch(
 ) -> None:
     band = predict(wired(8, SWITCHES | BRIDGES, STAGED, "PHB").of(members))
     assert [band.hi, band.hops] == pytest.approx([hi, hops])
+
+
+def test_a_slow_slot_does_not_look_like_a_full_uplink() -> None:
+    """All pairs of one GPU are slow, those below its switch as those beyond: the others' uplink is not shared."""
+    slow = {pair: 4.0 for pair in combinations(range(4), 2) if 1 in pair}
+    machine = wired(4, {(0, 1): "PIX", (2, 3): "PIX"}, {"PIX": 12.0, "PHB": 12.0}, "PHB", slow=slow)
+    assert predict(machine.of((0, 2, 3))).hi == 12.0
+    assert predict(machine).hi == 4.0
+
+
+@pytest.mark.parametrize(("count", "lo"), [(2, 12.0), (3, 7.2), (4, 6.0), (8, 3.0)])
+def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float) -> None:
+    assert predict(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
 
 
 def test_hops_that_turn_round_below_a_switch_leave_its_uplink_alone() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collbench.analysis.rings import all_sets
-from collbench.analysis.search import Candidates, finalists
+from collbench.analysis.search import MOST_FINALISTS, Candidates, finalists, further
 from collbench.analysis.wiring import Wiring, wiring
 from collbench.model.run import Path
 from tests.builders import gpus
@@ -124,3 +124,47 @@ def test_only_sets_that_could_be_as_good_are_measured(
     )
     assert found[0] == (4, 5)
     assert set(found) == {(4, 5), (0, 1), *members}
+
+
+def more(
+    measured: Mapping[Members, float], lo: float, hi: Mapping[Any, float], hops: float = 0.0, share: float = 1.0
+) -> list[Members]:
+    """Return the further sets of two of six devices, of which most reach at least `lo` and at most 100 GB/s."""
+    members = list(combinations(range(6), 2))
+    ends = np.full(len(members), lo), np.array([hi.get(some, 100.0) for some in members])
+    field = Candidates(all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], heuristic=False)
+    return [some.members for some in further(machine(), field, measured, 0.02, share)]
+
+
+def test_a_set_whose_bound_is_above_all_that_was_measured_is_measured_too() -> None:
+    """It was predicted to be as good as the finalists, which turned out to be half as good."""
+    found = more({(0, 1): 50.0, (0, 2): 50.0}, 50.0, {})
+    assert len(found) == MOST_FINALISTS
+    assert found[0] == (0, 3)
+    assert (4, 5) in found or (3, 4) in found  # shares no device with those that disappointed
+
+
+@pytest.mark.parametrize(
+    ("title", "measured", "lo", "hops", "share"),
+    [
+        ("the best reaches all bounds", {(0, 1): 99.0, (0, 2): 50.0}, 50.0, 0.0, 1.0),
+        ("NCCL keeps so much of crowded hops", {(0, 1): 70.0, (0, 2): 70.0}, 50.0, 4.0, 1.0),
+        ("messages of this size reach so much", {(0, 1): 70.0}, 50.0, 0.0, 0.7),
+        ("a narrow band that is nearly reached", {(0, 1): 90.0}, 99.0, 0.0, 1.0),
+    ],
+)
+def test_no_set_is_measured_that_cannot_win(
+    title: str, measured: dict[Members, float], lo: float, hops: float, share: float
+) -> None:
+    assert more(measured, lo, {}, hops, share) == []
+
+
+def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:
+    assert len(more({(0, 1): 50.0}, 99.0, {})) == MOST_FINALISTS
+
+
+def test_a_finalist_above_its_bound_brings_back_what_the_prediction_had_ruled_out() -> None:
+    hi = dict.fromkeys(combinations(range(6), 2), 80.0) | {(4, 5): 78.0, (0, 1): 60.0}
+    assert more({(0, 1): 75.0}, 50.0, hi)[-1] != (0, 1)
+    assert len(more({(0, 1): 75.0}, 50.0, hi)) == MOST_FINALISTS
+    assert more({(0, 1): 60.0}, 50.0, dict.fromkeys(combinations(range(6), 2), 60.0)) == []

@@ -1,6 +1,8 @@
 import math
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -113,8 +115,8 @@ def test_members_in_any_order_are_the_same_set() -> None:
     assert len(settle(predicted(OTHER, FIRST), run).verified) == 2
 
 
-def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
-    """Two medians are compared, so the 95 % interval is Student's, whoever else was measured."""
+def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> None:
+    """Two medians are compared, so the 95 % interval is Student's."""
     run = verification({OTHER: near(400), FIRST: near(300)})
     choice = settle(predicted(OTHER, FIRST), run)
     found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
@@ -124,6 +126,21 @@ def test_the_gain_has_the_interval_of_a_single_comparison() -> None:
     assert choice.gain is not None
     assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)
     assert choice.gain[2] / choice.gain[1] - 1 == pytest.approx(math.expm1(wide), rel=1e-2)
+
+
+@pytest.mark.parametrize("count", [3, 13])
+def test_the_fastest_of_equal_sets_gains_nothing_for_certain(count: int) -> None:
+    """The fastest of several is fast by chance, too: the interval of its gain allows for that."""
+    draw = random.Random(1)
+    sets = list(combinations(range(8), 4))[:count]  # FIRST is the first
+    certain = 0
+    for _ in range(600):
+        trials: dict[tuple[int, ...], list[float]] = {
+            some: [300 * math.exp(draw.gauss(0, 0.03)) for _ in range(6)] for some in sets
+        }
+        gain = settle(predicted(*sets[1:], FIRST), verification(trials)).gain
+        certain += gain is not None and not gain[0] <= 1 <= gain[2]
+    assert certain <= 0.05 * 600
 
 
 def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:

@@ -50,6 +50,25 @@ def test_every_reason_has_its_line() -> None:
     assert explanation(FULL) == PAGE
 
 
+def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
+    """Noise of 2% is no miss, and neither is an interval that reaches the band."""
+    measured = {"GPU0": (140.0, 141.0, 142.0), "GPU1": (310.0, 311.0, 312.0), "GPU2": (270.0, 271.0, 281.0)}
+    sets = tuple(Finalist((tag,), (280.0, 300.0), rates, first=tag == "GPU0") for tag, rates in measured.items())
+    lines = explanation(replace(FULL, devices=GPUS[2:3], finalists=sets)).splitlines()
+    assert [line.rpartition("  ")[2] for line in lines if line.startswith("  GPU")] == [
+        "the first 1, below its prediction",
+        "above its prediction",
+        "271 (270–281)",
+    ]
+
+
+def test_the_short_page_always_has_the_chosen_set() -> None:
+    further = tuple(Finalist((f"GPU{10 + number}",), (1.0, 2.0), (1.5, 1.5, 1.5)) for number in range(8))
+    page = explanation(replace(FULL, finalists=(*further, FULL.finalists[0])), verbose=False)
+    assert "  GPU2, GPU3  280–300" in page
+    assert "and 5 more" in page
+
+
 def test_a_choice_without_a_choice_is_short() -> None:
     bare = Selection(GPUS, {}, "all 4 devices", Origin("cuda", "no choice to make", "box"))
     assert explanation(bare).splitlines() == [

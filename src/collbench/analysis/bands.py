@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -19,7 +19,7 @@ from collbench.analysis.rings import (
     most_rings,
     ring_table,
 )
-from collbench.analysis.wiring import Wiring, uplink_limits
+from collbench.analysis.wiring import CROWDED, Wiring, uplink_limits
 
 Values = NDArray[np.float64]
 _ROUNDING = 1e-6
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rings that fit on a mesh of NVLinks concurrently: their number and their total rate, GB/s."""
+    """Rings that fit on a mesh of NVLinks concurrently: their number and the least of their total rate, GB/s."""
 
     rings: int
     gbs: float
@@ -40,6 +40,9 @@ def predict(wired: Wiring) -> Band:
     not measured, `lo` is what the others guarantee, and `hi` takes each as slow as the slowest pair of its kind.
     """
     least = _predict(wired)
+    if wired.labelled is not None and (wired.labelled.links != wired.links).any():
+        other = _predict(wired.labelled)
+        least = replace(least, lo=min(least.lo, other.lo), hi=max(least.hi, other.hi))
     if wired.filled is None or wired.broken.any():
         return least
     filled = _predict(wired.filled)
@@ -56,12 +59,12 @@ def _predict(wired: Wiring) -> Band:
     if on_one_plane(wired):
         slowest = float(wired.rates[~np.eye(len(wired), dtype=bool)].min())
         return Band(slowest, max(slowest, best_ring(wired.rates)), How.NVSWITCH)
-    packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
+    packed = packing(wired.nvlink, wired.links)
+    lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
     if packed.rings:
         port = float(wired.port.min())
         high = min(highest_total(wired.nvlink, packed.gbs), port)
-        return Band(min(packed.gbs, port), high, How.NVLINK_RINGS, rings=packed.rings)
-    lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
+        return Band(min(packed.gbs, port), max(high, hi), How.NVLINK_RINGS, rings=packed.rings)
     return Band(lo, hi, How.PCIE_RING, hops)
 
 
@@ -100,7 +103,10 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
         else np.full(len(sets), best_ring(wired.unshared))
     )
     hi = np.minimum(ring, limits)
-    return hi * lowest_pair(wired.share, sets), hi, hops
+    share = lowest_pair(wired.share, sets)
+    # A pair loads the host with two hops. If no check loaded it with more, more may have to share what two have.
+    kept = np.where(share > CROWDED, share, np.minimum(share, 2 / np.maximum(hops, 1)))
+    return hi * kept, hi, hops
 
 
 def lowest_pair(values: Values, sets: Sets) -> Values:
@@ -113,20 +119,14 @@ def lowest_pair(values: Values, sets: Sets) -> Values:
 
 
 def packing(nvlink: Values, links: Values) -> Packed:
-    """Return the best packing of whole rings of equal rate over NVLinks of these rates (GB/s, directed).
+    """Return the rings that NCCL packs over NVLinks of these rates (GB/s, directed), and what they carry at least.
 
-    A slow link either slows all rings down or is left out, whichever gives the higher total. So each link's rate is
-    tried as the rate of the rings. No link is in two rings: NCCL's channels could share one, but no measurement shows
-    that they do.
+    NCCL knows how many links there are, not what each carries, and gives all rings an equal share of the data: the
+    slowest link that one of them uses slows all. So it is assumed that they use the set's slowest.
     """
-    best = Packed(0, 0.0)
     used = links > 0
-    for rate in sorted(set(np.round(nvlink[used] / links[used], 6).tolist()), reverse=True):
-        whole = np.minimum(np.floor(nvlink / rate + _ROUNDING), links) if rate > 0 else links * 0
-        if rate * int(cut_bound(whole) + _ROUNDING) > best.gbs:
-            rings = most_rings(whole)
-            best = max(best, Packed(rings, rings * rate), key=lambda packed: packed.gbs)
-    return best
+    rings = most_rings(links)
+    return Packed(rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0)
 
 
 def highest_total(nvlink: Values, packed_gbs: float) -> float:

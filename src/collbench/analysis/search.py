@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,6 +123,10 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
     if len(wired) <= MOST_MEMBERS:
         sets = all_sets(len(wired), k)
         candidates = _judge_all(wired, sets, delta)
+        if wired.labelled is not None:
+            other = _judge_all(wired.labelled, sets, delta)
+            lo, hi = np.minimum(candidates.lo, other.lo), np.maximum(candidates.hi, other.hi)
+            return replace(candidates, lo=lo, hi=hi, quick=np.maximum(candidates.quick, other.quick))
         if wired.filled is None:
             return candidates
         filled = _judge_all(wired.filled, sets, delta)
@@ -172,7 +176,11 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
         # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
         inside = wired.nvlink[sets[meshed][:, :, None], sets[meshed][:, None, :]]
         narrowest = np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1))
-        quick[meshed] = hi[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
+        quick[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
+        quick[meshed] = np.maximum(quick[meshed], hi[meshed])
+        # No ring of NVLinks is slower than the slowest of them.
+        link = np.where(wired.links > 0, wired.nvlink / np.maximum(wired.links, 1), np.inf)
+        lo[meshed] = np.minimum(lo[meshed], lowest_pair(link, sets[meshed]))
         _pack(wired, candidates, meshed, delta)
     return candidates
 
@@ -181,6 +189,8 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
     """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
     packed: dict[bytes, Packed] = {}
     widest: dict[bytes, float] = {}
+    over_pcie_hi = candidates.hi.copy()
+    candidates.hi[meshed] = candidates.quick[meshed]
     enough = candidates.lo.max(initial=0.0) * (1 - delta)
     keys: dict[int, bytes] = {}
     order = meshed[np.argsort(-candidates.quick[meshed], kind="stable")]
@@ -194,14 +204,15 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
             packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
         port = float(wired.port[candidates.sets[index]].min())
         candidates.lo[index] = max(candidates.lo[index], min(packed[key].gbs, port))
-        candidates.hi[index] = min(widest[key], port)
+        candidates.hi[index] = max(min(widest[key], port), over_pcie_hi[index])
         enough = max(enough, candidates.lo[index] * (1 - delta))
     fractional: dict[bytes, float] = {}
     for index, key in keys.items():
         if candidates.lo[index] >= enough:
             if key not in fractional:
                 fractional[key] = highest_total(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
-            candidates.hi[index] = min(fractional[key], float(wired.port[candidates.sets[index]].min()))
+            port = float(wired.port[candidates.sets[index]].min())
+            candidates.hi[index] = max(min(fractional[key], port), over_pcie_hi[index])
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
@@ -221,6 +232,10 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 
 # Each costs a communicator and six trials; the default is one more.
 MOST_FINALISTS = 4
+# As many more, each of so many times, if what was measured leaves sets that may be better.
+FURTHER_ROUNDS = 2
+# A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
+_FAR_SHORT = 0.85
 # The figures of a kind but the last.
 _COARSE = 4
 
@@ -247,6 +262,39 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     while len(picked) < min(MOST_FINALISTS, len(order)):
         picked.append(_farthest(candidates, order, picked))
     return with_default(wired, [tuple(candidates.sets[index].tolist()) for index in picked])
+
+
+def further(
+    wired: Wiring, candidates: Candidates, measured: Mapping[Members, float], delta: float, share: float
+) -> tuple[Candidate, ...]:
+    """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
+
+    What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
+    crowded hop, and elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far short.
+    Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about sets
+    without it. Of equal sets those go first that share the fewest devices with what was measured.
+    """
+    index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
+    known = [index_of[some] for some in measured if some in index_of]
+    reached = np.array([measured[tuple(candidates.sets[index].tolist())] for index in known])
+    ratios = reached / np.maximum(candidates.hi[known], 1e-9)
+    narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
+    host, bounds = candidates.hops > 0, candidates.hi.copy()
+    shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
+    for kind in (host, ~host):
+        telling = kind[known]
+        best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
+        bounds[kind] *= best if (telling & shown).any() else max(best, share)
+    bounds[known] = 0.0
+    able = np.flatnonzero(bounds > max(measured.values()) * (1 + delta))
+    steps = np.round(np.log(np.maximum(np.column_stack([bounds, candidates.lo])[able], 1e-9)) / delta)
+    order = able[np.lexsort((-steps[:, 1], -steps[:, 0]))]
+    _, first = np.unique(_kinds(wired, candidates, delta)[order], axis=0, return_index=True)
+    picked = order[np.sort(first)].tolist()[:MOST_FINALISTS]
+    while len(picked) < min(MOST_FINALISTS, len(order)):
+        picked.append(_farthest(candidates, order, [*known, *picked]))
+    sets = [tuple(candidates.sets[index].tolist()) for index in picked]
+    return tuple(Candidate(some, predict(wired.of(some)), default=False) for some in sets)
 
 
 def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,15 +46,15 @@ from collbench.analysis.problem import (
 )
 from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
-from collbench.analysis.search import best, finalists, search, with_default
-from collbench.analysis.stats import most_measured, summarize
-from collbench.analysis.tiers import estimates, margin, ties, tolerance
+from collbench.analysis.search import best, finalists, further, search, with_default
+from collbench.analysis.stats import most_measured, simultaneous_quantile, summarize
+from collbench.analysis.tiers import estimates, rank_pairs, ties, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
 
-__all__ = ["choose", "choose_by_labels", "choose_by_rates", "choose_each", "evidence", "settle"]
+__all__ = ["choose", "choose_by_labels", "choose_by_rates", "choose_each", "evidence", "further_finalists", "settle"]
 
 # Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
 
@@ -217,7 +218,8 @@ def settle(choice: Choice, verification: Run) -> Choice:
     """Return the choice that all-reduces of the finalists' very members decide, measured in `verification`.
 
     Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
-    failed or moved wrong data cannot win. A run without any finalist leaves the choice as it is.
+    failed or moved wrong data cannot win. Of a set that was measured twice the later measurement counts. A run without
+    any finalist leaves the choice as it is.
     """
     points = _points(choice, verification)
     if not points:
@@ -232,9 +234,10 @@ def settle(choice: Choice, verification: Run) -> Choice:
     default = next((some.members for some in choice.finalists if some.default), ())
     gain = None
     if default in by_set and winner != default:
-        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
+        # The winner is the fastest of several, so its figure is high by selection: all of their gains hold at once.
         difference = by_set[winner].middle - by_set[default].middle
-        width = margin(by_set[winner], by_set[default], 2)
+        error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
+        width = error * simultaneous_quantile(by_set[winner].freedom, len(by_set) - 1)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
     summaries = {members: summarize(points[members]) for members in ranked}
     simulated = capabilities(verification.backend).simulated
@@ -252,6 +255,35 @@ def settle(choice: Choice, verification: Run) -> Choice:
         tied=len(tied) == len(choice.finalists) > 1,
         verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
         gain=gain,
+    )
+
+
+def further_finalists(choice: Choice, run: Run, verification: Run) -> tuple[Candidate, ...]:
+    """Return further sets to measure beside the winner: what was measured of the finalists leaves them a chance.
+
+    `choice` was made from `run`. None are left if no other set's bound is above the winner, or if `run` has no pairs.
+    """
+    gone = {left.member for left in choice.left_out}
+    fit = [position for position in range(len(run.devices)) if position not in gone]
+    ranking, points = evidence(run, fit), _points(choice, verification)
+    if ranking is None or not points:
+        return ()
+    problem, k = from_run(run, fit, ranking), len(choice.members)
+    candidates = search(problem.wired, k, problem.delta)
+    candidates = candidates.only(_preferred(candidates.sets, problem.failed))
+    measured = {
+        tuple(sorted(problem.order.index(one) for one in members)): summarize(point).busbw
+        for members, point in points.items()
+    }
+    # A pair's band is its own measurement. Messages of another size have another share of it, the same for all pairs.
+    size_bytes = next(iter(points.values())).point.size_bytes
+    there = rank_pairs(run, ranking.operation, size_bytes, fit) if k > 2 else None
+    share = median(one.gbs for one in there.standings) / median(one.gbs for one in ranking.standings) if there else 0.0
+    ended = outcome(run)
+    return tuple(
+        replace(some, members=members, sound=not ended.within(members))
+        for some in further(problem.wired, candidates, measured, problem.delta, share)
+        for members in [tuple(sorted(problem.order[index] for index in some.members))]
     )
 
 
@@ -279,9 +311,9 @@ LABELS = "labels"  # what stands for a backend where nothing was measured and la
 class Origin:
     """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
-    `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
-    the finalists at `size_bytes`; "" and None if none did. `operation` at `measured_bytes` is what the run's pairs
-    are ranked by, and so what is predicted; None for all-reduces of labels' rates.
+    `fabric` names the simulated machine of a sim run, "" otherwise. `verification` are the files of the runs that
+    measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is
+    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates.
     """
 
     backend: str

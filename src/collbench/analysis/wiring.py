@@ -134,7 +134,10 @@ def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDAr
     numbers, sizes = np.unique(group, return_counts=True)
     for number in numbers[sizes > 1].tolist():
         inside = group == number
-        below, beyond = _median(within, inside, inside), _median(across, inside, ~inside)
+        # Beyond the switch, too, a pair is as fast as its slower device: a slow slot does not fill an uplink.
+        reach = np.array([_median(across, one, ~inside) or np.nan for one in np.eye(len(group), dtype=bool)])
+        below = _median(within, inside, inside)
+        beyond = _median(np.where(np.isnan(within), np.nan, np.minimum.outer(reach, reach)), inside, inside)
         full = below is not None and beyond is not None and below < _SHARED * beyond
         staged[inside] = full or denied[np.ix_(inside, inside)].any()
         capacity[inside] = 2 * below if full and below is not None else np.inf
@@ -229,7 +232,8 @@ class Wiring:
     `uplinks` are the PCIe switches, level by level; `host` numbers the host bridge. `broken` pairs corrupt or hang.
 
     `missing` pairs were not measured: their rates are 0 here, the worst case. `filled` is the same machine with each of
-    them as slow as the slowest similar pair, None if none is missing.
+    them as slow as the slowest similar pair, None if none is missing. `labelled` is the same machine if NVLinks that
+    look unused beside others, being no faster than PCIe, are slow ones that NCCL uses; None if there are none.
     """
 
     rates: Rates
@@ -245,6 +249,7 @@ class Wiring:
     broken: NDArray[np.bool_]
     missing: NDArray[np.bool_]
     filled: Wiring | None = None
+    labelled: Wiring | None = None
 
     def __len__(self) -> int:
         """Return the number of devices."""
@@ -268,6 +273,7 @@ class Wiring:
             broken=self.broken[some],
             missing=self.missing[some],
             filled=self.filled and self.filled.of(positions),
+            labelled=self.labelled and self.labelled.of(positions),
         )
 
 
@@ -286,7 +292,13 @@ def wiring(
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
     missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)
     if not missing.any():
-        return _wired(devices, paths, rates, checks, broken)
+        wired = _wired(devices, paths, rates, checks, broken)
+        links = np.zeros(rates.shape)
+        for pair, path in paths.items():
+            links[pair] = links[pair[::-1]] = max(nvlinks(path), wired.links[pair])
+        if (links == wired.links).all() or not wired.links.any():
+            return wired
+        return replace(wired, labelled=_wired(devices, paths, rates, checks, broken, links=links))
     filled = _wired(devices, paths, _filled(devices, paths, rates, missing), checks, broken)
     wired = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
     return replace(wired, missing=missing & ~broken, filled=filled)
@@ -299,11 +311,15 @@ def _wired(
     checks: Sequence[InterferenceCheck],
     broken: NDArray[np.bool_],
     filled: Wiring | None = None,
+    links: Rates | None = None,
 ) -> Wiring:
-    """Return the wiring of these rates; the kind of machine is that of `filled` where there is one."""
+    """Return the wiring of these rates; the kind of machine is that of `filled` where there is one.
+
+    `links` counts the NVLinks, by default those that the rates show.
+    """
     n = len(devices)
     pairs = {pair: path for pair, path in paths.items() if _slower(rates, pair) > 0}
-    links = _links(n, pairs, rates)
+    links = _links(n, pairs, rates) if links is None else links
     joins = links if filled is None else filled.links
     plane = _planes(devices, np.where(links > 0, rates, 0.0), links) if filled is None else filled.plane
     capacity = pair_capacities(devices, paths, joins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -160,7 +160,7 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
             request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
     found, run = _suitable_run(request, criteria, notices)
-    from collbench.analysis.select import Origin, choose, settle  # late: numpy
+    from collbench.analysis.select import Origin, choose  # late: numpy
 
     with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
@@ -173,10 +173,37 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
     if _worth_measuring(request, choice, sets, criteria.backend):
         finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
-        measured, path = measure_finalists(finalists, notices)
-        origin = replace(origin, verification=str(path or ""), size_bytes=request.size_bytes)
-        choice = settle(choice, measured)
+        choice, files = by_finalists(
+            choice, run, lambda sets: measure_finalists(replace(finalists, sets=tuple(sets)), notices)
+        )
+        origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
     return _answer(run, choice, origin)
+
+
+def by_finalists(
+    choice: Choice, run: Run, measured_sets: Callable[[Iterable[tuple[int, ...]]], tuple[Run, Path | None]]
+) -> tuple[Choice, list[Path]]:
+    """Return the choice, made from `run`, that `measured_sets` of its sound finalists decides, and the files of that.
+
+    If that leaves other sets a chance, these are measured, too, with the winner and the first k once more, so that all
+    that is compared was measured in turn.
+    """
+    from collbench.analysis.search import FURTHER_ROUNDS
+    from collbench.analysis.select import further_finalists, settle
+
+    measured, path = measured_sets(some.members for some in choice.finalists if some.sound)
+    settled, files = settle(choice, measured), [path]
+    for _ in range(FURTHER_ROUNDS):
+        more = [some for some in further_finalists(choice, run, measured) if some.sound]
+        if not more:
+            break
+        default = [some.members for some in choice.finalists if some.default and some.sound]
+        choice = replace(choice, finalists=(*choice.finalists, *more))
+        again = dict.fromkeys([settled.members, *default, *(some.members for some in more)])
+        new, path = measured_sets(again)
+        measured = replace(measured, measurements=[*measured.measurements, *new.measurements])
+        settled, files = settle(choice, measured), [*files, path]
+    return settled, [file for file in files if file]
 
 
 def _run_criteria(request: SelectRequest) -> RunCriteria:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from collbench.analysis.job_choice import Standing
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.analysis.search import MOST_FINALISTS
-from collbench.analysis.select import ForJob, Origin, Selection
+from collbench.analysis.select import Finalist, ForJob, Origin, Selection
+from collbench.analysis.stats import DELTA
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, amount, columns, fixed, format_size, span
@@ -128,7 +129,8 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     """Yield a row for each finalist: its predicted and its measured rate."""
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
     yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
-    shown = selection.finalists if verbose else selection.finalists[:_FEW_FINALISTS]
+    chosen = {device.tag for device in selection.devices}
+    shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
     measured = any(one.measured for one in shown)
     rows = [("set", "predicted", "measured (95 %)" if measured else "", "")]
     for one in shown:
@@ -136,11 +138,27 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
         if one.measured:
             low, middle, high = one.measured
             rate = f"{fixed(middle)} ({_range((low, high))})"
-        first = f"the first {len(one.devices)}" if one.first else ""
-        rows.append((", ".join(one.devices), _range(one.predicted), rate, first))
+        notes = [f"the first {len(one.devices)}"] if one.first else []
+        if one.measured and (missed := _missed(one.predicted, one.measured)):
+            notes.append(f"{missed} its prediction")
+        rows.append((", ".join(one.devices), _range(one.predicted), rate, ", ".join(notes)))
     yield from (f"  {line}" for line in columns(rows))
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
+
+
+def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
+    """Return the finalists for the short page, with the chosen one in any case."""
+    few, rest = list(finalists[:_FEW_FINALISTS]), finalists[_FEW_FINALISTS:]
+    later = [one for one in rest if set(one.devices) == chosen]
+    return [*few[: _FEW_FINALISTS - len(later)], *later]
+
+
+def _missed(predicted: tuple[float, float], measured: tuple[float, float, float]) -> str:
+    """Return how a measured rate misses its prediction by more than δ and its noise, "" if it does not."""
+    if measured[2] < predicted[0] * (1 - DELTA):
+        return "below"
+    return "above" if measured[0] > predicted[1] * (1 + DELTA) else ""
 
 
 # How a finalist compares with the fastest, in the table of a job's replays.

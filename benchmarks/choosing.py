@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""What `select K` loses on machines that collbench's own simulator and predictor cannot make (sim).
+
+    python benchmarks/choosing.py [--machines N] [--seed S] [--jobs J] [--family NAME …] [--out FILE]
+
+Machines with up to three slow elements come from judging/machines.py; what NCCL reaches on k of their GPUs comes from
+judging/rings.py; plan, stopping rule, prediction and choice are collbench's. The regret is 1 − the chosen set's true
+all-reduce bandwidth / the best set's. FILE gets a line for each choice. 100 machines a family take ten minutes on two
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from deciding.bench import LARGE, map_in_order, selection_request, verification_request
+from judging.machines import FAMILIES, Made, make_sized
+from judging.measured import Noise, Situation, measure
+from judging.rings import RingsBackend, busbw
+
+from collbench.analysis.select import choose
+from collbench.api.selecting import by_finalists
+from collbench.model.run import Run
+
+_LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it
+_MOST_SLOW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One choice. Rates are true all-reduce busbw in GB/s; `outside` counts finalists whose band misses theirs."""
+
+    family: str
+    number: int
+    gpus: int
+    k: int
+    by_rate: bool
+    sigma: float
+    slow: str
+    chosen: str
+    best: str
+    regret: float
+    unverified: float
+    finalists: int
+    outside_2: int
+    outside_5: int
+    worst_ratio: float
+    gain: str
+    gain_holds: bool
+
+
+def machine(family: str, rng: np.random.Generator) -> tuple[Made, str]:
+    """Return a machine with up to three slow elements, and these in words."""
+    made = make_sized(family, rng, int(rng.choice([4, 8, 8, 8, 16])))
+    names = sorted(name for name in made.capacity if _may_be_slow(made, name))
+    slow = {}
+    for _ in range(int(rng.integers(_MOST_SLOW + 1))):
+        name, factor = names[int(rng.integers(len(names)))], round(float(rng.uniform(0.25, 0.95)), 2)
+        slow[name] = factor
+        if rng.random() < 0.7:
+            slow[_other_way(name)] = factor
+    slow = {name: factor for name, factor in slow.items() if name in made.capacity}
+    return made.slowed(slow), "; ".join(f"{name} {factor}" for name, factor in slow.items())
+
+
+def _may_be_slow(made: Made, name: str) -> bool:
+    if made.family in ("mesh", "nvswitch"):
+        return name.startswith(("NVLinks", "port"))
+    return not name.startswith("root")
+
+
+def _other_way(name: str) -> str:
+    words = {"in": "out", "out": "in", "up": "down", "down": "up"}
+    kind, *rest = name.split()
+    if rest[-1] in words:
+        return " ".join((kind, *rest[:-1], words[rest[-1]]))
+    return f"{kind} {rest[2]} to {rest[0]}" if len(rest) == 3 else name
+
+
+def choices(family: str, seed: int, number: int) -> list[Chosen]:
+    """Return the choices of 2, half, all but one and some other number of a machine's GPUs."""
+    rng = np.random.default_rng((seed, FAMILIES.index(family), number))
+    made, slow = machine(family, rng)
+    by_rate, sigma = bool(rng.random() < 0.5), float(rng.uniform(0.001, 0.01))
+    situation = Situation(Noise(sigma, rng))
+    run = measure(made, situation, selection_request(), int(rng.integers(2**31)))
+    n = made.count
+    ks = {4: (2, 3), 8: (2, 4, 7, int(rng.choice([3, 5, 6]))), 16: (2, 4, 15)}[n]
+    found = []
+    for k in ks:
+        sets = list(combinations(range(n), k))
+        gbs = {members: busbw(made, members, by_rate=by_rate) for members in sets}
+        truth = dict(zip(sets, _with_launch(np.array([*gbs.values()]) * made.nccl, k).tolist(), strict=True))
+        backend = partial(RingsBackend, gbs=gbs)
+
+        def measured(
+            some: Iterable[tuple[int, ...]], backend: Callable[[Made, Situation], RingsBackend] = backend
+        ) -> tuple[Run, None]:
+            request = verification_request(tuple(some))
+            return measure(made, situation, request, int(rng.integers(2**31)), backend), None
+
+        choice = settled = choose(run, k)
+        if not choice.tied and len(choice.finalists) > 1:
+            settled, _ = by_finalists(choice, run, measured)
+        best = max(truth, key=lambda some: truth[some])
+        ratios = [truth[one.members] / _near(one.band.lo, one.band.hi, truth[one.members]) for one in settled.finalists]
+        default = next((one.members for one in settled.finalists if one.default), settled.members)
+        low, high = (settled.gain[0], settled.gain[2]) if settled.gain else (1.0, 1.0)
+        gain = truth[settled.members] / truth[default]
+        found.append(
+            Chosen(
+                family,
+                number,
+                n,
+                k,
+                by_rate,
+                round(sigma, 4),
+                slow,
+                _text(settled.members),
+                _text(best),
+                round(float(1 - truth[settled.members] / truth[best]), 5),
+                round(float(1 - truth[choice.members] / truth[best]), 5),
+                len(settled.finalists),
+                sum(abs(ratio - 1) > 0.02 for ratio in ratios),
+                sum(abs(ratio - 1) > 0.05 for ratio in ratios),
+                round(max(ratios, key=lambda ratio: abs(np.log(ratio)), default=1.0), 3),
+                f"{low:.4f} {gain:.4f} {high:.4f}" if settled.gain else "",
+                bool(low <= gain <= high),
+            )
+        )
+    return found
+
+
+def _with_launch(gbs: np.ndarray, k: int) -> np.ndarray:
+    """Return busbw with the time of a launch, as all-reduces of `LARGE` show it."""
+    moved = LARGE * 2 * (k - 1) / k
+    return moved / 1e9 / (_LAUNCH_S + moved / (gbs * 1e9))
+
+
+def _near(low: float, high: float, value: float) -> float:
+    return float(min(max(value, low), max(high, 1e-9)))
+
+
+def _text(members: Sequence[int]) -> str:
+    return "-".join(map(str, members))
+
+
+def line(family: str, found: Sequence[Chosen]) -> str:
+    regrets = [one.regret for one in found]
+    sets, gains = sum(one.finalists for one in found), [one for one in found if one.gain]
+    outside = [sum(getattr(one, field) for one in found) / max(sets, 1) for field in ("outside_2", "outside_5")]
+    return (
+        f"{family:9} {len(found):4} choices: regret mean {fmean(regrets):.3%}, above 2% in "
+        f"{sum(regret > 0.02 for regret in regrets)}, worst {max(regrets):.1%} (unmeasured: mean "
+        f"{fmean(one.unverified for one in found):.2%}); {sets / len(found):.1f} finalists, outside their band by more "
+        f"than 2% {outside[0]:.1%}, 5% {outside[1]:.1%}; gain's interval holds in "
+        f"{sum(one.gain_holds for one in gains)} of {len(gains)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--machines", type=int, default=100, metavar="N", help="machines of each family")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a line of CSV for each choice")
+    options = parser.parse_args()
+    every: list[Chosen] = []
+    print(f"choices (sim), {options.machines} machines a family, seed {options.seed}")
+    for family in options.family:
+        of_machines = map_in_order(partial(choices, family, options.seed), range(options.machines), options.jobs)
+        found = [one for some in of_machines for one in some]
+        print(f"  {line(family, found)}", flush=True)
+        every += found
+    print(f"  {line('all', every)}")
+    if options.out is not None:
+        with options.out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [column.name for column in fields(Chosen)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(map(asdict, every))
+
+
+if __name__ == "__main__":
+    main()
