@@ -7,6 +7,7 @@ node is slow only if it never was faster than in quiet rounds, in which few pair
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ _THIRD, _WIDE, _NEAR, _LEAST_SIGMA = 3, 0.12, 0.08, 0.003
 _FEW_BEHIND = 3 / 8
 # Measurements of a node that decide about it, how many of them in quiet rounds, and how many of these are tried.
 _ENOUGH, _ENOUGH_QUIET, _MOST_QUIET = 4, 2, 12
-# A node alone under an oversubscribed switch is no faster than the slowest pairs by more than this.
+# A node alone under an oversubscribed switch is as fast as the slowest pairs, within this.
 _LIKE_SLOWEST = 0.1
 
 
@@ -81,7 +82,7 @@ class Sharing:
 
 
 def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
-    """Return what pairs share; None if slow nodes explain which pairs are slow."""
+    """Return what pairs share, None of too few nodes."""
     if nodes < _LEAST_NODES:
         return None
     logs: NDArray[np.float64] = np.log([one.gbs for one in seen])
@@ -98,14 +99,12 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
         node for node in range(nodes) if all(best.get((way, node), -9.0) > -DELTA - sigma for way in (False, True))
     ]
     pairs = frozenset(_pair(one) for one, is_busy in zip(seen, busy, strict=True) if is_busy)
-    if not pairs:
-        return None
     # Once found, sharing is not forgotten because more nodes have been fast.
-    general = any(one.quiet for one in seen) or cover(pairs) > max(2, _FEW_BEHIND * len(capable))
+    least = 0 if any(one.quiet for one in seen) else max(2, _FEW_BEHIND * len(capable))
     fast = {end for end, own in reached.items() if len(own) > 1 and sorted(own)[-2] > -DELTA - sigma / 2}
     unknown = {node for _, node in reached.keys() - fast}
     lows = sorted(ratio for ratio, is_busy in zip(ratios, busy, strict=True) if is_busy)
-    slowest = lows[len(lows) // 10]
+    slowest = lows[len(lows) // 10] if lows else math.inf
     groups = chained(
         [(node,) for node in range(nodes)]
         + [_pair(one) for one, ratio in zip(seen, ratios, strict=True) if ratio > -clearly]
@@ -135,16 +134,16 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             mean,
             max(1, len(top)),
             fast=False,
-            slow=enough and met_all and mean > slowest + _LIKE_SLOWEST,
+            slow=enough and met_all and abs(mean - slowest) > _LIKE_SLOWEST,
             open=not (enough and met_all) and (count < _MOST_QUIET or not met_all),
         )
 
     return Sharing(
         full=full,
         sigma=sigma,
-        lost=median(lows),
+        lost=median(lows) if lows else 0.0,
         busy=pairs,
-        general=general,
+        general=cover(pairs) > least,
         sends=tuple(level((False, node)) for node in range(nodes)),
         receives=tuple(level((True, node)) for node in range(nodes)),
         fast=_fast_pairs(seen, ratios, -DELTA - 1.5 * sigma, unknown),

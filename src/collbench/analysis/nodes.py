@@ -36,6 +36,8 @@ _OVERSUBSCRIBED = 0.10
 _ENOUGH_AMONG = 4
 # If an interval reaches this far down, the node is undecided: eight rounds with 2 % noise leave 3 %.
 _TOO_WIDE = 0.15
+# So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
+_CONFIRMED = 2
 # The noise of quiet measurements is that of all pairs that are fast, some dozens.
 _QUIET_FREEDOM = 30
 # Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
@@ -106,8 +108,9 @@ class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
-    two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if the
-    switches are unknown and their uplinks oversubscribed: then `across` is what pairs lose that meet busy uplinks.
+    two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
+    switch is known; if it is general, `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to
+    measure again, when all else is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -118,6 +121,7 @@ class Judgement:
     suspects: tuple[Members, ...] | None
     fast_pair: Members = ()
     sharing: Sharing | None = None
+    confirm: Members = ()
 
     @property
     def judged(self) -> int:
@@ -141,16 +145,26 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     if known:
         return _judge_known(seen, nodes, known)
     sharing = find_sharing(seen, nodes)
-    if sharing is not None and any(one.quiet for one in seen):
+    if sharing is not None and sharing.general and any(one.quiet for one in seen):
         return _judge_sharing(sharing)
     found = _judge_unknown(seen, nodes)
     if sharing is None:
         return found
+    found = replace(found, sharing=sharing)
     behind = [set(uplink.members) for uplink in found.slow_uplinks]
     unexplained = {pair for pair in sharing.busy if all(len(members & {*pair}) != 1 for members in behind)}
     if sharing.general and cover(unexplained) > 1:
         return _judge_sharing(sharing)
-    return _with_fast(found, sharing)
+    found = _with_fast(found, sharing) if sharing.busy else found
+    return found if found.suspects is not None else replace(found, confirm=_unconfirmed(found, seen))
+
+
+def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
+    """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
+    confirmed = Counter(node for one in seen if one.confirms for node in (one.first, one.second))
+    slow = [one.node for one in found.slow_nodes]
+    few = 3 * len(slow) <= len(found.nodes)
+    return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
 
 
 def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
@@ -227,13 +241,18 @@ def _pair(one: Observation) -> Pair:
 
 
 def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
-    """Return the node, in doubt if it is called slow but was once as fast as others, and by more than noise."""
+    """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
+
+    If it was so only once, it is in doubt.
+    """
     full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
 
     def checked(effect: Effect, logs: Sequence[float]) -> Effect:
-        once = max(logs, default=-math.inf) - full
-        fast = effect.state is State.SLOW and once > max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
-        return replace(effect, state=State.EITHER) if fast else effect
+        if effect.state is not State.SLOW:
+            return effect
+        least = max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
+        fast = sum(log - full > least for log in logs)
+        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if fast else effect
 
     own = [pair for pair in seen if one.node in (pair.first, pair.second)]
     sends, receives = (

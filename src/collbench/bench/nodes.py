@@ -102,6 +102,7 @@ class RoundKind(StrEnum):
     AMONG_SUSPECTS = "among suspects"
     SUSPECTS_AND_OTHERS = "between suspects and others"
     QUIET = "quiet"
+    CONFIRMING = "confirming"
 
 
 # At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
@@ -128,28 +129,30 @@ def survey(
     suspects: Callable[[], Sequence[Members] | None],
     more: Callable[[int], bool],
     rng: random.Random,
-    sharing: Callable[[], Sharing | None] = lambda: None,
+    planned: Callable[[int], Round | None] = lambda _turn: None,
 ) -> tuple[Round, ...]:
     """Measure rounds until nothing is suspicious, or `more(rounds made)` is false; return what was measured.
 
     The screening is always made. `leaves` are the leaf switches if they are known: pairs then lie under one leaf and
     under two in turn, which distinguishes a slow node from a slow uplink. `suspects()` returns the groups to measure
-    among themselves, () for pairs at random, or None when all is decided. Where uplinks are shared, `sharing()` has
-    pairs that do not meet on them.
+    among themselves, () for pairs at random, or None when all is decided. `planned(rounds made)`, called after it, may
+    return another round instead, or one when all is decided.
     """
     made: list[Round] = []
-    for planned in screening(nodes, leaves, rng):
-        measure(planned)
-        made.append(planned)
-    while more(len(made)) and (groups := suspects()) is not None:
-        shared = sharing()
+    for screened in screening(nodes, leaves, rng):
+        measure(screened)
+        made.append(screened)
+    while more(len(made)):
+        groups, instead = suspects(), planned(len(made))
+        if groups is None and instead is None:
+            break
         inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
-        if shared is not None:
-            made.append(quiet(nodes, shared, rng, turn=len(made)))
+        if instead is not None:
+            made.append(instead)
         elif inside:
-            made.append(Round(RoundKind.AMONG_SUSPECTS, matching(nodes, groups, rng)))
+            made.append(Round(RoundKind.AMONG_SUSPECTS, matching(nodes, groups or (), rng)))
         else:
-            made.append(Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or groups, rng)))
+            made.append(Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or groups or (), rng)))
         measure(made[-1])
     return tuple(made)
 
@@ -205,24 +208,28 @@ def _ordered(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
     return tuple((min(pair), max(pair)) for pair in pairs)
 
 
-def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int) -> Round:
+def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int, confirm: Members = ()) -> Round:
     """Return a round in which few pairs share uplinks: those that are fast together stay, suspects change partners.
 
     In turn suspects meet each other, as two of them may be under one switch, and a few of them each meet a fast node.
-    While many nodes are suspects, they meet each other; nodes that have no part in this rest.
+    While many nodes are suspects, they meet each other; nodes that have no part in this rest. Or the slow nodes of
+    `confirm` are measured again.
     """
     mate = {node: other for a, b in sharing.fast for node, other in ((a, b), (b, a))}
-    suspects = [node for node in sharing.open if node not in mate]
+    suspects = [node for node in confirm or sharing.open if node not in mate]
     among = sorted({(min(a, b), max(a, b)) for a, b in sharing.strangers if {a, b} <= set(suspects)})
     pairs: list[Pair] = []
-    if among and (turn % 2 == 0 or 3 * len(suspects) > nodes):
+    if among and not confirm and (turn % 2 == 0 or 3 * len(suspects) > nodes):
         kind, taken = RoundKind.AMONG_SUSPECTS, set[int]()
         for pair in rng.sample(among, len(among)):
             if not taken & {*pair}:
                 pairs.append(pair)
                 taken |= {*pair}
     else:
-        kind, rest = RoundKind.QUIET, set(range(nodes)) - set(sharing.open) - mate.keys()
+        kind, rest = (
+            RoundKind.CONFIRMING if confirm else RoundKind.QUIET,
+            set(range(nodes)) - set(sharing.open) - mate.keys(),
+        )
         # Never all of them: those under one switch would always share its uplink.
         for node in rng.sample(suspects, min((len(suspects) + 1) // 2, max(2, nodes // _FEW))):
             unmet = {b for a, b in sharing.strangers if a == node} & (rest | mate.keys())
@@ -542,6 +549,7 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
                     one_way,
                     among=planned.kind is RoundKind.AMONG_SUSPECTS,
                     quiet=planned.kind is RoundKind.QUIET,
+                    confirms=planned.kind is RoundKind.CONFIRMING,
                 )
                 for (a, b), gbs in zip(pairs, rates, strict=True)
                 if gbs
@@ -560,7 +568,13 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
         last[:] = [judged()]
         return last[0].suspects
 
-    rounds = survey(nodes, leaves, take, suspects, more, rng, lambda: last[0].sharing)
+    def instead(turn: int) -> Round | None:
+        found = last[0]
+        if found.sharing is None or not (found.confirm or (found.across and found.suspects is not None)):
+            return None
+        return quiet(nodes, found.sharing, rng, turn, found.confirm)
+
+    rounds = survey(nodes, leaves, take, suspects, more, rng, instead)
     seen.extend(unused())
     return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
 
