@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
@@ -79,6 +79,24 @@ class Sharing:
         """The nodes about which quiet rounds may decide."""
         ways = zip(self.sends, self.receives, strict=True)
         return tuple(node for node, both in enumerate(ways) if any(way is not None and way.open for way in both))
+
+
+def renumbered(sharing: Sharing, kept: Sequence[int], nodes: int) -> Sharing:
+    """Return the same of `nodes` nodes, of which only those `kept` were judged: node 0 is the first of these."""
+
+    def of_all(reached: Sequence[Reached | None]) -> tuple[Reached | None, ...]:
+        known = dict(zip(kept, reached, strict=True))
+        return tuple(known.get(node) for node in range(nodes))
+
+    return replace(
+        sharing,
+        busy=frozenset((kept[a], kept[b]) for a, b in sharing.busy),
+        sends=of_all(sharing.sends),
+        receives=of_all(sharing.receives),
+        fast=tuple((kept[a], kept[b]) for a, b in sharing.fast),
+        strangers=frozenset((kept[a], kept[b]) for a, b in sharing.strangers),
+        most=tuple(kept[node] for node in sharing.most),
+    )
 
 
 def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:

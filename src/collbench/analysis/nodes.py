@@ -109,8 +109,8 @@ class Judgement:
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
     two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
-    switch is known; if it is general, `across` is what pairs lose that meet busy uplinks. `confirm` are slow nodes to
-    measure again, when all else is decided.
+    switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
+    `confirm` are slow nodes to measure again, when all else is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -121,6 +121,7 @@ class Judgement:
     suspects: tuple[Members, ...] | None
     fast_pair: Members = ()
     sharing: Sharing | None = None
+    shared: bool = False
     confirm: Members = ()
 
     @property
@@ -174,13 +175,13 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
         fast = effect.state is State.UNDECIDED and reached is not None and reached.fast
         return replace(effect, state=State.HEALTHY) if fast else effect
 
-    nodes = tuple(
-        replace(one, sends=sure(one.sends, sends), receives=sure(one.receives, receives))
-        for one, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
+    return replace(
+        found,
+        nodes=tuple(
+            replace(one, sends=sure(one.sends, sends), receives=sure(one.receives, receives))
+            for one, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
+        ),
     )
-    open_nodes = any(one.state in (State.UNDECIDED, State.EITHER) for one in nodes)
-    wanted = found.suspects if open_nodes or nodes == found.nodes else None
-    return replace(found, nodes=nodes, suspects=wanted)
 
 
 def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
@@ -301,6 +302,7 @@ def _judge_sharing(sharing: Sharing) -> Judgement:
         noise=sharing.sigma,
         suspects=(sharing.open,) if sharing.open else None,
         sharing=sharing,
+        shared=True,
     )
 
 
@@ -446,7 +448,7 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
     under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
-    undecided = sum(judgement.nodes[node].state is State.UNDECIDED for node in members)
+    undecided = sum(judgement.nodes[node].state in (State.UNDECIDED, State.EITHER) for node in members)
     return NodeChoice(
         members=members,
         reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, undecided, under),

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from collbench.analysis.node_fit import Observation
-from collbench.analysis.node_sharing import Sharing
+from collbench.analysis.node_sharing import Sharing, renumbered
 from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Members, Pair, pair_rounds, relabelled
@@ -570,7 +570,7 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
 
     def instead(turn: int) -> Round | None:
         found = last[0]
-        if found.sharing is None or not (found.confirm or (found.across and found.suspects is not None)):
+        if found.sharing is None or not (found.confirm or (found.shared and found.suspects is not None)):
             return None
         return quiet(nodes, found.sharing, rng, turn, found.confirm)
 
@@ -618,6 +618,8 @@ def judged_without(
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
         uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
         suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
+        sharing=None if judged.sharing is None else renumbered(judged.sharing, kept, nodes),
+        confirm=back(judged.confirm),
     )
 
 
