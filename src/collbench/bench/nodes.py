@@ -241,7 +241,7 @@ def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int, confirm: 
                 if partner in mate:
                     rest.add(left := mate.pop(partner))
                     del mate[left]
-    return Round(kind, (*((a, b) for a, b in sharing.fast if mate.get(a) == b), *pairs))
+    return Round(kind, _ordered([*(pair for pair in sharing.fast if mate.get(pair[0]) == pair[1]), *pairs]))
 
 
 # Pairs of nodes on a backend whose devices name their hosts: each pair is one communicator of all its ranks.
