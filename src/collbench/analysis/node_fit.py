@@ -41,7 +41,8 @@ _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
 class Observation:
     """The rate of a pair of nodes in GB/s while a whole round ran; `one_way`: only from first to second.
 
-    `among`: the pair was chosen because both nodes looked slow.
+    `among`: the pair was chosen because both nodes looked slow; `quiet`: of a round in which few pairs share an uplink;
+    `confirms`: the pair was chosen to measure a slow node again while most others stay with partners that are fast.
     """
 
     first: int
@@ -49,6 +50,8 @@ class Observation:
     gbs: float
     one_way: bool = False
     among: bool = False
+    quiet: bool = False
+    confirms: bool = False
 
 
 @dataclass(frozen=True, slots=True)

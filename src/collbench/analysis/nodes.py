@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
 
 from collbench.analysis.node_fit import ALIKE, Fit, Level, Members, Observation, fit
+from collbench.analysis.node_sharing import Reached, Sharing, clearly_below, cover, find_sharing, full_rate
 from collbench.analysis.physics import chained
 from collbench.analysis.stats import DELTA, simultaneous_quantile
 from collbench.analysis.tails import lateness
@@ -34,15 +36,20 @@ _OVERSUBSCRIBED = 0.10
 _ENOUGH_AMONG = 4
 # If an interval reaches this far down, the node is undecided: eight rounds with 2 % noise leave 3 %.
 _TOO_WIDE = 0.15
+# So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
+_CONFIRMED = 2
+# The noise of quiet measurements is that of all pairs that are fast, some dozens.
+_QUIET_FREEDOM = 30
 # Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
 _WIDEST = 10.0
 
 
 class State(StrEnum):
-    """What is known of a node or an uplink."""
+    """What is known of a node or an uplink; `EITHER`: a slow node, or a healthy one behind an oversubscribed uplink."""
 
     HEALTHY = "healthy"
     SLOW = "slow"
+    EITHER = "either"
     UNDECIDED = "undecided"
 
 
@@ -74,9 +81,9 @@ class NodeEffect:
 
     @property
     def state(self) -> State:
-        """Slow if one direction is, else undecided if one direction is, else healthy."""
+        """Slow if one direction is, else in doubt if one direction is, else healthy."""
         states = {self.sends.state, self.receives.state}
-        return next(state for state in (State.SLOW, State.UNDECIDED, State.HEALTHY) if state in states)
+        return next(state for state in (State.SLOW, State.EITHER, State.UNDECIDED, State.HEALTHY) if state in states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,9 @@ class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
-    two: whether the others are slow, or these two share a switch, no pair shows.
+    two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
+    switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
+    `confirm` are slow nodes to measure again, when all else is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -111,11 +120,14 @@ class Judgement:
     noise: float
     suspects: tuple[Members, ...] | None
     fast_pair: Members = ()
+    sharing: Sharing | None = None
+    shared: bool = False
+    confirm: Members = ()
 
     @property
     def judged(self) -> int:
         """How many nodes are known to be slow or healthy."""
-        return sum(one.state is not State.UNDECIDED for one in self.nodes)
+        return sum(one.state in (State.SLOW, State.HEALTHY) for one in self.nodes)
 
     @property
     def slow_nodes(self) -> tuple[NodeEffect, ...]:
@@ -133,6 +145,47 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
     if known:
         return _judge_known(seen, nodes, known)
+    sharing = find_sharing(seen, nodes)
+    if sharing is not None and sharing.general and any(one.quiet for one in seen):
+        return _judge_sharing(sharing)
+    found = _judge_unknown(seen, nodes)
+    if sharing is None:
+        return found
+    found = replace(found, sharing=sharing)
+    behind = [set(uplink.members) for uplink in found.slow_uplinks]
+    unexplained = {pair for pair in sharing.busy if all(len(members & {*pair}) != 1 for members in behind)}
+    if sharing.general and cover(unexplained) > 1:
+        return _judge_sharing(sharing)
+    found = _with_fast(found, sharing) if sharing.busy else found
+    return found if found.suspects is not None else replace(found, confirm=_unconfirmed(found, seen))
+
+
+def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
+    """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
+    confirmed = Counter(node for one in seen if one.confirms for node in (one.first, one.second))
+    slow = [one.node for one in found.slow_nodes]
+    few = 3 * len(slow) <= len(found.nodes)
+    return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
+
+
+def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
+    """Return the judgement with undecided nodes called healthy that were fast twice: a slow uplink widens intervals."""
+
+    def sure(effect: Effect, reached: Reached | None) -> Effect:
+        fast = effect.state is State.UNDECIDED and reached is not None and reached.fast
+        return replace(effect, state=State.HEALTHY) if fast else effect
+
+    return replace(
+        found,
+        nodes=tuple(
+            replace(one, sends=sure(one.sends, sends), receives=sure(one.receives, receives))
+            for one, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
+        ),
+    )
+
+
+def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
+    """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
     first = fit([one for one in seen if not one.among], nodes)
     low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
@@ -146,7 +199,68 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
         Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes)))
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
-    return _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
+    found = _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
+    found = replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
+    return _unless_strangers(found, {_pair(one) for one in seen}, groups)
+
+
+def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[Members]) -> Judgement:
+    """Return the judgement with slow nodes in doubt that never met another one as slow: both may be under one switch.
+
+    They are to meet next.
+    """
+    alone = [one for one in found.slow_nodes if not any(one.node in group for group in groups)]
+    strangers = {
+        (one.node, other.node)
+        for one, other in combinations(sorted(alone, key=lambda one: one.node), 2)
+        if _alike(one.worse.ratio, other.worse.ratio) and (one.node, other.node) not in met
+    }
+    if not strangers:
+        return found
+    doubted = {node for pair in strangers for node in pair}
+    pairs: dict[int, Pair] = {}
+    for pair in sorted(strangers):
+        if not pairs.keys() & {*pair}:
+            pairs |= dict.fromkeys(pair, pair)
+    return replace(
+        found,
+        nodes=tuple(_either(one) if one.node in doubted else one for one in found.nodes),
+        suspects=tuple(dict.fromkeys(pairs.values())) if found.suspects is None else found.suspects,
+    )
+
+
+def _either(one: NodeEffect) -> NodeEffect:
+    sends, receives = (
+        replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
+        for effect in (one.sends, one.receives)
+    )
+    return replace(one, sends=sends, receives=receives)
+
+
+def _pair(one: Observation) -> Pair:
+    return min(one.first, one.second), max(one.first, one.second)
+
+
+def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
+    """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
+
+    If it was so only once, it is in doubt.
+    """
+    full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
+
+    def checked(effect: Effect, logs: Sequence[float]) -> Effect:
+        if effect.state is not State.SLOW:
+            return effect
+        least = max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
+        fast = sum(log - full > least for log in logs)
+        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if fast else effect
+
+    own = [pair for pair in seen if one.node in (pair.first, pair.second)]
+    sends, receives = (
+        [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == one.node) is first]
+        for first in (True, False)
+    )
+    return replace(one, sends=checked(one.sends, sends), receives=checked(one.receives, receives))
 
 
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
@@ -163,6 +277,33 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     return _judgement(seen, fitted, uplinks, leaves if (leaves or open_uplinks) and not fitted.exhausted else None)
+
+
+def _judge_sharing(sharing: Sharing) -> Judgement:
+    """Return what nodes reach that share uplinks which nobody reported."""
+    quantile = simultaneous_quantile(_QUIET_FREEDOM, 2 * len(sharing.sends))
+
+    def effect(reached: Reached | None) -> Effect:
+        if reached is None:
+            return UNKNOWN
+        found = _effect(reached.mean, sharing.sigma / math.sqrt(reached.count), quantile)
+        if reached.fast or reached.slow:
+            return found if reached.slow else replace(found, state=State.HEALTHY)
+        return replace(found, state=State.EITHER)
+
+    return Judgement(
+        nodes=tuple(
+            NodeEffect(node, effect(sends), effect(receives))
+            for node, (sends, receives) in enumerate(zip(sharing.sends, sharing.receives, strict=True))
+        ),
+        uplinks=(),
+        typical_gbs=math.exp(sharing.full),
+        across=(math.expm1(sharing.lost),),
+        noise=sharing.sigma,
+        suspects=(sharing.open,) if sharing.open else None,
+        sharing=sharing,
+        shared=True,
+    )
 
 
 def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[Uplink]:
@@ -307,7 +448,7 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
     under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
-    undecided = sum(judgement.nodes[node].state is State.UNDECIDED for node in members)
+    undecided = sum(judgement.nodes[node].state in (State.UNDECIDED, State.EITHER) for node in members)
     return NodeChoice(
         members=members,
         reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, undecided, under),

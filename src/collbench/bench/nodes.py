@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from collbench.analysis.node_fit import Observation
+from collbench.analysis.node_sharing import Sharing, renumbered
 from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Members, Pair, pair_rounds, relabelled
@@ -100,11 +101,15 @@ class RoundKind(StrEnum):
     BETWEEN_LEAVES = "between leaves"
     AMONG_SUSPECTS = "among suspects"
     SUSPECTS_AND_OTHERS = "between suspects and others"
+    QUIET = "quiet"
+    CONFIRMING = "confirming"
 
 
 # At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
 # simultaneous 95 % quantile is 3.4), and a few slow partners do not matter.
 SCREENING = 8
+# In a quiet round one node of so many leaves its leaf.
+_FEW = 8
 # How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
 _TRIES = 64
 
@@ -124,21 +129,30 @@ def survey(
     suspects: Callable[[], Sequence[Members] | None],
     more: Callable[[int], bool],
     rng: random.Random,
+    planned: Callable[[int], Round | None] = lambda _turn: None,
 ) -> tuple[Round, ...]:
     """Measure rounds until nothing is suspicious, or `more(rounds made)` is false; return what was measured.
 
     The screening is always made. `leaves` are the leaf switches if they are known: pairs then lie under one leaf and
     under two in turn, which distinguishes a slow node from a slow uplink. `suspects()` returns the groups to measure
-    among themselves, () for pairs at random, or None when all is decided.
+    among themselves, () for pairs at random, or None when all is decided. `planned(rounds made)`, called after it, may
+    return another round instead, or one when all is decided.
     """
     made: list[Round] = []
-    for planned in screening(nodes, leaves, rng):
-        measure(planned)
-        made.append(planned)
-    while more(len(made)) and (groups := suspects()) is not None:
+    for screened in screening(nodes, leaves, rng):
+        measure(screened)
+        made.append(screened)
+    while more(len(made)):
+        groups, instead = suspects(), planned(len(made))
+        if groups is None and instead is None:
+            break
         inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
-        pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
-        made.append(Round(RoundKind.AMONG_SUSPECTS if inside else RoundKind.SUSPECTS_AND_OTHERS, pairs))
+        if instead is not None:
+            made.append(instead)
+        elif inside:
+            made.append(Round(RoundKind.AMONG_SUSPECTS, matching(nodes, groups or (), rng)))
+        else:
+            made.append(Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or groups or (), rng)))
         measure(made[-1])
     return tuple(made)
 
@@ -192,6 +206,42 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
 def _ordered(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
     """Return the pairs as (low, high): a pair has one data point, in whichever order its nodes were drawn."""
     return tuple((min(pair), max(pair)) for pair in pairs)
+
+
+def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int, confirm: Members = ()) -> Round:
+    """Return a round in which few pairs share uplinks: those that are fast together stay, suspects change partners.
+
+    In turn suspects meet each other, as two of them may be under one switch, and a few of them each meet a fast node.
+    While many nodes are suspects, they meet each other; nodes that have no part in this rest. Or the slow nodes of
+    `confirm` are measured again.
+    """
+    mate = {node: other for a, b in sharing.fast for node, other in ((a, b), (b, a))}
+    suspects = [node for node in confirm or sharing.open if node not in mate]
+    among = sorted({(min(a, b), max(a, b)) for a, b in sharing.strangers if {a, b} <= set(suspects)})
+    pairs: list[Pair] = []
+    if among and not confirm and (turn % 2 == 0 or 3 * len(suspects) > nodes):
+        kind, taken = RoundKind.AMONG_SUSPECTS, set[int]()
+        for pair in rng.sample(among, len(among)):
+            if not taken & {*pair}:
+                pairs.append(pair)
+                taken |= {*pair}
+    else:
+        kind, rest = (
+            RoundKind.CONFIRMING if confirm else RoundKind.QUIET,
+            set(range(nodes)) - set(sharing.open) - mate.keys(),
+        )
+        # Never all of them: those under one switch would always share its uplink.
+        for node in rng.sample(suspects, min((len(suspects) + 1) // 2, max(2, nodes // _FEW))):
+            unmet = {b for a, b in sharing.strangers if a == node} & (rest | mate.keys())
+            others = sorted(unmet or rest & {*sharing.most} or mate.keys() & {*sharing.most})
+            if others:
+                partner = rng.choice(others)
+                pairs.append((node, partner))
+                rest.discard(partner)
+                if partner in mate:
+                    rest.add(left := mate.pop(partner))
+                    del mate[left]
+    return Round(kind, _ordered([*(pair for pair in sharing.fast if mate.get(pair[0]) == pair[1]), *pairs]))
 
 
 # Pairs of nodes on a backend whose devices name their hosts: each pair is one communicator of all its ranks.
@@ -492,7 +542,15 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
                 continue
             rates = measure(pairs, one_way)
             seen.extend(
-                Observation(a, b, gbs, one_way, among=planned.kind is RoundKind.AMONG_SUSPECTS)
+                Observation(
+                    a,
+                    b,
+                    gbs,
+                    one_way,
+                    among=planned.kind is RoundKind.AMONG_SUSPECTS,
+                    quiet=planned.kind is RoundKind.QUIET,
+                    confirms=planned.kind is RoundKind.CONFIRMING,
+                )
                 for (a, b), gbs in zip(pairs, rates, strict=True)
                 if gbs
             )
@@ -504,7 +562,19 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
 
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
-    rounds = survey(nodes, leaves, take, lambda: judged().suspects, more, rng)
+    last: list[Judgement] = []
+
+    def suspects() -> Sequence[Members] | None:
+        last[:] = [judged()]
+        return last[0].suspects
+
+    def instead(turn: int) -> Round | None:
+        found = last[0]
+        if found.sharing is None or not (found.confirm or (found.shared and found.suspects is not None)):
+            return None
+        return quiet(nodes, found.sharing, rng, turn, found.confirm)
+
+    rounds = survey(nodes, leaves, take, suspects, more, rng, instead)
     seen.extend(unused())
     return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
 
@@ -548,6 +618,8 @@ def judged_without(
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
         uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
         suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
+        sharing=None if judged.sharing is None else renumbered(judged.sharing, kept, nodes),
+        confirm=back(judged.confirm),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rich.console import RenderableType
@@ -172,13 +172,14 @@ def as_plain(
     origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend "sim" says what the figures are."""
-    data = plain(origin)
+    data, judged = plain(origin), plain(replace(judgement, sharing=None))
+    del judged["sharing"], judged["confirm"]  # for the next round
     return {
         "format": "collbench-nodes",
         "format_version": 1,
         "backend": data.pop("backend"),
         **data,
-        "judgement": plain(judgement),
+        "judgement": judged,
         "choice": None
         if choice is None
         else {
@@ -229,7 +230,10 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     for change in judgement.across:
-        if change < -DELTA:
+        if judgement.shared and judgement.sharing is not None:
+            busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
+            yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
+        elif change < -DELTA:
             lost = f"pairs across switches lose {-change:.0%} if all run at once"
             yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
     if judgement.fast_pair:
@@ -237,10 +241,13 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
     yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
     yield from _rails(origin)
+    either = [one for one in judgement.nodes if one.state is State.EITHER]
+    for one in either:
+        yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
     undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
-    if not (judgement.slow_nodes or judgement.slow_uplinks or undecided):
+    if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
         across = any(change < -DELTA for change in judgement.across)
         yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
 
@@ -283,6 +290,8 @@ def described(one: NodeEffect) -> str:
     low, high = one.worse.interval
     if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
         return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the typical node"
+    if one.state is State.EITHER:
+        return f"{-one.worse.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
     perhaps = "" if one.state is State.SLOW else "perhaps "
     both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
     direction = "" if both else "sending " if one.worse is one.sends else "receiving "
