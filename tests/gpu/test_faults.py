@@ -123,7 +123,7 @@ def _processes_sharing_gpu0(folder: Path) -> int:
     """Return the most processes besides ours with which GPU0 was shared while collbench measured."""
     with _running(folder, "pairs", "--devices", "0,1", *_LONG) as program:
         _, err = program.communicate(timeout=_TIMEOUT_S)
-    assert program.returncode == 0, err
+    assert program.returncode in (0, 3), err  # 3: another process is a contradiction
     samples = [sample for measurement in _run(folder)["measurements"] for sample in measurement["samples"]]
     flags = (flag for sample in samples for flag in sample["flags"])
     return max((flag["figure"] for flag in flags if flag["kind"] == "shared" and flag["devices"] == [0]), default=0)

@@ -53,9 +53,6 @@ def falsified(environment: Mapping[str, str]) -> Iterator[Falsified]:
     if switched_on(launches := environment.get("CUDA_LAUNCH_BLOCKING")):
         why = "every launch waits until its kernel has ended, so nothing can be queued, and NCCL may hang"
         yield Falsified("CUDA_LAUNCH_BLOCKING", launches or "", why, tuple(Use))
-    if switched_on(forbidden := environment.get("CUDA_DISABLE_PTX_JIT")):
-        why = "the driver must not compile collbench's kernels, which are PTX"
-        yield Falsified("CUDA_DISABLE_PTX_JIT", forbidden or "", why, (Use.NATIVE,))
     if (connections := environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")).strip() == "1":
         why = "all streams of a GPU share one queue, in which the compute would wait behind the collective"
         yield Falsified("CUDA_DEVICE_MAX_CONNECTIONS", connections, why, (Use.OVERLAP,))

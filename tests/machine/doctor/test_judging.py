@@ -54,8 +54,6 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
          "16 MiB free", "--shm-size=1g"),
         ("one launch at a time", machine(environment={"CUDA_LAUNCH_BLOCKING": "1"}), "CUDA_LAUNCH_BLOCKING",
          "collbench measures nothing", "unset CUDA_LAUNCH_BLOCKING"),
-        ("no compiler for PTX", machine(environment={"CUDA_DISABLE_PTX_JIT": "1"}), "CUDA_DISABLE_PTX_JIT", "PTX",
-         "unset"),
         ("one core for cores", machine((), backend="host", host={"cpus": (0,)}), "CPUs", "needs two", "taskset"),
         ("no torch for cores", machine((), backend="host", software={"torch": ""}), "torch", "gloo", "pip install"),
     ],
