@@ -99,7 +99,8 @@ def _sizes(nodes: int, sizes: str, rng: np.random.Generator) -> list[int]:
     if sizes == "none":
         return [nodes]
     if sizes == "equal":
-        return [size := int(rng.choice([size for size in (4, 8, 16) if nodes >= 2 * size]))] * (nodes // size)
+        size = int(rng.choice([each for each in (4, 8, 16) if nodes >= 2 * each]))
+        return [size] * (nodes // size)
     count = int(rng.integers(2, max(3, nodes // 4) + 1))
     cuts = np.sort(rng.choice(np.arange(nodes - 2 * count + 1), count - 1))
     return [2 + int(size) for size in np.diff(np.concatenate([[0], cuts, [nodes - 2 * count]]))]
