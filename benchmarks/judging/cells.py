@@ -75,8 +75,8 @@ def check(cell: Cell, seed: int, number: int) -> Said:
         family=made.family,
         gpus=made.count,
         accused=bool(found),
-        first_right=bool(found) and found[0] in right,
-        all_right=all(any(_names(verdict, truth) for verdict in found) for truth in truths),
+        first_right=found[0] in right if found else all(truth.may_be_silent for truth in truths),
+        all_right=all(_named(found, truth) for truth in truths) or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
         kinds=" ".join(f"{one.kind.value}:{'-'.join(map(str, one.members))}" for one in found),
     )
@@ -115,7 +115,20 @@ def _names(verdict: Verdict, truth: Truth) -> bool:
         return gpu == truth.gpu
     if verdict.kind is Kind.CONTENTION or not verdict.pairs:
         return False
+    if truth.may_be_silent and {*verdict.pairs} != {(a, b) for a, b in truth.links if a < b}:
+        return False  # what all share is not some pairs'
     return all({(a, b), (b, a)} & truth.links for a, b in verdict.pairs)
+
+
+def _named(found: Sequence[Verdict], truth: Truth) -> bool:
+    return any(_names(verdict, truth) for verdict in found) or (not found and truth.may_be_silent)
+
+
+def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:
+    """Return whether one verdict says that slow links of all faults have several causes."""
+    pairs = [{(min(link), max(link)) for link in truth.links} for truth in truths]
+    several = [{*verdict.pairs} for verdict in found if getattr(verdict.cause, "value", "") == "several"]
+    return any(all(links & one for one in pairs) for links in several)
 
 
 # A pair of NVLinks or a port that is 4% slower: is it ever called tied?
