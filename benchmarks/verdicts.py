@@ -36,7 +36,17 @@ HEALTHY = [
 FAULTS = [
     *(
         Cell(fault, noise, sigma)
-        for fault in ("slow slot", "two slow slots", "slow pair", "slow uplink", "slow root")
+        for fault in (
+            "slow slot",
+            "slow direction",
+            "two slow slots",
+            "two faults",
+            "slow pair",
+            "slow uplink",
+            "slow root",
+            "slow socket link",
+            "all slow",
+        )
         for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02), ("AR(1)", 0.01))
     ),
     Cell("slow slot", "normal", 0.003, idle=True),

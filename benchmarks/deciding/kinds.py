@@ -71,7 +71,7 @@ _CAUSES: dict[str, ExpectedCauses] = {
     "hidden-nvlink": (Known.NVLINKS_HIDDEN,),
     "impossible": (Known.TIMING_OR_LIMIT,),
     "order-inversion": (Known.NO_PEER_ACCESS, Known.UPLINK_SHARED),
-    "intra-label-outlier": (GpuItself, Known.ONE_NVLINK, Known.ONE_PCIE_PATH, Known.SHARED_PARTS),
+    "intra-label-outlier": (GpuItself, Known.ONE_NVLINK, Known.ONE_PCIE_PATH, Known.SEVERAL),
     "asymmetry": (GpuItself, Known.NVLINK_LANES, Known.PCIE_DIRECTION),
     "p2p-slower-than-staged": (Known.PEER_DETOUR,),
     "p2p-cap-mismatch": (Known.PEERS_TAKEN,),

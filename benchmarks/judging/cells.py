@@ -11,7 +11,7 @@ import numpy as np
 from deciding.bench import check_request, pairs_request
 
 from collbench.analysis import diagnose
-from collbench.analysis.diagnose.causes import GpuItself
+from collbench.analysis.diagnose.causes import Either, GpuItself, Shared, SharedPart
 from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict
 from collbench.analysis.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
@@ -75,10 +75,12 @@ def check(cell: Cell, seed: int, number: int) -> Said:
         family=made.family,
         gpus=made.count,
         accused=bool(found),
-        first_right=bool(found) and found[0] in right,
-        all_right=all(any(_names(verdict, truth) for verdict in found) for truth in truths),
+        first_right=found[0] in right if found else all(truth.may_be_silent for truth in truths),
+        all_right=all(_named(found, truth) for truth in truths) or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
-        kinds=" ".join(f"{one.kind.value}:{'-'.join(map(str, one.members))}" for one in found),
+        kinds=" ".join(
+            f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if _alternatives(one) else ''}" for one in found
+        ),
     )
 
 
@@ -108,6 +110,8 @@ def _some_pair(made: Made, rng: np.random.Generator) -> frozenset[int]:
 
 def _names(verdict: Verdict, truth: Truth) -> bool:
     """Return whether a verdict names the place of a fault: its GPU, or links that are all slow by it."""
+    if alternatives := _alternatives(verdict):
+        return any(_is_at(part, truth) for parts in alternatives for part in parts)
     gpu = verdict.members[0] if len(verdict.members) == 1 else None
     if isinstance(verdict.cause, GpuItself):
         gpu = verdict.cause.device
@@ -115,7 +119,33 @@ def _names(verdict: Verdict, truth: Truth) -> bool:
         return gpu == truth.gpu
     if verdict.kind is Kind.CONTENTION or not verdict.pairs:
         return False
+    if truth.may_be_silent and {*verdict.pairs} != {(a, b) for a, b in truth.links if a < b}:
+        return False  # what all share is not some pairs'
     return all({(a, b), (b, a)} & truth.links for a, b in verdict.pairs)
+
+
+def _alternatives(verdict: Verdict) -> tuple[tuple[GpuItself | Shared, ...], ...]:
+    """Return the explanations of which a verdict says that one is true; none where it says only one."""
+    return (verdict.cause.first, verdict.cause.second) if isinstance(verdict.cause, Either) else ()
+
+
+def _is_at(part: GpuItself | Shared, truth: Truth) -> bool:
+    if isinstance(part, GpuItself):
+        return part.device == truth.gpu
+    if part.part in (SharedPart.UPLINK, SharedPart.ROOT):
+        return truth.gpu is None and all((a in part.devices) != (b in part.devices) for a, b in truth.links)
+    return truth.gpu is None and {gpu for link in truth.links for gpu in link} <= {*part.devices}
+
+
+def _named(found: Sequence[Verdict], truth: Truth) -> bool:
+    return any(_names(verdict, truth) for verdict in found) or (not found and truth.may_be_silent)
+
+
+def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:
+    """Return whether one verdict says that slow links of all faults have several causes."""
+    pairs = [{(min(link), max(link)) for link in truth.links} for truth in truths]
+    several = [{*verdict.pairs} for verdict in found if getattr(verdict.cause, "value", "") == "several"]
+    return any(all(links & one for one in pairs) for links in several)
 
 
 # A pair of NVLinks or a port that is 4% slower: is it ever called tied?

@@ -73,6 +73,7 @@ class Truth:
     kind: str
     gpu: int | None
     links: frozenset[Pair]
+    may_be_silent: bool = False  # it lies near a threshold: to name nothing is right, too
 
 
 def make(family: str, rng: np.random.Generator) -> Made:
@@ -121,11 +122,14 @@ class _Tree:
     switches: list[int | None]  # of each GPU; None: a root port of its own
     capacity: dict[str, float] = field(default_factory=dict)
     shared: list[str] = field(default_factory=list)
+    cascaded: bool = False  # two switches of a socket lie below an upstream switch of their own, which is no bottleneck
 
     def label(self, a: int, b: int) -> str:
         if self.sockets[a] != self.sockets[b]:
             return "SYS"
-        return "PIX" if self.switches[a] is not None and self.switches[a] == self.switches[b] else "NODE"
+        if self.switches[a] is not None and self.switches[a] == self.switches[b]:
+            return "PIX"
+        return "PXB" if self.cascaded else "NODE"
 
     def routes(self) -> dict[tuple[int | None, int | None], Route]:
         routes: dict[tuple[int | None, int | None], Route] = {}
@@ -136,8 +140,9 @@ class _Tree:
             middle: Route = ()
             if self.label(a, b) != "PIX":
                 across = self.sockets[a] != self.sockets[b]
-                socket = f"socket {self.sockets[a]} to {self.sockets[b]}" if across else f"root {self.sockets[a]}"
-                middle = (*self._port(a, "up"), socket, *self._port(b, "down"))
+                socket = (f"socket {self.sockets[a]} to {self.sockets[b]}",) if across else (f"root {self.sockets[a]}",)
+                above = () if self.label(a, b) == "PXB" else socket
+                middle = (*self._port(a, "up"), *above, *self._port(b, "down"))
             routes[a, b] = (f"slot {a} out", *middle, f"slot {b} in")
         return routes
 
@@ -152,7 +157,8 @@ def _tree(rng: np.random.Generator, count: int, generation: int) -> _Tree:
     switches: list[int | None] = [None if per_switch == 1 else gpu // per_switch for gpu in range(count)]
     if two_sockets and per_switch == 4 and count == 4:
         switches = [gpu // 2 for gpu in range(count)]
-    tree = _Tree(generation, sockets, switches)
+    cascaded = count == 8 and per_switch == 2 and two_sockets and rng.random() < 0.5
+    tree = _Tree(generation, sockets, switches, cascaded=cascaded)
     reached = _SLOT_GBS[generation][1]
     for gpu in range(count):
         tree.capacity |= {f"slot {gpu} in": reached, f"slot {gpu} out": reached}
@@ -300,6 +306,46 @@ def slow_switch(made: Made, rng: np.random.Generator) -> Made | None:
     return made.slowed(dict.fromkeys(elements, 0.5), Truth("slow uplink", None, links))
 
 
+def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
+    """A GPU's slot, or its NVSwitch port, runs at half rate in one direction."""
+    gpu, way = int(rng.integers(made.count)), str(rng.choice(["in", "out"]))
+    if made.family not in ("pcie", "nvswitch") or made.count < 4:
+        return None
+    part = "port" if made.family == "nvswitch" else "slot"
+    links = frozenset(link for link in permutations(range(made.count), 2) if link[way == "in"] == gpu)
+    return made.slowed({f"{part} {gpu} {way}": 0.5}, Truth("slow direction", gpu, links))
+
+
+def slow_sockets(made: Made, _rng: np.random.Generator) -> Made | None:
+    """The link between the two sockets runs at a quarter of a slot's rate, both ways."""
+    elements = ("socket 0 to 1", "socket 1 to 0")
+    if made.family != "pcie" or elements[0] not in made.capacity:
+        return None
+    links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
+    share = 0.25 * made.capacity["slot 0 in"] / made.capacity[elements[0]]
+    return made.slowed(dict.fromkeys(elements, share), Truth("slow socket link", None, links))
+
+
+def all_slow(made: Made, rng: np.random.Generator) -> Made | None:
+    """All NVSwitch ports are equally slow, at 0.66 to 0.74 of theory: whatever is said, it is said of all pairs."""
+    if made.family != "nvswitch" or made.count < 4:
+        return None
+    ports = [name for name in made.capacity if name.startswith("port")]
+    share = float(rng.uniform(0.66, 0.74)) * made.limit((0, 1)) / made.capacity[ports[0]]
+    links = frozenset(permutations(range(made.count), 2))
+    return made.slowed(dict.fromkeys(ports, share), Truth("all slow", None, links, may_be_silent=True))
+
+
+def two_faults(made: Made, rng: np.random.Generator) -> Made | None:
+    """A slow slot or port, and elsewhere a slow direction of one, or the uplink of another GPU's switch."""
+    one = slow_slot(made, rng)
+    other = (slow_direction, slow_switch)[int(rng.integers(2))]
+    two = other(one, rng) if one is not None and one.count > 4 else None
+    if two is None or two.truth[1].gpu == two.truth[0].gpu:
+        return None
+    return two
+
+
 def slow_root(made: Made, _rng: np.random.Generator) -> Made | None:
     """The root complex of every socket forwards copies between GPUs at a quarter of a slot's rate."""
     if made.family != "pcie" or not any(path.label == "NODE" for path in made.paths):
@@ -336,5 +382,9 @@ FAULTS = {
     "slow pair": slow_pair,
     "slow uplink": slow_switch,
     "slow root": slow_root,
+    "slow direction": slow_direction,
+    "slow socket link": slow_sockets,
+    "all slow": all_slow,
+    "two faults": two_faults,
     "other product": other_product,
 }

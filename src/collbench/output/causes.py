@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from collbench.analysis.diagnose.causes import (
     Check,
+    Either,
     ErrorCounter,
     GpuItself,
     GpuPart,
@@ -16,6 +17,8 @@ from collbench.analysis.diagnose.causes import (
     NewErrors,
     OfLabel,
     OfLinks,
+    Shared,
+    SharedPart,
     Throttled,
     VariableSet,
 )
@@ -74,8 +77,8 @@ _KNOWN = {
     Known.LINK_OR_NCCL: (
         "the link itself or NCCL's path over it: no copies were measured on it, which show which ('collbench pairs')"
     ),
-    Known.SHARED_PARTS: (
-        "these pairs share a bridge, a switch port or a link between sockets that the label does not show"
+    Known.SEVERAL: (
+        "several faults at once, or a shared part that labels do not show: no single part explains all of these pairs"
     ),
     Known.ONE_NVLINK: "only this link: a cable, bridge or port, or NVLinks that are down or replay packets",
     Known.ONE_PCIE_PATH: "only this path: a riser, a switch port, or a slot with fewer lanes",
@@ -107,6 +110,18 @@ _PARTS = {
     GpuPart.ONE_DIRECTION: "its copy engines, or its ports in one direction",
     GpuPart.ANY: "its slot, its NVLinks or its clocks, because all of its links are slow",
 }
+_SHARED = {
+    SharedPart.UPLINK: "the uplink of the PCIe switch above {}",
+    SharedPart.ROOT: "the PCIe root complex above {}",
+    SharedPart.FORWARDING: "the root complexes between {}",
+    SharedPart.SOCKETS: "the link between the sockets of {}",
+    SharedPart.BELOW: "the PCIe switch between {}",
+    SharedPart.PATH: "the path between {}",
+}
+_REASONS = {
+    SharedPart.UPLINK: " (a lane, a riser, or a lower generation)",
+    SharedPart.FORWARDING: ", which forward copies between GPUs slowly (ACS, an IOMMU, or the CPU's own limit)",
+}
 _ALONE = {Extent.PAIR: "only this path", Extent.DIRECTION: "only one direction of this path"}
 _CHANNELS = "limits the channels, and so how many links are used at once"
 # What each variable does [NCCL docs, environment variables]. Pairs, because a dict with such keys looks like an
@@ -130,7 +145,7 @@ _VARIABLES = (
 )
 
 
-def cause(likely_cause: LikelyCause, run: Run) -> str:
+def cause(likely_cause: LikelyCause, run: Run) -> str:  # noqa: PLR0911 - a clause for each type
     """Return a likely cause as a clause without a full stop."""
     match likely_cause:
         case Known() | OfLinks() | OfLabel():
@@ -143,6 +158,17 @@ def cause(likely_cause: LikelyCause, run: Run) -> str:
             return f"the environment variable {name}={value} {dict(_VARIABLES)[name]}"
         case GpuItself(device, part):
             return f"{run.devices[device].tag} itself: {_PARTS[part]}"
+        case Shared(part):
+            return _part(likely_cause, run) + _REASONS.get(part, "")
+        case Either(first, second):
+            one, other = (" and ".join(_part(part, run) for part in parts) for parts in (first, second))
+            return f"either {one}, or {other}: both explain all slow links"
+
+
+def _part(blamed: GpuItself | Shared, run: Run) -> str:
+    devices = (blamed.device,) if isinstance(blamed, GpuItself) else blamed.devices
+    names = ", ".join(run.devices[device].tag for device in devices)
+    return names if isinstance(blamed, GpuItself) else _SHARED[blamed.part].format(names)
 
 
 def _known(likely_cause: Known | OfLinks | OfLabel, run: Run) -> str:

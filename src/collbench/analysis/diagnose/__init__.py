@@ -7,10 +7,10 @@ from collbench.analysis.diagnose.collectives import collectives
 from collbench.analysis.diagnose.coverage import CheckKind, Coverage, NotDone, coverage, missing
 from collbench.analysis.diagnose.devices import degraded_slots, interference, other_processes, staging
 from collbench.analysis.diagnose.limits import excluded_links, failures, limits
-from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
+from collbench.analysis.diagnose.links import asymmetries, below_elements, inversions, outliers
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.reported import reported
-from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict, explained
+from collbench.analysis.diagnose.verdict import Kind, Link, Severity, Verdict, explained
 from collbench.analysis.registration import ordinary
 from collbench.model.run import Run
 
@@ -33,9 +33,11 @@ def judge(run: Run) -> tuple[Verdict, ...]:
         *staging(facts, excluded),
         *asymmetries(facts, excluded, unhealthy),
         *outliers(facts, excluded, unhealthy),
-        *inversions(facts, excluded),
+        *below_elements(facts, unhealthy),
         *collectives(facts, excluded, unhealthy),
     ]
+    by_elements = frozenset[Link]().union(*(finding.reach for finding in findings))
+    findings += inversions(facts, excluded, by_elements)
     ranks = list(Severity)
     standing = sorted(explained(findings), key=lambda finding: ranks.index(finding.verdict.severity))
     return tuple(finding.verdict for finding in standing)

@@ -6,7 +6,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, LikelyCause, Look, NewErrors, Throttled
+from collbench.analysis.diagnose.causes import (
+    Check,
+    Either,
+    ErrorCounter,
+    Known,
+    LikelyCause,
+    Look,
+    NewErrors,
+    Shared,
+    Throttled,
+)
+from collbench.analysis.diagnose.elements import Element, blamed
 from collbench.analysis.diagnose.evidence import Evidence, Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways, directed_links
@@ -92,6 +103,16 @@ class Blame:
     links: frozenset[Link]
     where: Where
     gpu: int | None = None
+    element: Element | None = None
+
+    @property
+    def reach(self) -> frozenset[Link]:
+        """The links that cross the shared element to blame, whether or not they are significantly slow."""
+        return self.element.links if self.element and self.element.shared else frozenset()
+
+    def or_element(self, cause: LikelyCause) -> LikelyCause:
+        """Return the shared part of the tree that is to blame, else this cause."""
+        return self.element.cause if self.element and isinstance(self.element.cause, Shared | Either) else cause
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -106,23 +127,47 @@ class Blame:
         return Extent.PAIR if len(self.links) > 1 else Extent.DIRECTION
 
 
-def blames(facts: Facts, slow: Collection[Link], judged: Collection[Link]) -> tuple[Blame, ...]:
+def blames(
+    facts: Facts, slow: Collection[Link], judged: Collection[Link], *, rates: bool = False, collective: bool = False
+) -> tuple[Blame, ...]:
     """Return the slow links in groups; `judged` are all links that could have been slow.
 
-    NVLinks and PCIe paths of one GPU are different links, so they are grouped apart.
+    NVLinks and PCIe paths of one GPU are different links, so they are grouped apart. With `rates` what was measured
+    tells which elements they share: first by copies, then what is left of slow `collective` links by collectives.
     """
     groups: list[Blame] = []
     for over_nvlink in (True, False):
         ours = frozenset(link for link in slow if facts.over_nvlink(link) is over_nvlink)
         alike = frozenset(link for link in judged if facts.over_nvlink(link) is over_nvlink)
+        if ours and ours == alike and len(both_ways(ours)) > 2:
+            groups.append(_together(facts, ours, everything=True))
+            continue
+        for with_nccl in (False, True) if rates and ours else ():
+            if ours and with_nccl <= collective:
+                found = _by_elements(facts, ours, blamed(facts, over_nvlink=over_nvlink, collective=with_nccl))
+                groups += found
+                ours = ours.difference(*(one.links for one in found))
         groups += _grouped(facts, ours, alike)
     return tuple(groups)
 
 
+def _by_elements(facts: Facts, slow: frozenset[Link], elements: Sequence[Element]) -> list[Blame]:
+    groups: list[Blame] = []
+    for element in elements:
+        ours = (slow & element.links).difference(*(one.links for one in groups))
+        if ours and element.shared:
+            groups.append(on_element(facts, element, ours))
+    return groups
+
+
+def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
+    """Return the blame of an element that several pairs share for these links, which cross it."""
+    if element.extent is Extent.PAIRS:
+        return replace(_together(facts, links, everything=False), element=element)
+    return Blame(links, Where(element.extent, element.devices), element.devices[0], element)
+
+
 def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> Iterator[Blame]:
-    if slow and slow == judged and len(both_ways(slow)) > 2:
-        yield _together(facts, slow, everything=True)
-        return
     rest = set(slow)
     for blame in _rows(slow, judged):
         if not blame.links & rest:

@@ -39,7 +39,7 @@ class Known(StrEnum):
     NCCL_PAIR = auto()
     NCCL_PATH = auto()
     LINK_OR_NCCL = auto()
-    SHARED_PARTS = auto()
+    SEVERAL = auto()
     ONE_NVLINK = auto()
     ONE_PCIE_PATH = auto()
     NVLINKS_HIDDEN = auto()
@@ -116,7 +116,34 @@ class OfLabel:
     label: str
 
 
-LikelyCause = Known | OfLinks | OfLabel | Throttled | NewErrors | VariableSet | GpuItself
+class SharedPart(StrEnum):
+    """A part of a machine that links cross."""
+
+    UPLINK = auto()  # of the switch above the devices
+    ROOT = auto()  # the root complex above them
+    FORWARDING = auto()  # between GPUs by root complexes, not to host memory
+    SOCKETS = auto()  # the link between sockets
+    BELOW = auto()  # the switch between them, or the detour that ACS makes there
+    PATH = auto()  # what two devices share with no other
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A shared part, and the devices below or beside it."""
+
+    part: SharedPart
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Two explanations that fit what was measured equally well, each of one fault or of several."""
+
+    first: tuple[GpuItself | Shared, ...]
+    second: tuple[GpuItself | Shared, ...]
+
+
+LikelyCause = Known | OfLinks | OfLabel | Throttled | NewErrors | VariableSet | GpuItself | Shared | Either
 
 
 class Look(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from collbench.analysis.diagnose.blame import UnhealthyDevices, blames, verdict_on
 from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
+from collbench.analysis.diagnose.elements import STAGED_FASTER
 from collbench.analysis.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
@@ -18,9 +19,6 @@ from collbench.machine.theory import Theory, slot
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck
 
-# By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
-# makes staging a little faster. nccl#814 has a factor of 2.2.
-_FASTER = math.log(4 / 3)
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
@@ -164,9 +162,9 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     slow = [
         link
         for link, (plain, via) in alike.items()
-        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, _FASTER)
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_FASTER)
     ]
-    for blame in blames(facts, slow, alike):
+    for blame in blames(facts, slow, alike, rates=True):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
         one = blame.single if len(alike) > 2 else None
@@ -179,4 +177,5 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
             OfLinks(Known.NVLINKS_IDLE if facts.over_nvlink(first) else Known.PEER_DETOUR, one),
             (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
         )
-        yield Finding(verdict, blame.links)
+        many = blame.gpu is None and blame.single is None  # NCCL takes the same detour
+        yield Finding(verdict, blame.links, reach=blame.reach or (blame.links if many else frozenset()))

@@ -10,6 +10,7 @@ from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks
+from collbench.analysis.diagnose.elements import OUTLYING
 from collbench.analysis.diagnose.evidence import (
     Beaten,
     Evidence,
@@ -166,14 +167,14 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
         yield _impossible(facts, Blame(frozenset(), Where(Extent.DEVICES, members)), of_others)
 
 
-def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator[Blame]:
+def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
     """Yield the groups of bad links, each within one label and limit: they are compared with it."""
     classes: dict[tuple[str, float | None], set[Link]] = defaultdict(set)
     for link in bad:
         classes[facts.label(link), facts.limit(link)].add(link)
     for (label, limit), ours in sorted(classes.items(), key=lambda item: item[0][0]):
         alike = [link for link in links if (facts.label(link), facts.limit(link)) == (label, limit)]
-        yield from blames(facts, ours, alike)
+        yield from blames(facts, ours, alike, rates=rates)
 
 
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
@@ -214,10 +215,25 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
     throttled = {link for link in unused if unhealthy.throttled.keys() & {*link}}
     if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
         unused, degraded = set(), degraded | throttled
+    degraded -= _as_the_best(facts, degraded, links)
     for blame in _by_label(facts, unused, links):
         yield _unused(facts, blame, links, unhealthy)
-    for blame in _by_label(facts, degraded, links):
+    for blame in _by_label(facts, degraded, links, rates=True):
         yield _degraded(facts, blame, links, unhealthy)
+
+
+def _as_the_best(facts: Facts, degraded: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
+    """Return the degraded links that tie with one that is not, of the same label and limit: near the threshold all are
+    equally slow, and noise chooses those that lie below.
+    """
+    return {
+        link
+        for link in degraded
+        for other, reading in links.items()
+        if other not in degraded
+        and (facts.label(other), facts.limit(other)) == (facts.label(link), facts.limit(link))
+        and not facts.readings.exceeds(reading, links[link], OUTLYING)
+    }
 
 
 def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
@@ -250,10 +266,10 @@ def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealt
         blame,
         [links[link] for link in blame.links],
         FewerLinks(_worth(facts, blame, links, count), count),
-        seen or likely,
+        seen or blame.or_element(likely),
         check_of(seen, gpus) if seen else (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
     )
-    return Finding(verdict, blame.links)
+    return Finding(verdict, blame.links, reach=blame.reach)
 
 
 def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int) -> float:

@@ -11,7 +11,15 @@ from itertools import combinations
 from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, nccl_or_link, verdict_on
+from collbench.analysis.diagnose.blame import (
+    Blame,
+    UnhealthyDevices,
+    blames,
+    check_of,
+    nccl_or_link,
+    on_element,
+    verdict_on,
+)
 from collbench.analysis.diagnose.causes import (
     Check,
     GpuItself,
@@ -21,21 +29,30 @@ from collbench.analysis.diagnose.causes import (
     Look,
     OfLabel,
 )
+from collbench.analysis.diagnose.elements import (
+    INVERTED,
+    NO_ORDER,
+    OUTLYING,
+    STAGED_FASTER,
+    blamed,
+    likeness,
+    with_host_memory,
+)
 from collbench.analysis.diagnose.evidence import Evidence, Extent, Inverted, Slower, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name, directed_links
 from collbench.analysis.physics import DEGRADED, chained
 from collbench.analysis.stats import MAD_TO_SIGMA
-from collbench.machine.labels import UNKNOWN, rank_key
+from collbench.machine.labels import rank_key
 from collbench.model.operations import Work
 
 # The two ways of a pair, and links of one label.
 
 # docs/method.md 10.2: 10 %, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
-# Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies significantly below that.
-_OUTLYING = 0.025
+# Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
+_REMOTE = -math.log(0.6)
 # With fewer trials of healthy peers, those of other labels and works tell what noise is like.
 _ENOUGH_TRIALS = 12
 # Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
@@ -67,7 +84,7 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
                 error = math.hypot(there.error, back.error)
                 gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance=chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
-    for blame in blames(facts, slow, gaps):
+    for blame in blames(facts, slow, gaps, rates=True):
         worst, readings, works = _worst(blame, slow)
         evidence = Slower(1 - math.exp(-worst.gap), works)
         if blame.gpu is not None:
@@ -87,13 +104,38 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
                 for link in directed_links(gap.reading.work, gap.reading.members):
                     gaps[link].append(gap)
         slow = {
-            link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _OUTLYING))
+            link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, OUTLYING))
         }
-        for blame in blames(facts, slow, gaps):
+        for blame in blames(facts, slow, gaps, rates=True, collective=collective):
             worst, readings, works = _worst(blame, slow)
             evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
             likely = _outlier_cause(facts, blame, worst.reading)
             yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, unhealthy)
+
+
+def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
+
+    Labels imply no rate of a link between switches: if all links across are slow, only these copies show it.
+    """
+    sockets = {device.numa_node for device in facts.run.devices}
+    slow = [
+        gap
+        for hosts in with_host_memory(facts)
+        for each in _peers(facts, hosts)
+        for gap in each.gaps(each.deviations)
+        if gap.gap - facts.readings.z * gap.error
+        > (_REMOTE if gap.reading.work.numa_node is None and len(sockets) > 1 else STAGED_FASTER)
+    ]
+    for element in blamed(facts, over_nvlink=False, collective=False) if slow else ():
+        ours = [gap for gap in slow if element.slows(gap.reading)]
+        if not ours or not element.shared:
+            continue
+        worst, works = max(ours, key=lambda gap: gap.gap), by_name(gap.reading.work for gap in ours)
+        blame = on_element(facts, element, element.links)
+        evidence = Slower(1 - math.exp(-worst.gap), works, "PCIe")
+        readings = [gap.reading for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, element.cause, unhealthy)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
@@ -160,7 +202,7 @@ class _Peers:
         """Yield how far each reading lies below."""
         for reading in self.readings:
             noise = math.hypot(reading.error, self.error / math.sqrt(len(self.tied)))
-            wild = reading.high >= self.typical - _OUTLYING
+            wild = reading.high >= self.typical - OUTLYING
             chance = _chance(reading, self.typical - reading.high, self.noise(reading, everywhere))
             yield Gap(reading, self.typical - reading.middle, noise, wild, chance)
 
@@ -174,14 +216,14 @@ def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tu
 
 
 def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
-    by_limit: dict[float | None, list[Reading]] = defaultdict(list)
+    by_kind: dict[object, list[Reading]] = defaultdict(list)
     for reading in group:
-        by_limit[facts.limit(reading.members)].append(reading)
-    for alike in by_limit.values():
+        by_kind[likeness(facts, reading.members)].append(reading)
+    for alike in by_kind.values():
         if len(alike) < 2:
             continue
         top = max(alike, key=lambda reading: reading.middle)
-        tied = [r for r in alike if not facts.readings.exceeds(top, r, _OUTLYING)]
+        tied = [r for r in alike if not facts.readings.exceeds(top, r, OUTLYING)]
         error = max(reading.error for reading in tied)
         middles = [reading.middle for reading in tied]
         typical = middles[0] if len(tied) == 1 else quantiles(middles, n=4, method="inclusive")[2]
@@ -221,7 +263,11 @@ def _slow(
     """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
     seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
-    return Finding(verdict_on(facts, kind, blame, readings, evidence, seen or likely, checks), blame.links)
+    verdict = verdict_on(facts, kind, blame, readings, evidence, seen or blame.or_element(likely), checks)
+    reach = blame.reach
+    if seen and blame.gpu is not None:  # whatever their labels
+        reach |= both_ways((blame.gpu, other) for other in range(len(facts.run.devices)) if other != blame.gpu)
+    return Finding(verdict, blame.links, reach=reach)
 
 
 def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
@@ -241,16 +287,12 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
     if worst.work.operation.is_collective:
         return nccl_or_link(facts, blame.links, Known.NCCL_PAIR)
     if len(blame.links) > 2:
-        return Known.SHARED_PARTS
+        return Known.SEVERAL
     return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
 
 
 # Labels against each other: is a better one faster?
 
-# docs/method.md 10.2: a worse label is 10 % faster, as a difference of log bandwidth.
-_INVERTED = math.log(1.1)
-# Words without a place in the order of labels.
-_NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
 _MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
 
 Members = tuple[int, ...]
@@ -264,15 +306,23 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
-    """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label."""
+def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]) -> Iterator[Finding]:
+    """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label.
+
+    Links that an element slows which is to blame already are left out.
+    """
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
-        groups = _by_label(facts, work, excluded)
-        ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
+        groups = {
+            label: [r for r in readings if explained.isdisjoint(directed_links(work, r.members))]
+            for label, readings in _by_label(facts, work, excluded).items()
+        }
+        ordered = sorted((label for label in groups if label not in NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):
             for members, part in _joined(groups[better]).items():
-                gap = _inversion(facts, part, groups[worse])
+                kinds = {likeness(facts, reading.members)[:-1] for reading in part}
+                others = [r for r in groups[worse] if likeness(facts, r.members)[:-1] in kinds]
+                gap = _inversion(facts, part, others) if others else None
                 if gap is not None:
                     beaten[members].append(_Beaten(worse, gap, part))
     for members, cases in beaten.items():
@@ -312,7 +362,7 @@ def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
     upper, upper_error = _typical(worse)
     lower, lower_error = _typical(better)
     gap = upper - lower
-    if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= _INVERTED:
+    if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= INVERTED:
         return None
     limits = [[facts.limit(reading.members) for reading in group] for group in (better, worse)]
     known = [[limit for limit in group if limit is not None] for group in limits]

@@ -103,12 +103,14 @@ class Verdict:
 class Finding:
     """A verdict and the directed links that it is about, until it is known whether a stronger one explains it.
 
-    `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed.
+    `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed. `reach`: the links that cross
+    the element to blame, if several pairs share it.
     """
 
     verdict: Verdict
     links: frozenset[Link]
     sure: bool = False
+    reach: frozenset[Link] = frozenset()
 
 
 def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
@@ -197,10 +199,13 @@ def _by_one_cause(one: Finding, other: Finding) -> bool:
 def _covers(strong: Finding, weak: Finding) -> bool:
     """Return whether one finding explains another.
 
-    It does if both are slow by one cause that was seen, and it is about the device with that cause, or about all that
-    the other is about; or by kind, on all of its links, if no cause was seen for it.
+    It does if all that the other is about crosses the element to blame; if both are slow by one cause that was seen,
+    and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
+    if no cause was seen for it.
     """
     kind = weak.verdict.kind
+    if kind in _SLOWED and not weak.sure and weak.links and weak.links <= both_ways(strong.reach):
+        return True
     if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.verdict.members} <= {*strong.verdict.members}):
         return True
     if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
