@@ -7,7 +7,7 @@
 The disturbances: none; a job that copies from the first to the second device; one that leaves the last device little
 memory; one that keeps the last device computing. During each, `select K --fresh` chooses, and `allreduce` measures
 every set of K devices --repeats times in turn. The regret is 1 − the chosen set's bandwidth / the best set's, by
-medians. DIR/chosen_sets.jsonl has every rate. Exits with 1 if a regret is above 1 %. Changes no setting of a device.
+medians. DIR/chosen_sets.jsonl has every rate. Exits with 1 if a regret is above 1%. Changes no setting of a device.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/cluster_plan.py --runs 1000
 
-All figures are simulated. 128 nodes × 8 GPUs, 16 leaves of 8 nodes; each run draws 0 to 3 slow nodes (10 %), in half of
-the runs a leaf with slow uplinks (20 %), and 2 % noise in each measurement; then 64 and 112 nodes are chosen. Where the
+All figures are simulated. 128 nodes × 8 GPUs, 16 leaves of 8 nodes; each run draws 0 to 3 slow nodes (10%), in half of
+the runs a leaf with slow uplinks (20%), and 2% noise in each measurement; then 64 and 112 nodes are chosen. Where the
 switches are not reported, nodes are cabled to random switches, so that rings in the nodes' order cross switches all the
 time.
 """

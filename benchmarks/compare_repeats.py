@@ -5,9 +5,9 @@
 
 Repeats are runs of one command on the same GPUs with the same NCCL variables, below benchmarks/results, archives
 included. All are compared with each other in both orders; a result of worse or better is false. Then one link of the
-later run is made 8 % slow, by dividing its recorded times by 0.92: it must be found, and nothing else. Runs with a
+later run is made 8% slow, by dividing its recorded times by 0.92: it must be found, and nothing else. Runs with a
 competing job, a full GPU or an interrupt are not repeats. Of the ten runs of `judging` only the pages were kept: their
-figures are compared. Exits 1 where more than 1 % of the comparisons have a false result, or less than 99 % of the slow
+figures are compared. Exits 1 where more than 1% of the comparisons have a false result, or less than 99% of the slow
 links are found.
 """
 
@@ -177,7 +177,7 @@ def machines(groups: Sequence[Sequence[Run]]) -> tuple[int, int, int, list[str]]
 
 
 def pages(archive: Path) -> tuple[int, int, float]:
-    """Compare the figures of the ten pages: number of comparisons, how many differ by more than 2 %, largest change."""
+    """Compare the figures of the ten pages: number of comparisons, how many differ by more than 2%, largest change."""
     with tarfile.open(archive) as opened:
         texts = [opened.extractfile(member) for member in opened.getmembers() if re.search(r"/\d+\.txt$", member.name)]
         tables = [dict(_PAIR.findall(text.read().decode())) for text in texts if text is not None]
@@ -199,7 +199,7 @@ def main() -> int:
     tally_of = tallies(groups)
     total = Tally()
     titles = ["command", "GPUs", "comparisons", "points", "same", "worse or better (false)"]
-    titles += ["8 % planted: found", "beyond 5 %", "another link named"]
+    titles += ["8% planted: found", "beyond 5%", "another link named"]
     print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     for (command, devices), tally in tally_of.items():
         print(_row(command, str(devices), tally))
@@ -214,7 +214,7 @@ def main() -> int:
     if (folder / PAGES_ARCHIVE).exists():
         figures, beyond, max_change = pages(folder / PAGES_ARCHIVE)
         print(
-            f"\nthe ten pages of the judging: {figures:,} couples of figures at 1G, {beyond} differ beyond 2 %,",
+            f"\nthe ten pages of the judging: {figures:,} couples of figures at 1G, {beyond} differ beyond 2%,",
             end=" ",
         )
         print(f"the most by {max_change:.1%}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How often `collbench compare` gives a false alarm, and how often it finds a link that became 8 % slow: simulated.
+"""How often `collbench compare` gives a false alarm, and how often it finds a link that became 8% slow: simulated.
 
     python benchmarks/compare_trials.py [--runs N] [--seed S] [--jobs J] [--csv FILE]
 
 All of it is simulation (sim); no figure here is of a real GPU. A trial measures a machine twice, with two seeds.
-Machines are those of decisions.py, with up to 2 % noise of a trial. The latency of the second run differs by up to
+Machines are those of decisions.py, with up to 2% noise of a trial. The latency of the second run differs by up to
 0.1 µs, as between runs of a real machine (docs/exchange.md). Exits 1 when a bar is missed. 1,000 trials of each part
 take about ten minutes on two busy cores.
 """
@@ -66,7 +66,7 @@ class Trial:
 
 
 def trial(part: str, seed: int, number: int) -> Trial:
-    """Return one comparison of a machine with itself, or with one of its links 8 % slow."""
+    """Return one comparison of a machine with itself, or with one of its links 8% slow."""
     rng = trial_rng(seed, PARTS.index(part) + 31, number)
     fabric = noisy(healthy(number, rng), rng)
     pairs = list(combinations(range(len(fabric.gpus)), 2))
@@ -115,10 +115,10 @@ def report(trials: Sequence[Trial]) -> bool:
     rows = [
         ("healthy: anything worse or better", share(false_alarms, len(healthy_trials)), f"≤ {MAX_FALSE:.0%}"),
         ("healthy: a regression (exit 3)", share(sum(t.regressed for t in healthy_trials), len(healthy_trials)), ""),
-        ("one link 8 % slow: found", share(found, len(slow)), f"≥ {MIN_FOUND:.0%}"),
-        ("  noise above 1.5 %", share(sum(t.found for t in noisiest), len(noisiest)), ""),
+        ("one link 8% slow: found", share(found, len(slow)), f"≥ {MIN_FOUND:.0%}"),
+        ("  noise above 1.5%", share(sum(t.found for t in noisiest), len(noisiest)), ""),
         ("  another link worse, or one better", share(sum(t.wrong + t.better > 0 for t in slow), len(slow)), ""),
-        ("  beyond 5 % for certain (exit 3)", share(sum(t.regressed for t in slow), len(slow)), ""),
+        ("  beyond 5% for certain (exit 3)", share(sum(t.regressed for t in slow), len(slow)), ""),
     ]
     for what, rate, bar in rows:
         print(f"sim  {what:<36} {rate:>22}  {bar}")

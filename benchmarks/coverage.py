@@ -3,8 +3,8 @@
 
 Draws random trials of two batches each; collbench.bench.sweep decides when to stop, and collbench.analysis.stats
 computes the interval. The head of a column is σ of a trial's noise; each batch adds normal noise of half that σ.
-"stop ±1 %" checks after every trial from the third on, as a sweep does, and stops at twelve, the budget. The bar is 93
-to 97 % in every row of normal noise; the other rows have none. Exits 1 where it is missed. `--factors` computes the
+"stop ±1%" checks after every trial from the third on, as a sweep does, and stops at twelve, the budget. The bar is 93
+to 97% in every row of normal noise; the other rows have none. Exits 1 where it is missed. `--factors` computes the
 table in collbench.analysis.stats again. Seeds are fixed.
 """
 
@@ -36,8 +36,8 @@ RULES: dict[str, tuple[int, float | None]] = {
     "3 trials": (3, None),
     "7 trials": (7, None),
     "12 trials": (12, None),
-    "stop ±1 %": (3, 0.01),
-    "stop ±3 %": (3, 0.03),
+    "stop ±1%": (3, 0.01),
+    "stop ±3%": (3, 0.03),
 }
 _POINT = DataPoint(Operation.CE_WRITE, (0, 1), 2**20)
 _SEED = 20261122
@@ -65,7 +65,7 @@ def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> Noise:
 MODELS: dict[str, Draw] = {
     "normal": normal,
     "heavy tails": heavy_tails,
-    "5 % slow trials": slow_trials,
+    "5% slow trials": slow_trials,
     "skewed": skewed,
 }
 
@@ -130,7 +130,7 @@ def factor_lines(draws: int) -> list[str]:
             values = rng.standard_normal((draws // 8, n))
             quantiles.append(np.quantile(np.abs(np.median(values, axis=1)) / values.std(axis=1, ddof=1), [0.95, 0.965]))
         factors, errors = np.mean(quantiles, axis=0), np.std(quantiles, axis=0, ddof=1) / 8**0.5
-        by_level = zip(("95 %", "96.5 %"), factors, errors, strict=True)
+        by_level = zip(("95%", "96.5%"), factors, errors, strict=True)
         levels = (f"{level} {factor:.3f} ± {error:.4f}" for level, factor, error in by_level)
         lines.append(f"{n} trials: {', '.join(levels)}")
     return lines
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     spread = (median(BAR) * (100 - median(BAR)) / options.runs) ** 0.5
     title = "# coverage (sim): of 100 intervals, how many hold the true median; in brackets the mean number of trials"
     runs_line = f"# {options.runs} runs for each figure of normal noise (error {spread:.2f}), a tenth for others"
-    verdict = f"normal noise outside {BAR[0]:.0f} to {BAR[1]:.0f} %: {missed} of {len(RULES) * len(SIGMAS)} figures"
+    verdict = f"normal noise outside {BAR[0]:.0f} to {BAR[1]:.0f}%: {missed} of {len(RULES) * len(SIGMAS)} figures"
     text = "\n".join((title, runs_line, *lines, verdict, ""))
     print(text, end="")
     if options.out:

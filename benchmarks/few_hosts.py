@@ -4,7 +4,7 @@
 
 All figures are simulated. Each pair of hosts has a level of its own that stays the same (a token bucket lets its burst
 through at once or not; a route shares a cable), and each round adds noise. No host is slow, or a random one is slow by
-10 %, or by half; with `one way` only what it sends is slow. `accused`: a host that is not slow is called slow. A survey
+10%, or by half; with `one way` only what it sends is slow. `accused`: a host that is not slow is called slow. A survey
 takes up to 16 rounds.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="surveys of each kind")
     runs = parser.parse_args().runs
     print(f"sim: {runs} surveys each; levels: σ between pairs, noise: σ between rounds of a pair\n")
-    head = "".join(f" | {name:^26}" for name in ("no host is slow", "one slow by 10 %", "one at half rate"))
+    head = "".join(f" | {name:^26}" for name in ("no host is slow", "one slow by 10%", "one at half rate"))
     print(f"{'':29}{head}")
     print(f"hosts  measured  levels noise{' | named accused undecided ' * len(RATES)}")
     for hosts in HOSTS:

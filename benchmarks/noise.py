@@ -4,7 +4,7 @@
     python benchmarks/noise.py [--fabric hgx-h200] [--first SEED]
 
 Each row is a noise of trials and of batches, as a standard deviation of log rates. The simulator lets no rate exceed
-the typical one by more than 3 %, as a link has a ceiling. A run is false if `check` ends with 3. Takes three minutes on
+the typical one by more than 3%, as a link has a ceiling. A run is false if `check` ends with 3. Takes three minutes on
 two cores.
 """
 

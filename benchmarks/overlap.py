@@ -7,8 +7,8 @@ Each repeat runs `collbench overlap` (at its defaults, or with the options after
 same sizes, devices and bf16, in and out of place, in turn, on GPUs. DIR/overlap.md has a row for each size, compute and
 option: the factors of every repeat and how far apart they are, and the isolated collective's time over the launch
 loop's (which launches each call as torch does) and over the replayed graph's. DIR/raw has the run files, the output,
-and commands.txt with each command's wall time. Exits 1 where a bar is missed: factors within 3 % of each other,
-isolated times within 1 % from 16 MiB on, 15 s for `overlap` at its defaults; 2 where a command failed. Both commands
+and commands.txt with each command's wall time. Exits 1 where a bar is missed: factors within 3% of each other,
+isolated times within 1% from 16 MiB on, 15 s for `overlap` at its defaults; 2 where a command failed. Both commands
 get NCCL_* unchanged.
 """
 

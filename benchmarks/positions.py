@@ -4,8 +4,8 @@
     python benchmarks/positions.py RUN.json [RUN.json …] [--out FILE]
 
 For each operation and size, computes over all data points of all run files the ratio of a trial's second batch to its
-first, and of a data point's first trial to the median of its later ones. Prints the medians with 95 % intervals. A bar
-is missed where a median is outside 1 ± 0.5 % (from 1 MiB on) or 1 ± 1 % (below). Several files of one machine narrow
+first, and of a data point's first trial to the median of its later ones. Prints the medians with 95% intervals. A bar
+is missed where a median is outside 1 ± 0.5% (from 1 MiB on) or 1 ± 1% (below). Several files of one machine narrow
 the intervals. Exits 1 where a bar is missed.
 """
 

@@ -229,7 +229,7 @@ def table(comparisons: Iterable[Comparison]) -> list[str]:
     ]
     rows = [row for comparison in comparisons for row in (comparison.without_host, comparison) if row]
     for row in rows:
-        verdict = "within 25 %" if row.within_bar else "in the band" if row.in_band else "missed"
+        verdict = "within 25%" if row.within_bar else "in the band" if row.in_band else "missed"
         gpu_ms = "–" if row.cell.gpu_time_ms is None else f"{row.cell.gpu_time_ms:.2f}"
         lines.append(
             f"| {row.cell.label} | {row.base_ms:.2f} | {row.compute_ms:.2f} | {gpu_ms} | {row.predicted_ms} "

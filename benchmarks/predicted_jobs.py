@@ -8,7 +8,7 @@
 of overlap with compute (overlap-ARM-OPERATION.json), and for each job of recorded_job.py the record of `collbench
 record --gpu-times` with P2P (JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). `judge`
 predicts the step without P2P from the record, the curves and the factors; the measured step without P2P is only
-compared with. It exits with 1 where a bar is missed: 5 % of the step, 25 % of the extra time that the step took without
+compared with. It exits with 1 where a bar is missed: 5% of the step, 25% of the extra time that the step took without
 P2P.
 """
 

@@ -15,7 +15,7 @@ launches them: its step is a thousand calls, so the difference of steps in ms is
 exit status is 1 where calls differ; FOLDER keeps the job files and the jobs' output.
 
 --cost measures pairs of runs, with and without the recorder, in alternating order, and gives the ratio of their steps
-with its 95 % interval. Then a program that plays NCCL measures the plugin's time per call in the calling thread; times
+with its 95% interval. Then a program that plays NCCL measures the plugin's time per call in the calling thread; times
 the calls of a step, that is the most that a host can lose.
 
 --program records nccl-tests' all_reduce_perf on two GPUs in one process, which makes a known number of calls of each
@@ -218,7 +218,7 @@ def measure_cost(name: str, folder: Path, pairs: int) -> int:
         ratios.append(step_of_arm["recorded"] / step_of_arm["plain"])
         print(f"| {step_of_arm['recorded']:.3f} | {step_of_arm['plain']:.3f} | {ratios[-1]:.4f} |", flush=True)
     interval = mean_interval(ratios)
-    interval_text = f", 95 % {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
+    interval_text = f", 95% {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
     print(f"\nmean ratio {statistics.fmean(ratios):.4f}{interval_text}")
     step = job_file.load(output).ranks[0].step
     if step is not None:

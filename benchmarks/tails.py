@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (options.out / "tails.json").write_text(json.dumps({**head, "launches": raw}) + "\n", encoding="utf-8")
     met = True
     print(f"NCCL {head['nccl']}, {len(bench.members)} GPUs; {_clocks(raw)}\n")
-    print("p50 of single launches over the launch loop's mean time per call; bar: within 3 %")
+    print("p50 of single launches over the launch loop's mean time per call; bar: within 3%")
     print("size    loop µs  p50 µs  ratio (least-most)     waited p50 µs  ratio  verdict")
     for size, pairs in loops.items():
         line, row_met = _loop_row(size, pairs)

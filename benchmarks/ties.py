@@ -1,4 +1,4 @@
-"""How often the tier rule splits equal links, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
+"""How often the tier rule splits equal links, and finds a pair that is 8% slow: `python benchmarks/ties.py`.
 
 Draws random trials, not machines: decisions.py runs the whole pipeline on simulated machines. Seeds are fixed; `--runs`
 draws more. "owed": as many trials as a sweep makes, seven and more where they are noisy (bench/sweep.py).
@@ -42,13 +42,13 @@ def heavy_tails(noise: float, rng: np.random.Generator, links: int) -> Trials:
 
 
 def hiccups(noise: float, rng: np.random.Generator, links: int) -> Trials:
-    """A quarter of the noise, and every twentieth trial is slow by 10 % on average."""
+    """A quarter of the noise, and every twentieth trial is slow by 10% on average."""
     wild = rng.random((links, MAX_TRIALS)) < 0.05
     return equal(noise / 4, rng, links) - wild * rng.exponential(0.1, (links, MAX_TRIALS))
 
 
 def spread_by_delta(noise: float, rng: np.random.Generator, links: int) -> Trials:
-    """Links truly differ, by 2 % at most."""
+    """Links truly differ, by 2% at most."""
     return equal(noise, rng, links) + rng.uniform(-DELTA / 2, DELTA / 2, (links, 1))
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     print(f"runs with any false split, %, of {runs}: the bar is 1")
     names = " ".join(f"{draw.__name__:>15}" for draw in TIES)
-    print(f"{'links':>5} {'trials':>6} {'noise':>6} {names}  8 % slow found")
+    print(f"{'links':>5} {'trials':>6} {'noise':>6} {names}  8% slow found")
     for links in (1, 2, 3, 6, 28, 120):
         for trials in (3, 5, 7, None):
             for noise in (0.001, 0.01, 0.02):

@@ -45,7 +45,7 @@ def _figure(columns: int, title: str, footnote: str, *, wide: float) -> tuple[Fi
 
 
 def ablation(folder: Path) -> Picture | None:
-    """Return the picture of steps with and without P2P: two bars for each job, with 95 % intervals."""
+    """Return the picture of steps with and without P2P: two bars for each job, with 95% intervals."""
     ablations = results.ablations(folder)
     if not ablations:
         return None
@@ -55,7 +55,7 @@ def ablation(folder: Path) -> Picture | None:
     footnote = (
         f"{first.hostname}, {results.hardware(most_gpus.gpus)}{_backend(first.backend)}; collbench {first.collbench}, "
     )
-    footnote += f"{first.started[:10]}. Bars: geometric mean of the runs' medians; lines: 95 %; numbers: their ratio"
+    footnote += f"{first.started[:10]}. Bars: geometric mean of the runs' medians; lines: 95%; numbers: their ratio"
     figure, (axes,) = _figure(1, title, footnote, wide=max(5.0, 1.3 * len(ablations)))
     for number, name in enumerate(("with P2P", "without")):
         _arm(axes, ablations, number, name)
@@ -178,7 +178,7 @@ def predicted(folder: Path) -> Picture | None:
         return None
     first = max(results.ablations(folder), key=lambda span: span.ranks).ablation
     title = "Extra time of a step without P2P: predicted against measured"
-    footnote = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25 % around equal; "
+    footnote = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25% around equal; "
     footnote += "hollow: predicted without knowing the host's own time"
     figure, (axes,) = _figure(1, title, footnote, wide=5.2)
     for number, cell in enumerate(data["cells"]):

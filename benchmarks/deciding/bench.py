@@ -94,7 +94,7 @@ def random_healthy(rng: np.random.Generator) -> Fabric:
 
 
 def noisy(fabric: Fabric, rng: np.random.Generator, max_noise: float = MAX_NOISE) -> Fabric:
-    """Return the machine with random noise: up to `max_noise` per trial, and up to 0.3 % per batch."""
+    """Return the machine with random noise: up to `max_noise` per trial, and up to 0.3% per batch."""
     noise = Noise(trial=float(rng.uniform(0, max_noise)), batch=float(rng.uniform(0, 0.003)))
     return replace(fabric, noise=noise)
 
@@ -157,7 +157,7 @@ def simulated_run(fabric: Fabric, request: Request, seed: int, *, confirmed: boo
 
 
 def share(part: int, whole: int) -> str:
-    """Return "12 of 10,000 (0.12 %)"."""
+    """Return "12 of 10,000 (0.12%)"."""
     return f"{part:,} of {whole:,} ({part / max(whole, 1):.2%})".replace("%", " %")
 
 

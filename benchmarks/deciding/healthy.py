@@ -59,10 +59,10 @@ def run(options: Options) -> Part:
     noisiest = [t for t in all_trials if t.noise > NOISY]
     what = f"healthy machines, {count:,} runs: any false split or contradiction"
     rows = [
-        Row(what, share(false, count), "≤ 1 %", false <= BAR * count),
+        Row(what, share(false, count), "≤ 1%", false <= BAR * count),
         Row("  a false split", share(sum(bool(t.false_splits) for t in all_trials), count)),
         Row("  a false contradiction", share(sum(bool(t.false_kinds) for t in all_trials), count)),
-        Row("  either, runs of noise above 1.5 %", share(sum(t.false for t in noisiest), len(noisiest))),
+        Row("  either, runs of noise above 1.5%", share(sum(t.false for t in noisiest), len(noisiest))),
     ]
     names = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common()) or "none"
     notes = [f"kinds of false contradictions: {names}; machines: {machines}, {_RUNS_A_MACHINE} runs each"]

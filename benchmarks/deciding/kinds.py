@@ -93,7 +93,7 @@ def run(options: Options) -> Part:
         right, false = sum(t.caused for t in trials_of_kind), sum(bool(t.false_kinds) for t in trials_of_kind)
         measured = f"{share(right, len(trials_of_kind))}, elsewhere {false}"
         met = right >= BAR * len(trials_of_kind) and not false
-        rows.append(Row(f"{kind}, found with place and cause", measured, "≥ 99 %, 0", met))
+        rows.append(Row(f"{kind}, found with place and cause", measured, "≥ 99%, 0", met))
     wrong = Counter((t.kind, name) for t in all_trials for name in t.false_kinds.split())
     notes = [f"elsewhere, injecting {kind}: {name} {count}" for (kind, name), count in wrong.most_common()]
     return Part(rows, all_trials, notes)

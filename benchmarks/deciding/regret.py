@@ -84,7 +84,7 @@ def run(options: Options) -> Part:
     met = sum(regrets) <= AVERAGE_BAR * len(all_trials) and worst.regret <= WORST_BAR
     what = f"{len(machines):,} random machines, all k: regret of the chosen set"
     rows = [
-        Row(what, _summary(regrets), "≤ 1 % on average, ≤ 5 % worst", met),
+        Row(what, _summary(regrets), "≤ 1% on average, ≤ 5% worst", met),
         *(
             Row(f"  {rule}", _summary([getattr(t, field) for t in all_trials]))
             for field, rule in _SIMPLER_RULES.items()

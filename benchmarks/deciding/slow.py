@@ -1,4 +1,4 @@
-"""One pair that is 8 % slow on an otherwise healthy machine: is it found, by its tier or by a verdict?"""
+"""One pair that is 8% slow on an otherwise healthy machine: is it found, by its tier or by a verdict?"""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def run(options: Options) -> Part:
     count, found = len(all_trials), sum(t.found for t in all_trials)
     noisiest = [t for t in all_trials if t.noise > NOISY]
     rows = [
-        Row(f"one pair 8 % slow, {count:,} runs: found", share(found, count), "≥ 99 %", found >= BAR * count),
+        Row(f"one pair 8% slow, {count:,} runs: found", share(found, count), "≥ 99%", found >= BAR * count),
         Row("  by its tier", share(sum(t.by_tier for t in all_trials), count)),
         Row("  by a verdict that names it", share(sum(t.by_verdict for t in all_trials), count)),
-        Row("  either, noise above 1.5 %", share(sum(t.found for t in noisiest), len(noisiest))),
+        Row("  either, noise above 1.5%", share(sum(t.found for t in noisiest), len(noisiest))),
     ]
     return Part(rows, all_trials)
 
 
 def trial(seed: int, number: int) -> Trial:
-    """Slow one pair of a machine by 8 %, and look for it in a noisy run."""
+    """Slow one pair of a machine by 8%, and look for it in a noisy run."""
     rng, run_number = trial_rng(seed, _PART, number), number
     while True:
         healthy_fabric = healthy(number, rng)

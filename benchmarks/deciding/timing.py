@@ -120,7 +120,7 @@ MACHINES: dict[str, Callable[[np.random.Generator], Fabric]] = {
 
 
 def wide(rng: np.random.Generator) -> Wiring:
-    """Return the wiring of 1,024 GPUs: eight on each switch, slower links between switches, 2 % noise in all rates."""
+    """Return the wiring of 1,024 GPUs: eight on each switch, slower links between switches, 2% noise in all rates."""
     devices = [
         Device(i, f"SIM-{i}", "NVIDIA H200", f"{i:08X}:00:00.0", host=f"node{i // 8}") for i in range(_MANY_GPUS)
     ]

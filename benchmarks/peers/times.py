@@ -27,8 +27,8 @@ def repeat(bench: Bench) -> Table:
     table = Table(
         "Run-to-run change",
         "|t2 / t1 - 1| of a data point's time in two successive runs (collbench: the median trial; nccl-tests: its one "
-        "figure), over all points and couples of successive runs. Small: up to 64K, bar 2 % on the median; large: "
-        "from 1M, 0.3 %.",
+        "figure), over all points and couples of successive runs. Small: up to 64K, bar 2% on the median; large: "
+        "from 1M, 0.3%.",
         ("what", "sizes", "changes", "median", "worst", "bar", "verdict"),
     )
     seconds_by_operation = [_by_operation(run) for run in runs if run]

@@ -62,7 +62,7 @@ def network(*, tiny: bool) -> nn.Module:
 
     It is torchvision's, made for 224 × 224 pixels and 1000 classes, except for its first and last layers. The first has
     stride 1, as is usual for images of 32 × 32. The last begins at zero: with torchvision's random weights the loss of
-    ten classes begins at twice that of a guess, and 300 steps learn nothing (from zero: an accuracy of 75 %).
+    ten classes begins at twice that of a guess, and 300 steps learn nothing (from zero: an accuracy of 75%).
     """
     if not tiny:
         net: Any = importlib.import_module("torchvision.models").efficientnet_b0(num_classes=images.CLASSES)

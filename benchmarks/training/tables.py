@@ -211,7 +211,7 @@ def accuracies(row: dict[str, Any]) -> list[float]:
 
 
 def margin(row: dict[str, Any]) -> float:
-    """Return half the width of the 95 % interval of a job's mean accuracy: Student's t over seeds.
+    """Return half the width of the 95% interval of a job's mean accuracy: Student's t over seeds.
 
     With one seed it is the binomial interval over the held-out images, without the variation between trainings.
     """

@@ -92,7 +92,7 @@ def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: flo
 
 
 def test_noise_does_not_split_equal_links() -> None:
-    """Four links within 1 % of each other are two rings of one kind, not rings of four kinds."""
+    """Four links within 1% of each other are two rings of one kind, not rings of four kinds."""
     noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}
     assert band_basis(predict(wired(4, SQUARE, V100, slow=noise))) == "2 NVLink rings"
 

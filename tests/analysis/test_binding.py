@@ -53,7 +53,7 @@ def by(rates: Mapping[int, float]) -> Callable[[Operation, int, int], float]:
          "GPU0: node 0, NVML reports none (node 0 55.0, node 1 38.0 GB/s)"),
         ("equal nodes", 0, {0: 55.0, 1: 54.9}, (0, 1), True, None,
          "GPU0: its NUMA nodes tie (node 0 55.0, node 1 54.9 GB/s)"),
-        ("less than 2 % changes nobody's decision", 1, {0: 55.0, 1: 54.1}, (0, 1), True, None,
+        ("less than 2% changes nobody's decision", 1, {0: 55.0, 1: 54.1}, (0, 1), True, None,
          "GPU0: its NUMA nodes tie (node 0 55.0, node 1 54.1 GB/s)"),
         ("two of four are near, the label is one", 1, {0: 55.0, 1: 54.9, 2: 40.0, 3: 39.0}, (0, 1), False, None,
          "GPU0: no NUMA node is significantly faster (node 0 55.0, node 1 54.9, node 2 40.0, node 3 39.0 GB/s)"),

@@ -23,21 +23,21 @@ def shifted(factor: float) -> list[float]:
     return [rate * factor for rate in STEADY]
 
 
-# title, trials in the base, trials in the new run, size, verdict, beyond 5 %
+# title, trials in the base, trials in the new run, size, verdict, beyond 5%
 Row = tuple[str, Sequence[float], Sequence[float], int, Verdict, bool]
 TABLE: list[Row] = [
     ("the same again", STEADY, STEADY[::-1], 2**30, Verdict.SAME, False),
-    ("1 % slower: nobody decides otherwise", STEADY, shifted(0.99), 2**30, Verdict.SAME, False),
-    ("3 % slower", STEADY, shifted(0.97), 2**30, Verdict.WORSE, False),
-    ("8 % slower", STEADY, shifted(0.92), 2**30, Verdict.WORSE, True),
-    ("8 % faster", STEADY, shifted(1.08), 2**30, Verdict.BETTER, False),
-    ("2.2 % slower: at the border of δ", STEADY, shifted(0.978), 2**30, Verdict.UNDECIDED, False),
+    ("1% slower: nobody decides otherwise", STEADY, shifted(0.99), 2**30, Verdict.SAME, False),
+    ("3% slower", STEADY, shifted(0.97), 2**30, Verdict.WORSE, False),
+    ("8% slower", STEADY, shifted(0.92), 2**30, Verdict.WORSE, True),
+    ("8% faster", STEADY, shifted(1.08), 2**30, Verdict.BETTER, False),
+    ("2.2% slower: at the border of δ", STEADY, shifted(0.978), 2**30, Verdict.UNDECIDED, False),
     ("two trials show no noise", STEADY[:2], shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
     ("a new run with two trials", STEADY, shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
     ("three trials, half as fast", STEADY[:3], shifted(0.5)[:3], 2**30, Verdict.WORSE, True),
     ("one wild trial of seven", STEADY, [*STEADY[:6], 200.0], 2**30, Verdict.SAME, False),
     ("wild trials drag the median", STEADY, [400, 401, 399, 250, 260, 255, 245], 2**30, Verdict.UNDECIDED, False),
-    ("2 % slower below 1 MiB: a launch varies by that", STEADY, shifted(0.98), 2**19, Verdict.SAME, False),
+    ("2% slower below 1 MiB: a launch varies by that", STEADY, shifted(0.98), 2**19, Verdict.SAME, False),
     ("8 B, 1.7 µs instead of 1.6: a run's own", [r / 8e4 for r in STEADY], [r / 8.5e4 for r in STEADY], 8,
      Verdict.UNDECIDED, False),
     ("8 B, half as fast", [r / 8e4 for r in STEADY], [r / 16e4 for r in STEADY], 8, Verdict.WORSE, True),
@@ -92,8 +92,8 @@ CALM = [0.0] * 5
 @pytest.mark.parametrize(
     ("title", "slow", "fast", "slower"),
     [
-        ("by 3 %", [-0.03] * 5, CALM, True),
-        ("by 1 %", [-0.01] * 5, CALM, False),
+        ("by 3%", [-0.03] * 5, CALM, True),
+        ("by 1%", [-0.01] * 5, CALM, False),
         ("one trial as fast", [-0.1, -0.1, -0.1, -0.1, -0.01], CALM, False),
         ("one trial at δ", [-0.1, -0.1, -0.1, -0.1, -0.02], CALM, False),
         ("one trial slower than that", [-0.1, -0.1, -0.1, -0.1, -0.03], CALM, True),
@@ -112,7 +112,7 @@ def test_nearly_all_trials_have_to_agree(title: str, slow: list[float], fast: li
     ("title", "now", "error", "verdict"),
     [
         ("exactly δ apart is the same", -0.02, 0.0, Verdict.SAME),
-        # The 90 % interval of a difference is 1.65 · √2 errors wide, that of all data points at once 2.6 · √2.
+        # The 90% interval of a difference is 1.65 · √2 errors wide, that of all data points at once 2.6 · √2.
         ("near, as far as noise tells", -0.01, 0.004, Verdict.SAME),
         ("near or not", -0.01, 0.0045, Verdict.UNDECIDED),
         ("far or not", -0.05, 0.0084, Verdict.UNDECIDED),

@@ -159,9 +159,9 @@ BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=in_words("n
     ("title", "new", "judged", "lost", "status"),
     [
         ("the same", pairs_run(LINKS), 3, [], ExitStatus.DONE),
-        ("4 % slower", pairs_run(LINKS | {(0, 1): 384.0}), 3, [], ExitStatus.DONE),
-        ("10 % slower", pairs_run(LINKS | {(0, 1): 360.0}), 3, [], ExitStatus.CONTRADICTION),
-        ("10 % faster", pairs_run(LINKS | {(0, 1): 440.0}), 3, [], ExitStatus.DONE),
+        ("4% slower", pairs_run(LINKS | {(0, 1): 384.0}), 3, [], ExitStatus.DONE),
+        ("10% slower", pairs_run(LINKS | {(0, 1): 360.0}), 3, [], ExitStatus.CONTRADICTION),
+        ("10% faster", pairs_run(LINKS | {(0, 1): 440.0}), 3, [], ExitStatus.DONE),
         ("two trials judge nothing", pairs_run(LINKS, trials=2), 0, [], ExitStatus.FAILED),
         ("a link is lost", pairs_run(FEWER), 2, [(2, 0)], ExitStatus.FAILED),
         (
@@ -269,7 +269,7 @@ def test_the_more_is_asked_the_wider_is_each_interval(
 
 
 def noisy_copies(factor: float, seed: int) -> Run:
-    """Return three trials of each link by four kinds of copies, with 2 % noise; a factor on the pair 1-3."""
+    """Return three trials of each link by four kinds of copies, with 2% noise; a factor on the pair 1-3."""
     works = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
     found = []
     for number, work in enumerate(works):

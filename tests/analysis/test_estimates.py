@@ -198,7 +198,7 @@ def test_of_many_links_two_have_to_be_further_apart() -> None:
     assert not differs(top, other, 20, 0.02)
 
 
-# Student's t for 95 % and 40 degrees of freedom is 2.0211, so of two errors of 0.005 the interval is ±0.0143.
+# Student's t for 95% and 40 degrees of freedom is 2.0211, so of two errors of 0.005 the interval is ±0.0143.
 @pytest.mark.parametrize(
     ("title", "a", "b", "tied"),
     [

@@ -92,7 +92,7 @@ def test_what_belongs_together(
         ("one of three much slower, the others slower", (-0.04, -0.04, -0.5), Verdict.WORSE, False),
         ("most, yet together not", (-0.04, -0.04, 0.05), Verdict.SAME, False),
         ("two of three, together slower", (-0.06, -0.06, 0.0), Verdict.WORSE, False),
-        ("4.9 % slower", (math.log(0.951),) * 2, Verdict.WORSE, False),
+        ("4.9% slower", (math.log(0.951),) * 2, Verdict.WORSE, False),
         (
             "one of three much slower, the others by what is allowed",
             (*[math.log1p(-0.05)] * 2, -0.5),
@@ -100,7 +100,7 @@ def test_what_belongs_together(
             False,
         ),
         ("most, together by δ", (-0.03, -0.03, -0.03, 0.01), Verdict.SAME, False),
-        ("5.1 % slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
+        ("5.1% slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
     ],
 )
 def test_most_points_have_to_agree_with_the_mean(
@@ -113,7 +113,7 @@ def test_most_points_have_to_agree_with_the_mean(
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_a_group_has_to_change_by_more_than_its_error_beyond_delta(sign: int) -> None:
-    """All points agree on 5 %; how far the truth may lie from it decides, to the last hundredth."""
+    """All points agree on 5%; how far the truth may lie from it decides, to the last hundredth."""
     noisy = judged(point(sign * 0.05, 0.02), point(sign * 0.05, 0.02))
     far = math.log(noisy.interval[1] / noisy.ratio)
     assert far > 0.05 - 0.02
@@ -135,7 +135,7 @@ def test_a_point_counts_by_what_is_known_of_it() -> None:
     assert math.log(judged(point(-0.1, 0.01), point(0.0, 0.0)).ratio) == pytest.approx(-0.05)
 
 
-# Two data points alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90 %), 2.921 (99
+# Two data points alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90%), 2.921 (99
 # %).
 @pytest.mark.parametrize(
     ("title", "difference", "error", "verdict", "regressed"),

@@ -155,7 +155,7 @@ def test_the_hosts_pace_by_hand(title: str, micro_batches: int, phases: Phases, 
 
 
 def test_a_large_head_is_few_kernels() -> None:
-    """GPT-2's head is 31 % of the multiply-adds (38.6M beside 12 blocks of 7.1M) and 2 of 146 tensors."""
+    """GPT-2's head is 31% of the multiply-adds (38.6M beside 12 blocks of 7.1M) and 2 of 146 tensors."""
     knots = pace(networks.find("gpt2"), 1, Phases(1, 1, 0))
     blocks_end, _ = knots[12], knots[13]
     assert blocks_end == pytest.approx(((1 - 38.6 / (38.6 + 84.9)) / 3, 144 / 146 / 2), rel=1e-3)

@@ -85,7 +85,7 @@ def test_two_rounds_decide_nothing(trials: int) -> None:
 
 
 def test_a_drift_reaches_all_alike() -> None:
-    """Clocks that fall by half while it is measured do not hide a difference of 5 %."""
+    """Clocks that fall by half while it is measured do not hide a difference of 5%."""
     drift = [1.0 * 1.1**number for number in range(8)]
     made = found(run_of({A: [1.05 * one for one in drift], B: drift}))
     assert standings(made) == {B: Standing.BEST, A: Standing.SLOWER}
@@ -148,7 +148,7 @@ def test_neither_units_nor_the_order_of_sets_matter(
 
 @pytest.mark.parametrize("sets", [2, 3, 5])
 def test_equal_sets_are_seldom_called_slower_however_noisy(sets: int) -> None:
-    """Simulated: 400 contests of equal sets with 4 % of noise a round, and a drift that all share; seeded."""
+    """Simulated: 400 contests of equal sets with 4% of noise a round, and a drift that all share; seeded."""
     draw = random.Random(sets)
     wrong = 0
     for _ in range(400):

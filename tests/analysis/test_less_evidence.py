@@ -31,7 +31,7 @@ COPIES = replace(PAIRS, copies=(Variant.PLAIN,), collectives=())
 # GB/s one way of one NVLink by NVML's line rate in MB/s, and of a ×16 slot by generation, as their makers publish them.
 LINK = {14062: 14.0625, 20000: 20.0, 25000: 25.0, 25781: 25.0, 26562: 25.0, 53125: 50.0}
 SLOT = {3: 15.75, 4: 31.5, 5: 63.0}
-# Links within 4 % of a whole number of the usual one are taken for equal, so the usual one may move by what is noise.
+# Links within 4% of a whole number of the usual one are taken for equal, so the usual one may move by what is noise.
 NOISE = 0.04
 # Up to 10 GPUs: all sets of 16 take a second.
 SEEDS = [seed for seed in range(150) if len(random_fabrics.make(np.random.default_rng(seed)).gpus) <= 10]

@@ -86,7 +86,7 @@ def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
 
 
 def test_a_head_takes_the_share_it_is_given() -> None:
-    """GPT-2's is 31 % by multiply-adds: 38.6M beside 12 blocks of 7.1M."""
+    """GPT-2's is 31% by multiply-adds: 38.6M beside 12 blocks of 7.1M."""
     gpt2 = networks.find("gpt2")
     slow = gpt2.with_head(0.41)
     shares = [network.last.work / sum(unit.work for unit in network.units) for network in (gpt2, slow)]

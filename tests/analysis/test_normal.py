@@ -7,7 +7,7 @@ from collbench.analysis.stats import median_deviation, range_quantile
 
 @pytest.mark.parametrize(
     ("n", "quantile"),
-    [  # the studentized range at infinite degrees of freedom, upper 5 % [published tables]
+    [  # the studentized range at infinite degrees of freedom, upper 5% [published tables]
         (2, 2.77),
         (3, 3.31),
         (4, 3.63),
@@ -71,7 +71,7 @@ def test_fewer_trials_widen_the_range(n: int, freedom: float, probability: float
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697), (math.inf, 1.645)])
 def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
-    """Student's t, 90 % on both sides [published tables]."""
+    """Student's t, 90% on both sides [published tables]."""
     assert range_quantile(2, 0.90, freedom) / math.sqrt(2) == pytest.approx(quantile, abs=0.002)
 
 

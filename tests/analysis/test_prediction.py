@@ -187,7 +187,7 @@ def test_relabelling_the_gpus_changes_no_time(
 @settings(max_examples=15)
 @given(rates, strategies, st.floats(0.1, 1.0), steps)
 def test_a_slower_machine_is_never_cheaper(gbs: list[float], strategy: str, slower: float, step: float | None) -> None:
-    """But for 1 %: as rates change, another pair may lend a ring its curve, which is interpolated otherwise."""
+    """But for 1%: as rates change, another pair may lend a ring its curve, which is interpolated otherwise."""
     links = dict(zip(combinations(range(4), 2), gbs, strict=True))
     before = raws(pairs(links, 4), strategy, 4, step)
     after = raws(pairs({pair: rate * slower for pair, rate in links.items()}, 4), strategy, 4, step)
@@ -239,7 +239,7 @@ def h200(*, p2p: bool) -> Run:
 def test_gpt2_without_p2p_takes_as_much_longer_as_was_measured(
     title: str, gradient_bytes: int, step: float, longer: float
 ) -> None:
-    """Within 25 %. Nobody recorded what the bf16 job sent: only four bytes a gradient explain it."""
+    """Within 25%. Nobody recorded what the bf16 job sent: only four bytes a gradient explain it."""
     fast, slow = (Predictor(gather([("run", h200(p2p=p2p))])) for p2p in (True, False))
     asked = question(networks.find("gpt2"), gradient_bytes=gradient_bytes, step_seconds=step, measured_on_best=True)
     compute = fast.compute(asked, "ddp", (0, 1))

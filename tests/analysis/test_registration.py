@@ -38,8 +38,8 @@ def trials(times: dict[Registration, float]) -> dict[Registration, Sequence[floa
         ("one is faster by far", 2 * MIB, {NONE: 1.44, BUFFER: 1.5, WINDOW: 1.0}, (WINDOW,), (NONE, 1.44)),
         ("two tie before the third", GIB, {NONE: 1.3, BUFFER: 1.005, WINDOW: 1.0}, (BUFFER, WINDOW), (NONE, 1.3)),
         ("ordinary memory wins over the next", GIB, {NONE: 1.0, BUFFER: 1.1, WINDOW: 1.3}, (NONE,), (BUFFER, 1.1)),
-        ("within 2 % is a tie", GIB, {NONE: 1.015, BUFFER: 1.0, WINDOW: 1.01}, (NONE, BUFFER, WINDOW), None),
-        ("below 1 MiB within 6 %, too", 8, {NONE: 1.05, BUFFER: 1.0, WINDOW: 1.04}, (NONE, BUFFER, WINDOW), None),
+        ("within 2% is a tie", GIB, {NONE: 1.015, BUFFER: 1.0, WINDOW: 1.01}, (NONE, BUFFER, WINDOW), None),
+        ("below 1 MiB within 6%, too", 8, {NONE: 1.05, BUFFER: 1.0, WINDOW: 1.04}, (NONE, BUFFER, WINDOW), None),
         ("of two kinds", GIB, {NONE: 1.0, WINDOW: 1.29}, (NONE,), (WINDOW, 1.29)),
     ],
 )

@@ -32,7 +32,7 @@ def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
 
 
 def near(gbs: float) -> list[float]:
-    """Return six trials within 0.4 % of a rate."""
+    """Return six trials within 0.4% of a rate."""
     return [gbs * (1 + share / 1000) for share in (-4, -2, -1, 1, 2, 4)]
 
 
@@ -71,7 +71,7 @@ def test_all_that_tie_are_said_to() -> None:
 
 
 def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
-    """Within ±2 % for certain is a tie; six trials that spread over 20 % make nothing certain."""
+    """Within ±2% for certain is a tie; six trials that spread over 20% make nothing certain."""
     wild = [360.0, 380, 400, 404, 420, 440]
     choice = settle(predicted(OTHER, THIRD), verification({OTHER: wild, THIRD: [gbs * 1.01 for gbs in wild]}))
     assert choice.members == THIRD
@@ -116,7 +116,7 @@ def test_members_in_any_order_are_the_same_set() -> None:
 
 
 def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> None:
-    """Two medians are compared, so the 95 % interval is Student's."""
+    """Two medians are compared, so the 95% interval is Student's."""
     run = verification({OTHER: near(400), FIRST: near(300)})
     choice = settle(predicted(OTHER, FIRST), run)
     found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})

@@ -26,14 +26,14 @@ TIMES = st.floats(min_value=1e-9, max_value=1e3)
 
 @pytest.mark.parametrize(
     ("values", "low", "high"),
-    [  # worked by hand, at 96.5 %
+    [  # worked by hand, at 96.5%
         # logs 0, 0.1, 0.3: deviation 0.152753, times 3.058 is 0.467117
         ((1.0, math.exp(0.1), math.exp(0.3)), math.exp(0.1 - 0.467117), math.exp(0.1 + 0.467117)),
         # logs -0.3, -0.1, 0.1, 0.3: deviation 0.258199, times 1.878 is 0.484897
         ([math.exp(x) for x in (-0.3, -0.1, 0.1, 0.3)], math.exp(-0.484897), math.exp(0.484897)),
         # logs 0, 1, 2, 3, 4: deviation 1.581139, times 1.509 is 2.385939
         ([math.exp(x) for x in range(5)], math.exp(2 - 2.385939), math.exp(2 + 2.385939)),
-        # Ranks 1 and 2 cover 96.875 and 78.125 %: a fiftieth of the way, interpolated 5·0.02 / (1 + 4·0.02) = 0.092593.
+        # Ranks 1 and 2 cover 96.875 and 78.125%: a fiftieth of the way, interpolated 5·0.02 / (1 + 4·0.02) = 0.092593.
         ([math.exp(x) for x in range(1, 7)], math.exp(1.092593), math.exp(5.907407)),
         # Ranks 2 and 3 cover 1002/1024 and 912/1024: 0.153778 of the way, 8·0.153778 / (2 + 6·0.153778) = 0.420922.
         ([math.exp(x) for x in range(1, 11)], math.exp(2.420922), math.exp(8.579078)),
@@ -59,7 +59,7 @@ def test_three_normal_values_hold_their_median_as_often_as_the_integral_says() -
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 8, 12, 15, 30])
 def test_the_interval_holds_the_true_median_of_normal_values(n: int) -> None:
-    """2,000 draws of a fixed seed: 96.5 % ± 0.4 % are expected."""
+    """2,000 draws of a fixed seed: 96.5% ± 0.4% are expected."""
     drawn = np.exp(np.random.default_rng(n).normal(0, 0.01, (2000, n)))
     intervals = [median_interval(values) for values in drawn.tolist()]
     assert 0.95 <= np.mean([found is not None and found[0] <= 1 <= found[1] for found in intervals]) <= 0.98
@@ -193,7 +193,7 @@ def test_the_interval_holds_the_median(values: list[float]) -> None:
 
 @pytest.mark.parametrize("trials", [2, 3, 5, 7, 10])
 def test_the_noise_of_trials_is_right_however_few_they_are(trials: int) -> None:
-    """Drawn with σ = 2 % from a fixed seed; the estimate's own error over 2,000 points is a tenth of the allowance."""
+    """Drawn with σ = 2% from a fixed seed; the estimate's own error over 2,000 points is a tenth of the allowance."""
     drawn = np.random.default_rng(trials).normal(5.0, 0.02, (2000, trials))
     assert trial_noise(drawn.tolist()) == pytest.approx(0.02, rel=0.05)
 
@@ -219,7 +219,7 @@ def test_deviations_are_from_the_median_and_widened_for_few() -> None:
 
 
 def test_sigma_of_many_normal_deviations_is_theirs() -> None:
-    """Drawn with σ = 3 from a fixed seed; the estimate's own error over 100,000 values is 0.4 %."""
+    """Drawn with σ = 3 from a fixed seed; the estimate's own error over 100,000 values is 0.4%."""
     drawn = np.random.default_rng(5).normal(0.0, 3.0, 100_000)
     assert sigma(np.abs(drawn).tolist()) == pytest.approx(3.0, rel=0.02)
 

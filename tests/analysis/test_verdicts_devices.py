@@ -79,7 +79,7 @@ def test_pcie_paths_share_what_their_labels_name(case: str, label: str, ratio: f
 
 
 def test_a_noisy_interference_check_is_no_contention() -> None:
-    """Trials that vary by 3 %: an interference check of three trials may lie 5 % off by chance."""
+    """Trials that vary by 3%: an interference check of three trials may lie 5% off by chance."""
     run = h200()
     noisy = [
         replace(

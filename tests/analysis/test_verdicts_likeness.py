@@ -97,7 +97,7 @@ def test_a_throttled_gpu_whose_links_are_fine_is_no_contradiction() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.99, 0.98])
 def test_two_percent_are_no_outlier(share: float) -> None:
-    """Pairs of the reference machine keep differences of up to 2 % from run to run."""
+    """Pairs of the reference machine keep differences of up to 2% from run to run."""
     assert faults(h200(slow(BOTH, share))) == []
 
 
@@ -155,7 +155,7 @@ def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
     [
         ("equal rates of NODE and SYS", {(0, 1): "NODE", (2, 3): "SYS"}, lambda _w, _m: 22.0),
         ("PHB as fast as PXB", {(0, 1): "PXB"}, lambda _w, _m: 22.0),
-        ("less than 10 % apart", {(0, 1): "PIX"}, pix(20.4, 22.0)),
+        ("less than 10% apart", {(0, 1): "PIX"}, pix(20.4, 22.0)),
     ],
 )
 def test_labels_name_paths_not_rates(case: str, labels: dict[Members, str], rate: Rate) -> None:

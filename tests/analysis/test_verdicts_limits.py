@@ -99,7 +99,7 @@ def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
     ("case", "label", "gbs", "kind"),
     [
         ("NVLinks behind a PCIe label", "PHB", 180.0, Kind.HIDDEN_NVLINK),
-        ("5 % over PCIe may be noise of the limit", "PHB", 31.5 * 1.04, Kind.IMPOSSIBLE),
+        ("5% over PCIe may be noise of the limit", "PHB", 31.5 * 1.04, Kind.IMPOSSIBLE),
         ("faster than any NVLink", "PHB", 1000.0, Kind.IMPOSSIBLE),
     ],
 )

@@ -19,17 +19,17 @@ Noise = Callable[[random.Random], float]
 
 
 def below_a_ceiling(sigma: float) -> Noise:
-    """Return log-normal noise of a rate that is never more than 3 % above its median."""
+    """Return log-normal noise of a rate that is never more than 3% above its median."""
     return lambda rng: min(rng.gauss(0, sigma), 0.03)
 
 
 NOISES: dict[str, Noise] = {
-    "normal, 7 %": lambda rng: rng.gauss(0, 0.07),
-    "below a ceiling, 7 %": below_a_ceiling(0.07),
-    "below a ceiling, 10 %": below_a_ceiling(0.1),
-    "below a ceiling, 30 %": below_a_ceiling(0.3),
-    "exponential, 3 %": lambda rng: -rng.expovariate(1 / 0.03),
-    "exponential, 20 %": lambda rng: -rng.expovariate(1 / 0.2),
+    "normal, 7%": lambda rng: rng.gauss(0, 0.07),
+    "below a ceiling, 7%": below_a_ceiling(0.07),
+    "below a ceiling, 10%": below_a_ceiling(0.1),
+    "below a ceiling, 30%": below_a_ceiling(0.3),
+    "exponential, 3%": lambda rng: -rng.expovariate(1 / 0.03),
+    "exponential, 20%": lambda rng: -rng.expovariate(1 / 0.2),
     "one trial of ten half as fast": lambda rng: rng.gauss(0, 0.01) - 0.7 * (rng.random() < 0.1),
 }
 
@@ -53,7 +53,7 @@ def copied(noise: Noise, seed: int, count: int, trials: int, slow: Members = (),
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(("count", "trials"), [(2, 3), (4, 3), (8, 3), (4, 7)])
 def test_a_healthy_machine_is_well_however_its_noise_is_distributed(noise: str, count: int, trials: int) -> None:
-    """In 50 machines of each size the chance of one false verdict is below a quarter if 0.5 % of runs have one."""
+    """In 50 machines of each size the chance of one false verdict is below a quarter if 0.5% of runs have one."""
     wrong = [seed for seed in range(200 // count) if faults(copied(NOISES[noise], seed, count, trials))]
     assert len(wrong) <= 1, wrong
 

@@ -22,13 +22,13 @@ def deviations(sigma: float, trials: int = 7) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("title", "sigma", "least", "most"),
-    [  # (1.2533 σ / 0.8 %)² trials bring a median's error to 0.8 %
+    [  # (1.2533 σ / 0.8%)² trials bring a median's error to 0.8%
         ("no noise: no trial more", 0.0, 0, 0),
-        ("the 0.5 % of a real machine: fewer than there are", 0.005, 1, 1),
-        ("1 %", 0.01, 2, 4),
-        ("2 %: ten", 0.02, 8, 12),
-        ("3 %: no more than fifteen", 0.03, 15, 15),
-        ("6 %: more trials would not help", 0.06, 0, 0),
+        ("the 0.5% of a real machine: fewer than there are", 0.005, 1, 1),
+        ("1%", 0.01, 2, 4),
+        ("2%: ten", 0.02, 8, 12),
+        ("3%: no more than fifteen", 0.03, 15, 15),
+        ("6%: more trials would not help", 0.06, 0, 0),
     ],
 )
 def test_trials_follow_the_noise(title: str, sigma: float, least: int, most: int) -> None:
@@ -63,7 +63,7 @@ def test_noise_is_each_labels_own() -> None:
     assert {point.members for point in undecided(measurements, paths(4, "NV2", across))} == set(across)
 
 
-# Factors of successive trials; any two differ by at least 2 %.
+# Factors of successive trials; any two differ by at least 2%.
 RESTLESS = (1.0, 1.03, 0.98, 1.05, 1.01, 0.96, 1.04)
 
 

@@ -91,7 +91,7 @@ def test_what_is_recorded_is_what_was_done() -> None:
 
 
 def test_a_noisy_point_is_measured_until_its_noise_is_known() -> None:
-    # Six factors in turn: neither within 1 % nor changing their spread once they have come round.
+    # Six factors in turn: neither within 1% nor changing their spread once they have come round.
     run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
     assert run.complete
     assert {measurement.stop for measurement in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}

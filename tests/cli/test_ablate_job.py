@@ -125,7 +125,7 @@ def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.M
     result = program("ablate", "job.json", *args)
     assert result.status == 0, result.err
     communication, step = result.out.splitlines()[:2]
-    assert communication.startswith("P2P is worth 200 % (95 %: 200–200 %) of the communication of a step to this job: ")
+    assert communication.startswith("P2P is worth 200% (95%: 200–200%) of the communication of a step to this job: ")
     assert communication.endswith("without it the communication of a step takes 3 times as long.")
     assert "of a whole step to this job: without it a whole step takes 2.5" in step
     assert [dict(arm.settings) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]

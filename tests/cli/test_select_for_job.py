@@ -252,7 +252,7 @@ def test_the_job_decides_against_bandwidth_and_the_run_is_kept(
     result = program("select", "2", "--for", "job.json", "--format", "list")
     assert (result.status, result.out) == (0, "0,1\n")
     assert "compared with the choice by bandwidth, GPU2, GPU3" in result.err
-    assert "saves     2.000 ms a step (95 %: 2.000 to 2.000 ms) compared with the slowest finalist" in result.err
+    assert "saves     2.000 ms a step (95%: 2.000 to 2.000 ms) compared with the slowest finalist" in result.err
     (path,) = kept(folder)
     run = run_file.load(path)
     assert (run.settings.kind, run.complete) == (CommandKind.REPLAY, True)

@@ -57,7 +57,7 @@ def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     [
         ("nobody else", Health(processes=0, memory_used=4 * MIB), False),
         ("a process that NVML shows", Health(processes=1, memory_used=GIB), True),
-        ("a hidden one that fills 80 %", Health(processes=0, memory_used=64 * GIB), True),
+        ("a hidden one that fills 80%", Health(processes=0, memory_used=64 * GIB), True),
         ("a hidden one where processes are not reported", Health(memory_used=64 * GIB), True),
         ("work", Health(utilization=57), True),
         ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),

@@ -94,7 +94,7 @@ def test_a_fault_in_the_copy_is_found_where_it_begins(
 
 def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: Path) -> None:
     # Only the second message, whose slot lies one stride of 1280 bytes further, loses a byte.
-    late = "vectors * 16 + me + ((u64)target / 1280 % 2 == 0); k"
+    late = "vectors * 16 + me + ((u64)target / 1280% 2 == 0); k"
     gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, "vectors * 16 + me; k", late))
     with pytest.raises(_native.DataError) as failure:
         _copy(gpus, 1029, 0)

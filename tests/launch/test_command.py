@@ -209,8 +209,8 @@ def test_environment_changes(
 
 def test_the_choice_is_one_line_with_names_and_evidence() -> None:
     source = saved_run("2026-11-21T02:00:31+00:00", "/r.json")
-    assert choice(GPUS, "all pairs tie within 0.4 %", source, backend="cuda") == (
-        "using GPU3, GPU0 (GPU-aaaa, GPU-bbbb): all pairs tie within 0.4 % (run of 2026-11-21 02:00, saved at /r.json)"
+    assert choice(GPUS, "all pairs tie within 0.4%", source, backend="cuda") == (
+        "using GPU3, GPU0 (GPU-aaaa, GPU-bbbb): all pairs tie within 0.4% (run of 2026-11-21 02:00, saved at /r.json)"
     )
     assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
         "using core 2, core 5 (host backend): fastest (quick probe)"

@@ -75,7 +75,7 @@ def test_a_quiet_machine_is_done_after_three_repeats() -> None:
 
 
 def test_a_noisy_machine_stops_at_the_budget_and_gives_the_repeats_needed() -> None:
-    """As two H200 behind a busy host: runs of one arm differed by 15 %."""
+    """As two H200 behind a busy host: runs of one arm differed by 15%."""
     ablated = trained(gaussian(0.15, 2), ratio=1.0)
     assert ablated.stop is Stop.BUDGET
     assert ablated.repeats == 6  # 30 s each, 180 s
@@ -134,7 +134,7 @@ def test_without_the_gpus_time_neither_bounds_a_step() -> None:
 
 @pytest.mark.parametrize("sigma", [0.015, 0.04])
 def test_intervals_hold_the_truth_although_stopping_is_checked_after_each_repeat(sigma: float) -> None:
-    """150 ablations (sim), always the same: 95 % less three standard errors of such a count."""
+    """150 ablations (sim), always the same: 95% less three standard errors of such a count."""
     covered = 0
     for seed in range(150):
         ablated = trained(gaussian(sigma, 1000 + seed), ratio=1.1, budget=300.0)

@@ -38,25 +38,24 @@ def judged(
         (
             "worth something",
             (1.28, 1.30, 1.32),
-            "p2p is worth 30.0 % (95 %: 28.0–32.0 %) of a step to this job: without it a step takes 1.3 times as long",
+            "p2p is worth 30.0% (95%: 28.0–32.0%) of a step to this job: without it a step takes 1.3 times as long",
         ),
         (
             "worth little, for certain",
             (1.001, 1.003, 1.005),
-            "p2p is worth 0.30 % (95 %: 0.10–0.50 %) of a step to this job: without it a step takes 1.003 times as "
-            "long",
+            "p2p is worth 0.30% (95%: 0.10–0.50%) of a step to this job: without it a step takes 1.003 times as long",
         ),
         (
             "in the way",
             (0.94, 0.95, 0.96),
-            "p2p costs 5.0 % (95 %: 4.0–6.0 %) of a step to this job: without it a step takes 0.95 times as long",
+            "p2p costs 5.0% (95%: 4.0–6.0%) of a step to this job: without it a step takes 0.95 times as long",
         ),
-        ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4 %: without p2p a step of this job takes as long"),
-        ("exactly alike", (1, 1, 1), "no difference beyond ±0.00 %: without p2p a step of this job takes as long"),
+        ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4%: without p2p a step of this job takes as long"),
+        ("exactly alike", (1, 1, 1), "no difference beyond ±0.00%: without p2p a step of this job takes as long"),
         (
             "unknown",
             (0.5, 1.2, 2.9),
-            "undecided: without p2p a step of this job takes between 50.0 % less and 190 % more (95 %)",
+            "undecided: without p2p a step of this job takes between 50.0% less and 190% more (95%)",
         ),
     ],
 )
@@ -73,26 +72,26 @@ def test_a_sentence_says_whether_a_difference_is_shown(
             ("with p2p and shm", "without p2p and shm"),
             ("p2p", "shm"),
             Measure.TRAIN_RUNTIME,
-            "p2p and shm are worth 30.0 % (95 %: 28.0–32.0 %) of training to this job: without them training takes 1.3 "
+            "p2p and shm are worth 30.0% (95%: 28.0–32.0%) of training to this job: without them training takes 1.3 "
             "times as long",
         ),
         (
             ("as is", "with NCCL_ALGO=Ring"),
             (),
             Measure.PROCESS,
-            "with NCCL_ALGO=Ring the whole process of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
+            "with NCCL_ALGO=Ring the whole process of this job takes 30.0% (95%: 28.0–32.0%) longer than as is",
         ),
         (
             ("as is", "without shm and with NCCL_ALGO=Ring"),
             (),
             Measure.STEP,
-            "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than as is",
+            "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0% (95%: 28.0–32.0%) longer than as is",
         ),
         (
             ("on GPU0, GPU1", "on GPU2, GPU3"),
             (),
             Measure.STEP,
-            "on GPU2, GPU3 a step of this job takes 30.0 % (95 %: 28.0–32.0 %) longer than on GPU0, GPU1",
+            "on GPU2, GPU3 a step of this job takes 30.0% (95%: 28.0–32.0%) longer than on GPU0, GPU1",
         ),
     ],
 )
@@ -104,9 +103,9 @@ def test_every_change_has_its_words(
 
 def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
     sentence = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
-    assert sentence.startswith("p2p is worth 30.0 %")
+    assert sentence.startswith("p2p is worth 30.0%")
     named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
-    assert named.startswith("without p2p a step of this job takes 30.0 %")
+    assert named.startswith("without p2p a step of this job takes 30.0%")
 
 
 def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:
@@ -192,18 +191,18 @@ def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, need
 def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
     shown = " ".join(with_gpu((0.75, 0.8), 0.15, 0.01, 178).split())
     assert "GPU's own" in shown
-    assert "the GPU is busy for 75 % of a step with p2p, 80 % without p2p" in shown
-    assert "1.1 times as long without p2p (95 %: 9.0 to 11.0 % more)" in shown
+    assert "the GPU is busy for 75% of a step with p2p, 80% without p2p" in shown
+    assert "1.1 times as long without p2p (95%: 9.0 to 11.0% more)" in shown
     assert "the host bounds a step of both arms" in shown
     assert "a larger batch, torch.compile or CUDA graphs" in shown
-    assert "±3.0 % needs about 178 repeats, 237 min: runs of one arm differ by 15.0 % (standard deviation)" in shown
+    assert "±3.0% needs about 178 repeats, 237 min: runs of one arm differ by 15.0% (standard deviation)" in shown
     assert "longer runs would not help" in shown
 
 
 def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
     shown = " ".join(with_gpu((0.75, 0.99), 0.05, 0.04, None).split())
     assert "the host bounds a step with p2p: with less host work, the ratio" in shown
-    assert "±3.0 % would need more than 10,000 repeats" in shown
+    assert "±3.0% would need more than 10,000 repeats" in shown
     assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
     assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())
 
@@ -215,5 +214,5 @@ def test_whole_milliseconds_never_show_that_a_step_takes_as_long() -> None:
     made.result = ablations.judge(made)
     shown = " ".join(text(page(made)).split())
     assert "no difference beyond" not in shown
-    assert "undecided: without p2p a step of this job takes between 4.9 % less and 5.2 % more (95 %)" in shown
-    assert "±3.0 % needs more digits: those that the script prints leave ±5.2 %, however often it is trained" in shown
+    assert "undecided: without p2p a step of this job takes between 4.9% less and 5.2% more (95%)" in shown
+    assert "±3.0% needs more digits: those that the script prints leave ±5.2%, however often it is trained" in shown

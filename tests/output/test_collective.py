@@ -33,7 +33,7 @@ def test_one_communicator_reads_like_this() -> None:
         "  1G  268435456  4543.50    4550.00  236.32      354.49  354.49-354.49      0\n"
         "time: one collective on the device, the slowest rank, median; launch: one call\n"
         "of an ungraphed loop, as in a training step, the mean of the ranks;\n"
-        "busbw = algbw × 2(n-1)/n; interval: 95 % of busbw, GB/s;\n"
+        "busbw = algbw × 2(n-1)/n; interval: 95% of busbw, GB/s;\n"
         "wrong: elements that failed verification\n"
         "\n"
         "points    3 data points: 3 converged\n"

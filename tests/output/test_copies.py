@@ -93,7 +93,7 @@ def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
         "GPU2    55.0 ±0.0%  55.0 ±0.0%\n"
         "\n"
         "ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;\n"
-        "read: the destination does; ±: half of the median's 95 % interval\n"
+        "read: the destination does; ±: half of the median's 95% interval\n"
         "\n"
         "points    48 data points: 48 converged\n"
     )

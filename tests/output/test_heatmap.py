@@ -40,7 +40,7 @@ def test_it_is_a_readable_matrix_without_colour() -> None:
 def test_in_a_terminal_the_background_darkens_with_the_share_of_the_best() -> None:
     pieces = shown(pair_run(4, lambda a, b: RATES[a, b]), terminal=True).split("48;5;")[1:]
     shade = {piece.split("m", 1)[1].split("\x1b")[0].strip(): int(piece.split("m")[0]) for piece in pieces}
-    # 100, 96, 91, 80, 60 and 10 % of 400 GB/s, on viridis' way from yellow to violet.
+    # 100, 96, 91, 80, 60 and 10% of 400 GB/s, on viridis' way from yellow to violet.
     assert [shade[f"{rate:.1f}"] for rate in RATES.values()] == [227, 149, 77, 36, 31, 54]
 
 

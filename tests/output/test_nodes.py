@@ -137,7 +137,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
     )
     text = page(origin, judgement, None, width=200)
     for line in (
-        "late      b arrives at batches 2.5 ms after its partners (median; 95 % 2.4 to 2.6), in 23 of 24 trials",
+        "late      b arrives at batches 2.5 ms after its partners (median; 95% 2.4 to 2.6), in 23 of 24 trials",
         "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
         "slow      b, rail 0: 30.0% below the typical node (28.0% to 32.0%)",
         "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",

@@ -32,7 +32,7 @@ allreduce at 1G, GB/s (a communicator per pair, busbw)
 GPU0      -  300.0
 GPU1  300.0      -
 
-pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)
+pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)
 tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read  broadcast
 1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0
 There is one pair, so there is nothing to choose.
@@ -64,7 +64,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
     run = pairs_run(4, lambda a, b: 300.0 - 0.1 * order.index((a, b)))
     head = "tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read"
     assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)\n"
+        "pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)\n"
         f"{head}  broadcast\n"
         "1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0\n"
         "1     GPU0-GPU2  NV18       299.9  299.9-299.9  tied        395.2    393.7     370.1    376.4      310.0\n"
@@ -86,7 +86,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
 def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
     run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 300.0)
     assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)\n"
+        "pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)\n"
         "tier  pair       label  allreduce     interval  vs best\n"
         "1     GPU0-GPU2  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU0-GPU3  NV18       300.0  300.0-300.0  tied\n"

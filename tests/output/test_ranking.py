@@ -57,11 +57,11 @@ GPU0-GPU1  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 GPU0-GPU2  NV18   2.00 [2.00, 2.00]  200.0 [200.0, 200.0]  390.6 KiB      0%
 GPU1-GPU2  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
 
-tied, different: compared with the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five trials); undecided: neither;
+tied, different: compared with the best, by the 90% and the simultaneous 95%
+interval of the difference (99% below five trials); undecided: neither;
 failed: something on it failed, whatever its rate; impossible: nothing failed,
 but a rate is above the hardware's limit
-latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
+latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
 n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line
 """

@@ -33,11 +33,11 @@ GPU2, GPU3 (NVIDIA H200) on box
 why       300 GB/s measured
 predicted all-reduce busbw 280–300 GB/s over NVSwitch
 finalists all-reduce busbw at 64M, GB/s
-  set         predicted  measured (95 %)
+  set         predicted  measured (95%)
   GPU2, GPU3  280–300    299.5 (298.1–301)
   GPU0, GPU2  200        -
   GPU0, GPU1  9.5        9.5 (9.4–9.6)      the first 2
-gain      +3052.6 % over GPU0, GPU1 (95 %: +3010.0 to +3100.0 %)
+gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%)
 decided   by fewest NUMA nodes
 search    heuristic: not every set was evaluated
 left out  GPU1: busy: 1 other process
@@ -94,4 +94,4 @@ def test_every_line_with_a_simulated_rate_says_sim() -> None:
         "predicted all-reduce busbw 280–300 GB/s over NVSwitch (sim)",
         "finalists all-reduce busbw at 64M, GB/s (sim)",
     ]
-    assert lines[8] == "gain      +3052.6 % over GPU0, GPU1 (95 %: +3010.0 to +3100.0 %) (sim)"
+    assert lines[8] == "gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%) (sim)"

@@ -102,7 +102,7 @@ def test_a_reader_of_markdown_gets_no_digits_that_are_noise() -> None:
     markdown = formats.as_markdown(run_of(gpus(2), [measurement]), rows(run_of(gpus(2), [measurement])))
     figures = [cell for name, cell in heads(markdown + "\n\n").items() if name.endswith(("_gbs", "seconds"))]
     assert len(figures) == 5
-    assert all(len(re.sub(r"^0\.0*|e.*|\.", "", cell)) <= 3 for cell in figures), figures  # ±20 %
+    assert all(len(re.sub(r"^0\.0*|e.*|\.", "", cell)) <= 3 for cell in figures), figures  # ±20%
 
 
 def as_read(cell: str, kind: Type) -> Any:

@@ -236,7 +236,7 @@ def test_a_call_that_this_collbench_does_not_know_is_counted_not_guessed() -> No
 @settings(deadline=None)
 @given(st.lists(st.integers(300, 10**9), min_size=1, max_size=60))
 def test_the_median_of_a_histogram_is_within_its_bucket(pauses: list[int]) -> None:
-    """Buckets are an eighth of an octave: the true median's neighbours bound the answer, 12.5 % wider."""
+    """Buckets are an eighth of an octave: the true median's neighbours bound the answer, 12.5% wider."""
     buckets = np.zeros(192, np.uint16)
     for pause in pauses:
         exponent = pause.bit_length() - 1

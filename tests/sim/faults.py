@@ -23,9 +23,9 @@ FaultyFabric = tuple[Fabric, Members]  # and the GPUs that a verdict should name
 
 # docs/method.md 10.2: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
 _DEGRADED, _ABOVE_PCIE = 0.68, 1.1
-# Faster than PCIe can be by more than the 5 % that a hidden NVLink shows.
+# Faster than PCIe can be by more than the 5% that a hidden NVLink shows.
 _FASTER_THAN_PCIE = 1.15
-# A lower tier and more than 10 % less, yet above 0.70 of theory where a healthy link reaches 0.88 [H200x4].
+# A lower tier and more than 10% less, yet above 0.70 of theory where a healthy link reaches 0.88 [H200x4].
 _SLOW_FACTOR = 0.82
 _SLOW_ROW_FACTOR = 0.85  # what a slow GPU must do to each of its links to count as a slow row
 # Of theory. Without NVLinks in the labels a pair might have a hidden one, so the rate must exceed that of all NVLinks.

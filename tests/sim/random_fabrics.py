@@ -26,7 +26,7 @@ from collbench.sim.fabrics import (
 )
 
 _GIB = 2**30
-# Achieved GB/s of a ×16 slot by generation: about 84 % of theory, as packets of 256 B leave of it.
+# Achieved GB/s of a ×16 slot by generation: about 84% of theory, as packets of 256 B leave of it.
 _SLOT_GBS = {3: 12.6, 4: 26.0, 5: 53.0}
 # (name, line rate in MB/s, achieved GB/s a link, PCIe generation); docs/method.md 9.2 and machine/theory.py.
 _SWITCHED = (("A100", 25000, 22.8, 4), ("H100", 26562, 22.0, 5), ("H200", 26562, 22.0, 5), ("B200", 53125, 43.0, 5))

@@ -43,11 +43,11 @@ ACROSS = [(node, node + 8) for node in range(8)]
         ("a cable bad one way slows an all-reduce", {"slow_nodes": (NodeFault(0, sends=0.5),)}, [(0, 1)], False, [200]),
         ("one way it slows what it sends", {"slow_nodes": (NodeFault(0, sends=0.5),)}, [(0, 1)], True, [200]),
         ("and not what it receives", {"slow_nodes": (NodeFault(0, sends=0.5),)}, [(1, 0)], True, [400]),
-        ("eight pairs share uplinks at 80 %: 8 × 400 × 0.8 / 8", {"slow_uplinks": (UplinkFault("leaf0", 0.8),)},
+        ("eight pairs share uplinks at 80%: 8 × 400 × 0.8 / 8", {"slow_uplinks": (UplinkFault("leaf0", 0.8),)},
          ACROSS, False, [320] * 8),
         ("six pairs fit: 8 × 400 × 0.8 > 6 × 400", {"slow_uplinks": (UplinkFault("leaf0", 0.8),)},
          ACROSS[:6], False, [400] * 6),
-        ("links down to a pod, at 5 % of 32 nodes', slow what comes in",
+        ("links down to a pod, at 5% of 32 nodes', slow what comes in",
          {"slow_uplinks": (UplinkFault("pod1", down=0.05),)}, [(node, node + 32) for node in range(8)],
          True, [80] * 8),
         ("and not what goes out", {"slow_uplinks": (UplinkFault("pod1", down=0.05),)},
@@ -95,7 +95,7 @@ def test_noise_is_drawn_around_the_true_rate_and_again_by_its_seed() -> None:
     drawn = [measured(TREE, pairs, np.random.default_rng(3)) for _ in range(2)]
     assert drawn[0] == drawn[1]
     logs = np.log(np.array(drawn[0]) / 400)
-    # 64 values of σ = 2 %: their spread lies within 30 % of it, their mean within 4 standard errors, for this seed.
+    # 64 values of σ = 2%: their spread lies within 30% of it, their mean within 4 standard errors, for this seed.
     assert 0.014 < float(logs.std()) < 0.026
     assert abs(float(logs.mean())) < 0.01
 

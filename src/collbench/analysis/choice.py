@@ -130,7 +130,7 @@ class TooFewLeft(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A finalist's measured all-reduce busbw, GB/s: the median over trials and its 95 % interval."""
+    """A finalist's measured all-reduce busbw, GB/s: the median over trials and its 95% interval."""
 
     members: Members
     gbs: float
@@ -230,7 +230,7 @@ class Choice:
     `finalists` are best first and include the default set: the first k, by PCI bus id, of those not left out.
     `decided_by` are the tie-breaks that decided, in their order; none if bandwidth decided. `tied`: the choice does not
     affect bandwidth. `heuristic`: there are too many devices to try all sets. `estimated`: from labels alone. `gain` is
-    the chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None if it was
+    the chosen set's measured busbw over the default's: low end of its 95% interval, middle, high end; None if it was
     not measured. `failed` are sets of devices within the chosen set where something failed or moved wrong data; every
     other set has some, too. `impossible` are those of `failed` whose only fault is a rate above its limit. `forgiven`
     are throttled members that were taken because all sets without them include a failure. `trials` is the smallest

@@ -56,7 +56,7 @@ def match_devices(base: Run, new: Run) -> Match:
 # Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
 # on.
 
-_TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
+_TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90% interval within ±δ
 
 
 class Verdict(StrEnum):
@@ -120,7 +120,7 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
 class Change:
     """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
-    `ratio` is new over base bandwidth. With 99 %, its `interval` and those of all data points and groups hold at the
+    `ratio` is new over base bandwidth. With 99%, its `interval` and those of all data points and groups hold at the
     same time; None below three trials in either run. `delta` is the ratio up to which a difference changes no decision.
     `regressed`: the data point is significantly slower by more than the comparison allows. `between` is how much the
     data point varies from run to run.
@@ -217,7 +217,7 @@ def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
 # Groups of data points that are judged together: all works of a set of devices, and all sets of a work, at the largest
 # size.
 #
-# A link that is 8 % slower is slower for every copy and collective. The noise of one data point may hide that; that of
+# A link that is 8% slower is slower for every copy and collective. The noise of one data point may hide that; that of
 # all of them does not.
 
 
@@ -232,7 +232,7 @@ class Kind(StrEnum):
 class Group:
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    `ratio` is new over base bandwidth, the mean weighted by the data points' precision. With 99 %, its `interval` and
+    `ratio` is new over base bandwidth, the mean weighted by the data points' precision. With 99%, its `interval` and
     those of all data points and groups hold at the same time.
     """
 

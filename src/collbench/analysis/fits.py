@@ -19,13 +19,13 @@ from collbench.model.units import SMALL_BYTES
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
 _Array = NDArray[np.float64]
-Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the estimate, the high end
+Bounded = tuple[float, float, float]  # the low end of the 95% interval, the estimate, the high end
 
 # Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
 FEWEST_SIZES, LEAST_SPAN = 4, 16
 _FEWEST_TRIALS = 2  # from one trial nothing can be resampled
 _RESAMPLES = 200
-# Rounds of reweighting, after which results move by less than 0.1 %; resampled ones begin where the estimate ended.
+# Rounds of reweighting, after which results move by less than 0.1%; resampled ones begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
 _AT_ONCE = 32  # links that are fitted together: their arrays fit a core's cache
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
@@ -34,7 +34,7 @@ _EXACT = 1e-6  # a relative residual below any clock's resolution: all points co
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One link's α in µs, β in GB/s (busbw) and n½ = α · β in bytes, where half of β is reached; 95 % intervals.
+    """One link's α in µs, β in GB/s (busbw) and n½ = α · β in bytes, where half of β is reached; 95% intervals.
 
     `misfit` is the largest distance of a measured time from the line, as a share of it. `sizes` were fitted.
     """

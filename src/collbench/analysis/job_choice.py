@@ -32,7 +32,7 @@ class Standing(StrEnum):
 class JobFinalist:
     """A set on which the job's step was replayed, by positions.
 
-    `seconds` are its communication a step, the geometric mean over trials with its own 95 % interval; `ratio` is that
+    `seconds` are its communication a step, the geometric mean over trials with its own 95% interval; `ratio` is that
     over the best set's, with an interval that holds for all sets at once. None if the set failed. `rounds` are the
     seconds of each round, in which all sets had their turn. `failure` has positions of the run of the replays.
     """
@@ -94,7 +94,7 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
 
     `positions` are those of the run's devices among all that were chosen from, as in `by_bandwidth`.
     The sets took turns in each round of trials, so they are compared round by round: drift affects all alike. With n
-    sets, each of n(n−1)/2 differences gets its share of the 5 % (Bonferroni), because the best is not known before.
+    sets, each of n(n−1)/2 differences gets its share of the 5% (Bonferroni), because the best is not known before.
     """
     sound = [replay for replay in run.replays if replay.trials and replay.failure is None and not replay.wrong]
     failed = [replay for replay in run.replays if replay.failure is not None or replay.wrong]

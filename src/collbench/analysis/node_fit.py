@@ -32,7 +32,7 @@ ALIKE = 0.5
 # eight measurements the largest is 1.4 above the mean, of some thousand pairs the lowest 3.5 below it.
 _BOTTLENECK_SIGMAS = 6.0
 _NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/cluster.md)
-# If the variance of rounds is below this share of the variance between pairs, more rounds narrow intervals by 5 %.
+# If the variance of rounds is below this share of the variance between pairs, more rounds narrow intervals by 5%.
 _EXHAUSTED = 0.1
 _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
 
@@ -296,10 +296,10 @@ def _read(
 
 # Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
 _STEPS, _SETTLED = 50, 1e-5
-# Of log bandwidth: nothing repeats better than to 0.1 %, and weights would divide by nothing.
+# Of log bandwidth: nothing repeats better than to 0.1%, and weights would divide by nothing.
 _LEAST_SIGMA = 1e-3
 # Keeps near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
-# deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
+# deviation were 16 times the noise, 30% for 2%. Of an effect that eight measurements show it takes a two-thousandth.
 _RIDGE = 0.004
 _PRECISE = 1e-10
 # A few residuals may be small by chance. So what is assumed about the scatter counts as much as two of them: a

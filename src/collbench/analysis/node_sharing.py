@@ -27,7 +27,7 @@ _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 _LEAST_NODES = 6
 # Of log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
 _CLEARLY, _SIGMAS = 0.08, 3.0
-# The third fastest measurement shows about the full rate, and so do those a little slower; no noise is below 0.3 %.
+# The third fastest measurement shows about the full rate, and so do those a little slower; no noise is below 0.3%.
 _THIRD, _WIDE, _NEAR, _LEAST_SIGMA = 3, 0.12, 0.08, 0.003
 # A single slow uplink explains slow pairs of up to this share of the nodes.
 _FEW_BEHIND = 3 / 8

@@ -22,7 +22,7 @@ from collbench.model.run import Measurement, Run
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
-# A node is slow if even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node: the
+# A node is slow if even the upper end of its simultaneous 95% interval lies more than 2% below the typical node: the
 # median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same
 # rule among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not
 # among themselves share an uplink.
@@ -31,10 +31,10 @@ Pair = tuple[int, int]
 
 # If leaving a leaf costs this much while all nodes do, its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
-# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2 % noise
-# the mean of four is known to 1 %, and half of a 10 % fault is 5 %.
+# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2% noise
+# the mean of four is known to 1%, and half of a 10% fault is 5%.
 _ENOUGH_AMONG = 4
-# If an interval reaches this far down, the node is undecided: eight rounds with 2 % noise leave 3 %.
+# If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
 _TOO_WIDE = 0.15
 # So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
 _CONFIRMED = 2
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Bandwidth against the median's, as a ratio less 1 (-0.1: 10 % below), with its simultaneous 95 % interval."""
+    """Bandwidth against the median's, as a ratio less 1 (-0.1: 10% below), with its simultaneous 95% interval."""
 
     ratio: float
     interval: tuple[float, float]
@@ -359,7 +359,7 @@ def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float])
 
 
 def _alike(one: float, other: float) -> bool:
-    """True if one uplink may slow both: a node that looks 3 % slow by chance is not behind one that costs 18 %."""
+    """True if one uplink may slow both: a node that looks 3% slow by chance is not behind one that costs 18%."""
     return max(one, other) < ALIKE * min(one, other)
 
 
@@ -545,7 +545,7 @@ _LATE_FAMILY = 0.05  # how often chance may call any node of a survey late
 class LateNode:
     """A node that is later to batches than its partners: in `later` of `seen` trials by more than clocks resolve.
 
-    `seconds` is the median over its trials, `interval` that median's 95 % interval.
+    `seconds` is the median over its trials, `interval` that median's 95% interval.
     """
 
     node: int

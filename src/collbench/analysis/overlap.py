@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A median or a mean over trials with its 95 % interval, None for fewer than three trials."""
+    """A median or a mean over trials with its 95% interval, None for fewer than three trials."""
 
     value: float
     interval: Interval | None
@@ -31,7 +31,7 @@ class Figure:
 
 
 def median_figure(values: Sequence[float]) -> Figure:
-    """Return the median of trials with its 95 % interval; not a number for none.
+    """Return the median of trials with its 95% interval; not a number for none.
 
     Values may be 0 or negative, such as the seconds that calls add to a step if noise is larger than these.
     """
@@ -121,7 +121,7 @@ def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
 class Slowdown:
     """How many times longer the collective takes during compute, and compute during the collective.
 
-    `collective_most` and `compute_most` are the upper ends of their 95 % intervals, infinite without one.
+    `collective_most` and `compute_most` are the upper ends of their 95% intervals, infinite without one.
     """
 
     collective: float

@@ -280,14 +280,14 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
 # A rate above a limit means that the timing is wrong, or what the driver reports about the links. If no limit is known
 # (`Hardware.of` is None), nothing is judged.
 
-# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5 % takes
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5% takes
 # NVLinks that no label shows.
 MARGIN, HIDDEN = 1.02, 1.05
 # A path below this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
 DEGRADED = 0.7
 # A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 FASTEST_PCIE_GBS = 118.0
-# From this size on a copy shows whether a pair uses PCIe: it comes within 5 % of its plateau [4 × H200].
+# From this size on a copy shows whether a pair uses PCIe: it comes within 5% of its plateau [4 × H200].
 _SHOWS_BANDWIDTH = 16 * 2**20
 _BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)
 _BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ)

@@ -30,8 +30,8 @@ from collbench.runfile.codec import build
 # The file holds only what its sources say; the interpretation is in this module.
 # docs/reference-figures.schema.json describes it.
 
-# A measured figure holds for other machines of its kind within ±5 %: where two sources measured the same thing, they
-# differ by up to 4 % (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
+# A measured figure holds for other machines of its kind within ±5%: where two sources measured the same thing, they
+# differ by up to 4% (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
 _AROUND = 0.05
 
 

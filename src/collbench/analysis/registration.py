@@ -41,7 +41,7 @@ def on_memory(run: Run, kind: Registration) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """How many times as long a collective takes on this memory as on the fastest, and the ratio's 95 % interval.
+    """How many times as long a collective takes on this memory as on the fastest, and the ratio's 95% interval.
 
     The interval is None below three trials of both.
     """

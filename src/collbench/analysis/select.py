@@ -347,7 +347,7 @@ class Origin:
 class Finalist:
     """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
 
-    `predicted` is (low, high), `measured` (low, median, high) of its 95 % interval: all-reduce busbw in GB/s.
+    `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s.
     """
 
     devices: tuple[str, ...]
@@ -361,7 +361,7 @@ class JobSet:
     """A finalist on which a recorded job was replayed, by its devices' tags.
 
     `communication` is (low, middle, high) of its seconds a step, `ratio` of them over those of the fastest set, with a
-    95 % interval that holds for all sets at once; a set of fewer than three trials has the middle alone, thrice. None
+    95% interval that holds for all sets at once; a set of fewer than three trials has the middle alone, thrice. None
     where the set failed: `failure` says how. `standing` is best, tied, undecided, slower or failed. `first` as in
     Finalist.
     """

@@ -22,8 +22,8 @@ from collbench.model.units import algbw
 
 # Two trials do not predict a third.
 FEWEST_TRIALS = 3
-# Each data point is measured until its interval is narrow, which selects intervals that are narrow by chance. Of 95 %
-# they would contain 91 % of such medians; of 96.5 % they contain 93 to 96.5 %, however noisy (benchmarks/coverage.py).
+# Each data point is measured until its interval is narrow, which selects intervals that are narrow by chance. Of 95%
+# they would contain 91% of such medians; of 96.5% they contain 93 to 96.5%, however noisy (benchmarks/coverage.py).
 _LEVEL = 0.965
 # That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
 # benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
@@ -39,7 +39,7 @@ DELTA = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One point in a person's units: the median trial's seconds and GB/s, and busbw's 95 % interval (None: too few).
+    """One point in a person's units: the median trial's seconds and GB/s, and busbw's 95% interval (None: too few).
 
     A trial counts as the median of its batches, because batches of one trial resemble each other; so the interval rests
     on trials, too. `trials` are the busbw of each trial, GB/s, in the order they were made.
@@ -55,7 +55,7 @@ class Summary:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the median's 95 % interval from independent positive values, None below three.
+    """Return the median's 95% interval from independent positive values, None below three.
 
     Of three to five it is the median ± a multiple of the standard deviation, in logs, and takes them for normal; from
     six on it is that of the order statistics, interpolated in logs, and assumes no distribution. Source: Hettmansperger
@@ -72,7 +72,7 @@ _trials_interval = functools.lru_cache(1 << 13)(median_interval)  # a page needs
 
 
 def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the median's 95 % interval for values of either sign, such as differences, which have no logs."""
+    """Return the median's 95% interval for values of either sign, such as differences, which have no logs."""
     if len(values) < FEWEST_TRIALS:
         return None
     middle = median(values)
@@ -92,7 +92,7 @@ def _around_median(values: Sequence[float]) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the mean's 95 % interval by Student's distribution, from independent positive values, None below three."""
+    """Return the mean's 95% interval by Student's distribution, from independent positive values, None below three."""
     n = len(values)
     if n < FEWEST_TRIALS:
         return None
@@ -113,7 +113,7 @@ def _order_statistics(n: int) -> tuple[int, float]:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half of the median's 95 % interval over the median, a ratio; infinite below three values."""
+    """Return half of the median's 95% interval over the median, a ratio; infinite below three values."""
     interval = median_interval(values)
     if interval is None:
         return math.inf
@@ -139,7 +139,7 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     """Return σ̂ of one trial, pooled over points' log trials: the median difference of two of a point; 0 without two.
 
     It holds for any number of trials. Deviations from a data point's own median do not: of three trials one is always
-    0, and their MAD shows 57 % of σ. A quarter of the trials may be wild. [Rousseeuw & Croux, JASA 88 (1993), section
+    0, and their MAD shows 57% of σ. A quarter of the trials may be wild. [Rousseeuw & Croux, JASA 88 (1993), section
     3]
     """
     differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
@@ -166,7 +166,7 @@ class OwnNoise:
 def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | None:
     """Return how much noisier some points are than their kinds, from each one's log trials and its kind's σ.
 
-    None if they may be equally noisy: a χ² test at 99 %. The standard deviation counts, which a second mode or a wild
+    None if they may be equally noisy: a χ² test at 99%. The standard deviation counts, which a second mode or a wild
     trial widens, unlike a robust σ̂: who has one of these has noise of their own.
     """
     freedom, total = 0, 0.0
@@ -180,13 +180,13 @@ def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | Non
 
 
 def _chi_square(freedom: float, probability: float) -> float:
-    """Return the quantile of χ² [Wilson & Hilferty, PNAS 17 (1931): within 1 % from two degrees of freedom on]."""
+    """Return the quantile of χ² [Wilson & Hilferty, PNAS 17 (1931): within 1% from two degrees of freedom on]."""
     share = 2 / (9 * freedom)
     return freedom * (1 - share + NormalDist().inv_cdf(probability) * math.sqrt(share)) ** 3
 
 
 def tie_threshold(noise: float) -> float:
-    """Return δ = max(2 %, 3σ̂): a smaller difference is not distinguished from noise, or changes no decision."""
+    """Return δ = max(2%, 3σ̂): a smaller difference is not distinguished from noise, or changes no decision."""
     return max(DELTA, 3 * noise)
 
 
@@ -242,7 +242,7 @@ def log_rates(measurement: Measurement) -> list[float]:
 
 # Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and trials works.
 #
-# scipy.stats.studentized_range has the same within 2e-4 (within 2e-3 at half a degree of freedom and 99 %), but its
+# scipy.stats.studentized_range has the same within 2e-4 (within 2e-3 at half a degree of freedom and 99%), but its
 # import takes 0.8 s and each quantile 60 to 300 ms, where this one takes 0.5 ms.
 
 _Array = NDArray[np.float64]
@@ -280,7 +280,7 @@ def range_quantile(n: int, probability: float = 0.95, freedom: float = math.inf)
     """
     spreads, weights = _spread_distribution(freedom)
     chances = _range_distribution(n)
-    low, high = 0.0, 1e5  # of a thousand normals with half a degree of freedom the 99 % quantile is below
+    low, high = 0.0, 1e5  # of a thousand normals with half a degree of freedom the 99% quantile is below
     for _ in range(50):
         middle = (low + high) / 2
         inside = float(weights @ np.interp(middle * spreads, _RANGES, chances))
@@ -327,9 +327,9 @@ def student(freedom: float, probability: float) -> float:
 
 
 def simultaneous_quantile(freedom: float, count: int) -> float:
-    """Return how many standard errors `count` intervals reach to each side so that with 95 % all of them hold.
+    """Return how many standard errors `count` intervals reach to each side so that with 95% all of them hold.
 
-    By Bonferroni: each gets its share of the 5 %. The errors are known to `freedom` degrees of freedom.
+    By Bonferroni: each gets its share of the 5%. The errors are known to `freedom` degrees of freedom.
     """
     return student(freedom, 1 - (1 - _SIMULTANEOUS_LEVEL) / 2 / max(1, count))
 
@@ -392,7 +392,7 @@ def median_deviation(n: int) -> float:
     return math.sqrt(float(np.trapezoid((_GRID - mean) ** 2 * density, _GRID)))
 
 
-# Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber & Ronchetti, Robust Statistics, §4].
+# Residuals that count in full, in robust σ: 95% efficient for normal ones [Huber & Ronchetti, Robust Statistics, §4].
 _HUBER = 1.345
 
 

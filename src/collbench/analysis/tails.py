@@ -16,7 +16,7 @@ from collbench.model.units import amount, format_size
 Times = NDArray[np.float64]
 
 PERCENTILES = (50, 95, 99)
-_OUTSIDE = 0.025  # of a 95 % interval, on either side
+_OUTSIDE = 0.025  # of a 95% interval, on either side
 _NANO = 1e-9
 # The last rank is counted again among launches above this percentile, which make a job's slowest steps.
 _SLOWEST = 95
@@ -25,7 +25,7 @@ _BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile in seconds, with its 95 % interval; None if there are too few launches."""
+    """One percentile in seconds, with its 95% interval; None if there are too few launches."""
 
     percent: int
     seconds: float | None
@@ -49,7 +49,7 @@ class Spread:
 class Lateness:
     """How much later than the median of the others a rank came to the launches, or left them, in seconds.
 
-    `significant`: the whole 95 % interval of the median lies above the resolution of the clocks (`resolved`).
+    `significant`: the whole 95% interval of the median lies above the resolution of the clocks (`resolved`).
     """
 
     median: float
@@ -68,7 +68,7 @@ class RankTails:
     """One rank, by its device's position. `own` is the time from its arrival to its leaving, by its own clock.
 
     The rest needs a common clock, None without one: `last` is the share of the launches to which it came last, and
-    `last_of_slowest` that of the launches in which ranks waited longest (the slowest 5 %).
+    `last_of_slowest` that of the launches in which ranks waited longest (the slowest 5%).
     """
 
     member: int
@@ -156,7 +156,7 @@ def spread(values: Times) -> Spread:
 
 @functools.cache
 def quantile_ranks(count: int, percent: int) -> tuple[int, int] | None:
-    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None if they are too few.
+    """Return the ranks, from 1, of the values between which a percentile lies with 95%; None if they are too few.
 
     By order statistics, of any distribution whose values are independent: as many lie below the percentile as a
     binomial variable says. Source: Conover, Practical Nonparametric Statistics, 3rd ed. (1999), section 3.2.
@@ -174,7 +174,7 @@ def quantile_ranks(count: int, percent: int) -> tuple[int, int] | None:
 
 
 def fewest_launches(percent: int) -> int:
-    """Return how many launches a percentile needs: of fewer, not even the smallest and the largest bound it with 95 %.
+    """Return how many launches a percentile needs: of fewer, not even the smallest and the largest bound it with 95%.
 
     All n lie on one side of it with the larger of its two shares to the power of n.
     """

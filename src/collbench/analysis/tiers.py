@@ -34,18 +34,18 @@ from collbench.model.units import TELLING_BYTES, amount, figure, format_size
 
 Members = tuple[int, ...]
 
-# Below 1 MiB three times as much: the launch of a small message may vary by 6 % of its 5 µs.
+# Below 1 MiB three times as much: the launch of a small message may vary by 6% of its 5 µs.
 _SMALL_DELTA = 3 * DELTA
 _PUBLISHING_TRIALS = 5  # with fewer trials a difference needs the higher level
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
-# Two one-sided tests, each at 2.5 %: the 95 % interval of the difference lies within ±δ.
+# Two one-sided tests, each at 2.5%: the 95% interval of the difference lies within ±δ.
 _TIE_CHANCE = 0.025
 # σ̂ from differences of trials is as precise as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
 # Of seven equally noisy trials σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its
 # kind.
 NOISIER = 2.5
-# From this many on one wild trial may be passed over on either side: 1 − 2 · 8/2^7 = 87 % still cover the median.
+# From this many on one wild trial may be passed over on either side: 1 − 2 · 8/2^7 = 87% still cover the median.
 TRIALS_WITH_AN_OUTLIER = 7
 
 
@@ -74,7 +74,7 @@ class Estimate:
 
 
 def tolerance(size_bytes: int) -> float:
-    """Return δ, the ratio up to which a difference changes no decision: 2 %, below 1 MiB 6 %."""
+    """Return δ, the ratio up to which a difference changes no decision: 2%, below 1 MiB 6%."""
     return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
 
 
@@ -186,7 +186,7 @@ def _variance(one: Estimate) -> tuple[float, float]:
 
 
 def tied_with(best: Estimate, others: Sequence[Estimate], delta: float) -> set[Members]:
-    """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5 %.
+    """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5%.
 
     By Holm's steps: the clearest tie must be as clear as if all of them were to be shown. [Scand. J. Stat. 6 (1979)]
     """
@@ -236,7 +236,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankedLink:
-    """One link, pair or device: bandwidth in GB/s with its 95 % interval, seconds, tier (1 is best), and relation."""
+    """One link, pair or device: bandwidth in GB/s with its 95% interval, seconds, tier (1 is best), and relation."""
 
     members: Members
     label: str
@@ -310,7 +310,7 @@ class Ranking:
     def all_tied(self) -> bool:
         """True if all sets are shown to be equal up to δ: the choice is free.
 
-        Each is compared with the best at 2.5 %: that none differs by more is wrong in 2.5 % at most, whatever the
+        Each is compared with the best at 2.5%: that none differs by more is wrong in 2.5% at most, whatever the
         noise. A ranking that lacks sets, or one with a set that failed, shows nothing of the kind.
         """
         return self.equal and self.one_tier and not self.failed and not self.lacking

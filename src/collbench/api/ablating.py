@@ -81,7 +81,7 @@ def _plan(ablation: Ablation) -> str:
         return f"training {2 * ablation.repeats} times"
     return (
         "training both arms in turn, three times or more, until their ratio is known to "
-        f"±{fixed(100 * ablation.precision)} % or {ablation.budget_seconds:.0f} s have passed"
+        f"±{fixed(100 * ablation.precision)}% or {ablation.budget_seconds:.0f} s have passed"
     )
 
 

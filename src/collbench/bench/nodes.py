@@ -105,8 +105,8 @@ class RoundKind(StrEnum):
     CONFIRMING = "confirming"
 
 
-# At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
-# simultaneous 95 % quantile is 3.4), and a few slow partners do not matter.
+# At 2% noise the mean of eight measurements is known to 0.8%: a node that is 10% slow stands out among 128 (the
+# simultaneous 95% quantile is 3.4), and a few slow partners do not matter.
 SCREENING = 8
 # In a quiet round one node of so many leaves its leaf.
 _FEW = 8

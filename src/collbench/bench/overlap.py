@@ -40,7 +40,7 @@ _FEWEST_UNITS = 6
 _VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, delay_s=0.01)
 _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, delay_s=0.01)
 # Products draw more power than an H200 may for long: its clock falls from 1,980 to some 1,500 MHz. 10 ms after them an
-# all-reduce of 64 MiB takes 6 % longer than in `collbench allreduce`, 0.1 s after them 0.5 %, 0.2 s after them 0.3 %.
+# all-reduce of 64 MiB takes 6% longer than in `collbench allreduce`, 0.1 s after them 0.5%, 0.2 s after them 0.3%.
 _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
 _CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
@@ -49,7 +49,7 @@ _CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
 # That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
 _LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
 # Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
-# 0.5 % longer for each than at first.
+# 0.5% longer for each than at first.
 _ISOLATED_CALLS = 20
 # How long compute runs before the first of these calls, over the isolated time of its first chunk: it may be slower.
 _RUN_UP = 1.3

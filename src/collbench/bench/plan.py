@@ -30,7 +30,7 @@ class StoppingRule:
     """When data points have enough trials, and how long their batches are.
 
     Every data point gets `screening` trials, those on which the choice of devices rests `deciding` ones. An unsettled
-    data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1 % or ±3 %
+    data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1% or ±3%
     (docs/method.md 6.4). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few data
     points leave time for it at about `rate` in B/s.
     """
@@ -45,10 +45,10 @@ class StoppingRule:
 
 
 # docs/method.md 6.3: three trials screen, at least five publish a tier; with seven the medians of six pairs on
-# 4 × H200 stay within the 2 % of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against the event
-# clock's 0.5 µs; cores are fifty times slower. The start and the end of a batch, in which nothing is copied, are 1 %
-# (copy engine) to 3 % (kernels) of 128 MiB, and 0.3 % of 1 GiB. nvbandwidth moves 16 messages: with as many, 8 GiB at
-# 512 MiB, kernels' reads agree with it within 0.05 %; with four they are 0.2 % slower [2 × H200]. A simulated machine
+# 4 × H200 stay within the 2% of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against the event
+# clock's 0.5 µs; cores are fifty times slower. The start and the end of a batch, in which nothing is copied, are 1%
+# (copy engine) to 3% (kernels) of 128 MiB, and 0.3% of 1 GiB. nvbandwidth moves 16 messages: with as many, 8 GiB at
+# 512 MiB, kernels' reads agree with it within 0.05%; with four they are 0.2% slower [2 × H200]. A simulated machine
 # is measured as a real one, by its own clock.
 _GPUS = StoppingRule(
     screening=3, deciding=7, budget_seconds=2.3, batch_bytes=128 * 2**20, longest_batch_bytes=16 * 2**30, rate=3e11
@@ -79,7 +79,7 @@ _COVERED_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 8 * 2**30
 # takes the time of about one access.
 _CHASE_ACCESSES = 32768
 # A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
-# 4 × H200 that drain was 15 % of the time. So chains are longer than batches of copies, and those of many ranks, whose
+# 4 × H200 that drain was 15% of the time. So chains are longer than batches of copies, and those of many ranks, whose
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
 _CHAIN_BATCHES = 2
 _FEWEST_OF_MANY_RANKS = 4

@@ -35,7 +35,7 @@ from collbench.model.run import (
 )
 
 _MIB = 2**20
-# ±1 % for messages that keep a link busy, ±3 % where launch jitter is part of the time.
+# ±1% for messages that keep a link busy, ±3% where launch jitter is part of the time.
 _LARGE, _SMALL = 0.01, 0.03
 # Noise has stabilised when two more trials change its estimate by less than a tenth: more will not narrow it soon.
 _STABLE_CHANGE = 0.10
@@ -45,7 +45,7 @@ _STABLE_TRIALS = 8
 def stop_reason(measurement: Measurement, precision: float | None = None) -> StopReason | None:
     """Return PRECISION or NOISE when the data point needs no further trial, None while it does.
 
-    `precision` is the half interval over the median to reach; None takes ±1 % or ±3 %, by the size. Fewer than three
+    `precision` is the half interval over the median to reach; None takes ±1% or ±3%, by the size. Fewer than three
     trials have no interval.
     """
     trials = trial_seconds(measurement)
@@ -64,11 +64,11 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 # Whether the data points that decide were measured often enough to distinguish a slow pair from a noisy one
 # (docs/method.md 8.3).
 
-# The error of a data point's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100
+# The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
 # (benchmarks/ties.py).
 _ERROR = 0.008
 _MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√trials
-# At σ = 2 % ten trials reach it and at 2.4 % fifteen. Up to 4 % fifteen still help; beyond, a first look cannot.
+# At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; beyond, a first look cannot.
 _MOST_NOISE = 0.04
 _MOST_TRIALS = 15
 
@@ -356,9 +356,9 @@ def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
                     yield replace(step, batches=1, warmup=0, singles=plan.latency)
 
 
-# docs/method.md 6.1: warm until recent batches drift by less than 1 %; 8 tries bound a machine too noisy to settle.
+# docs/method.md 6.1: warm until recent batches drift by less than 1%; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
-# Copies that share a host link do not settle to 1 %; one pass loads their code and wakes what they use.
+# Copies that share a host link do not settle to 1%; one pass loads their code and wakes what they use.
 _COVERED_TRIES = 1
 _WARM_BYTES = 16 * 2**20
 
@@ -399,7 +399,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
 
 
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
-    """Repeat each operation in each of its rounds until three trials in a row agree within 1 %.
+    """Repeat each operation in each of its rounds until three trials in a row agree within 1%.
 
     A step that fails ends its work's warm-up, for each may take a watchdog's time; the data point's own trial records
     why.

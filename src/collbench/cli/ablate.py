@@ -96,7 +96,7 @@ _options_in_help = options.apply(
     click.option(
         "--precision",
         metavar="SHARE",
-        help="Train until half of the ratio's 95 % interval is at most this share of it.  [default: 3%]",
+        help="Train until half of the ratio's 95% interval is at most this share of it.  [default: 3%]",
     ),
     click.option("--budget", metavar="TIME", help="Start no repeat that would end after this time.  [default: 3min]"),
     click.option("--repeats", metavar="N", help="Train each arm N times instead, 2 or more."),
@@ -140,7 +140,7 @@ def ablate(arguments: AblateArguments) -> None:
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
     process is timed. "gpu_time=18.2ms", the GPU's own time of a step, shows whether the host bounds it. The page has
-    both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
+    both arms, their ratio with its 95% interval, and their all-reduce (docs/ablate.md).
 
     A recorded job, JOB.JSON, is replayed, not trained: its communication time with and without p2p is compared.
 

@@ -387,7 +387,7 @@ def _size_of(row: Collective) -> str:
 
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
-    Sizes are as in nccl-tests: bytes {size}. Columns: size, count, time, algbw, busbw and its 95 % interval. "time" is
+    Sizes are as in nccl-tests: bytes {size}. Columns: size, count, time, algbw, busbw and its 95% interval. "time" is
     device time (graph replay, slowest rank), "launch" one call of an ungraphed loop (mean).
 
     \b

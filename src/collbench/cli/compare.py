@@ -188,5 +188,5 @@ def _parse_share(text: str) -> float:
     match = _SHARE.fullmatch(text.strip())
     ratio = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= ratio < 1:
-        raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100 %: write 5%, 2.5% or 0.05")
+        raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100%: write 5%, 2.5% or 0.05")
     return ratio

@@ -90,7 +90,7 @@ _stopping = (
         "--precision",
         metavar="SHARE",
         callback=parsed(parse_precision),
-        help="Repeat each data point until half its 95 % interval is this share of its median, for at most 60 s or "
+        help="Repeat each data point until half its 95% interval is this share of its median, for at most 60 s or "
         "--budget.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(

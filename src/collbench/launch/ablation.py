@@ -124,7 +124,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What an arm's runs took, in seconds: their geometric mean, and its 95 % interval."""
+    """What an arm's runs took, in seconds: their geometric mean, and its 95% interval."""
 
     seconds: float
     interval: tuple[float, float]
@@ -132,7 +132,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The change's time over that of the arm as it is, and its 95 % interval."""
+    """The change's time over that of the arm as it is, and its 95% interval."""
 
     middle: float
     low: float
@@ -480,9 +480,9 @@ def _needed(sigma: float, wanted: float, level: float) -> int | None:
     return low if low < _MOST_REPEATS else None
 
 
-# Student's quantiles of 95 % intervals. Who looks after each repeat whether to go on stops early where the runs happen
-# to agree: with 97.5 % such intervals would hold 90 to 95 % of true ratios, with 98.75 % they hold 94.5 to 97.6 % (sim:
-# 20,000 ablations each of six spreads from 0.5 to 10 %, three to twenty repeats; tests/launch/test_deciding.py).
+# Student's quantiles of 95% intervals. Who looks after each repeat whether to go on stops early where the runs happen
+# to agree: with 97.5% such intervals would hold 90 to 95% of true ratios, with 98.75% they hold 94.5 to 97.6% (sim:
+# 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats; tests/launch/test_deciding.py).
 _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
 _MOST_REPEATS = 10_000
 # A time that was printed as one unit is between half of it and one and a half.
@@ -499,7 +499,7 @@ def _arm(logs: Sequence[float], rounding: float) -> ArmResult:
 
 
 def _ratio(logs: Sequence[float], level: float, rounding: float) -> Ratio:
-    """Return the geometric mean and its 95 % interval of what these are logarithms of, each off by up to `rounding`.
+    """Return the geometric mean and its 95% interval of what these are logarithms of, each off by up to `rounding`.
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """

@@ -400,7 +400,7 @@ class Settings:
     command: tuple[str, ...]  # the command line, for people: nothing reads it
     environment: dict[str, str]  # the variables of NCCL, CUDA and torch that change figures, no others
     root: Count = 0
-    precision: Positive | None = None  # half the 95 % interval over the median; None: docs/method.md 6.4's
+    precision: Positive | None = None  # half the 95% interval over the median; None: docs/method.md 6.4's
     budget_seconds: Positive | None = None  # when trials end that are not owed
     processes: Ordinal = 1  # or the ranks of a launch by `launcher`
     launcher: str = ""

@@ -21,7 +21,7 @@ from collbench.output.rows import Row, Value, rows, run_id
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-_DIGITS = 4  # significant; the 95 % interval of a rate is 0.1 % wide at best
+_DIGITS = 4  # significant; the 95% interval of a rate is 0.1% wide at best
 _OPERATION = ("backend", "operation", "variant", "numa_node", "registration", "skew", "world_size")
 _LINK = ("source", "destination", "members")
 _STATISTICS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("min", min), ("median", median), ("max", max))

@@ -96,7 +96,7 @@ COLUMNS = (
     ),
     Column("algbw_gbs", Type.REAL, "GB/s; bytes of all messages over the time"),
     Column("busbw_gbs", Type.REAL, "GB/s; algbw × the factor of the operation"),
-    Column("busbw_low_gbs", Type.REAL, "GB/s; the 95 % interval of busbw, from"),
+    Column("busbw_low_gbs", Type.REAL, "GB/s; the 95% interval of busbw, from"),
     Column("busbw_high_gbs", Type.REAL, "GB/s; to"),
     Column("trials", Type.WHOLE, "how often the data point was measured"),
     Column("batches", Type.WHOLE, "timed batches of iterations, of all trials"),
@@ -140,7 +140,7 @@ OVERLAP_COLUMNS = (
             ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
             ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
         )
-        for end, edge in (("", ""), ("_low", "; its 95 % interval, from"), ("_high", "; to"))
+        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
     ),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
     Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
@@ -175,7 +175,7 @@ REPLAY_COLUMNS = (
             ("communication", "the calls of the rank that has most, without waiting"),
             ("back_to_back", "the calls without pauses"),
         )
-        for end, edge in (("", ""), ("_low", "; its 95 % interval, from"), ("_high", "; to"))
+        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
     ),
     Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),

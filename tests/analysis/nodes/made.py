@@ -40,5 +40,5 @@ def names_of(found: Judgement) -> list[int]:
 
 
 def judged(nodes: int, rate: Rate, known: Sequence[Switches] = ()) -> Judgement:
-    """Return what every pair, four times with 1 % noise, says."""
+    """Return what every pair, four times with 1% noise, says."""
     return judge(seen(nodes, rate, 4, 0.01), nodes, known)

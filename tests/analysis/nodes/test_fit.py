@@ -35,7 +35,7 @@ def test_a_pair_of_two_slow_nodes_which_is_no_slower_than_one_misleads_nobody() 
 
 
 def test_errors_cover_what_noise_does() -> None:
-    """Of 4 × 190 pairs with 2 % noise, 20 estimates lie within 4 standard errors, and errors are what theory says."""
+    """Of 4 × 190 pairs with 2% noise, 20 estimates lie within 4 standard errors, and errors are what theory says."""
     found = fit(seen(20, slow(), 4, 0.02), 20)
     assert np.all(np.abs(found.sends) < 4 * found.send_errors)
     assert found.sigma == pytest.approx(0.02, rel=0.2)
@@ -44,7 +44,7 @@ def test_errors_cover_what_noise_does() -> None:
 
 
 def test_what_pairs_leave_open_has_an_error_that_says_so() -> None:
-    """Two nodes have one pair: which of them is slow nobody can say, whatever eight times 5 % noise would leave."""
+    """Two nodes have one pair: which of them is slow nobody can say, whatever eight times 5% noise would leave."""
     found = fit([Observation(0, 1, 100.0), Observation(1, 0, 90.0)] * 4, 2)
     assert found.sends == pytest.approx([0, 0], abs=1e-6)
     assert min(found.send_errors) > 10 * found.sigma

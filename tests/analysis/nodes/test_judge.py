@@ -123,7 +123,7 @@ def test_relabelling_the_nodes_permutes_the_answer(seed: int, known: bool) -> No
 def with_levels(
     nodes: int, seed: int, *, one_way: bool = False, slow_node: int | None = None, times: int = 4, sigma: float = 0.005
 ) -> list[Observation]:
-    """Return `times` rounds of every pair, which has a level of its own, 3.5 % off, and varies by `sigma`."""
+    """Return `times` rounds of every pair, which has a level of its own, 3.5% off, and varies by `sigma`."""
     rng = random.Random(seed)
     levels = {(a, b): rng.choice([0.965, 1.035]) for a in range(nodes) for b in range(nodes)}
 
@@ -136,7 +136,7 @@ def with_levels(
 @pytest.mark.parametrize("one_way", [False, True])
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_pairs_with_levels_of_their_own_accuse_nobody(nodes: int, one_way: bool) -> None:
-    """At the family's 5 % one or two of 40 clusters may be judged wrongly; a third to a tenth were."""
+    """At the family's 5% one or two of 40 clusters may be judged wrongly; a third to a tenth were."""
     accused = sum(bool(names_of(judge(with_levels(nodes, seed, one_way=one_way), nodes))) for seed in range(40))
     assert accused <= 2
 

@@ -112,7 +112,7 @@ def test_cells_and_curves_hold_what_the_run_file_holds(opened: Open, recorded_pa
         assert f"{expected} GB/s" in reported, operation
         for name, text in (("label", "NV18"), ("size", size), ("theory", "450.0 GB/s one way")):
             assert f"{name}\n{text}" in reported, operation
-        assert "95 % interval\n" in reported, operation
+        assert "95% interval\n" in reported, operation
         assert "tier\n1, " in reported, operation
     # The curve of a chosen cell has its intervals, theory and figures.
     choose(tab, Operation="sm-read")
@@ -216,7 +216,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert cell(tab, "GPU1", "GPU0").inner_text() == "1.000"
     cell(tab, "GPU0", "GPU1").hover()
     reported = tab.locator("article:visible .readout").inner_text()
-    assert "simultaneous 99 % interval" in reported
+    assert "simultaneous 99% interval" in reported
     assert "significantly slower" in reported
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()

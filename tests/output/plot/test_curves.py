@@ -63,9 +63,9 @@ def test_a_line_has_its_interval_as_a_band() -> None:
     points = [measured(Operation.ALLREDUCE, (0, 1), wide, size) for size in (MIB, GIB)]
     (axes,) = curve_picture([(named(run_of(gpus(2), points)), SUM)]).figure.axes
     heights = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
-    # Of 14 batches the 95 % interval ends at the third from either side [Hahn & Meeker, table A.15a].
+    # Of 14 batches the 95% interval ends at the third from either side [Hahn & Meeker, table A.15a].
     assert (heights.min(), heights.max()) == pytest.approx((150.0, 250.0))
-    assert "95 % interval" in axes.get_xlabel()
+    assert "95% interval" in axes.get_xlabel()
 
 
 def test_theory_is_a_line_of_its_own() -> None:

@@ -37,7 +37,7 @@ def test_every_link_is_a_cell_with_its_figure(count: int) -> None:
     assert cells == {f"square-{a}-{b}" for a, b in permutations(range(count), 2)}
     for a, b in permutations(range(count), 2):
         assert f"{100.0 + 10 * a + b:.1f}" in svg.texts
-        assert svg.tips[f"square-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
+        assert svg.tips[f"square-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95%: ")
 
 
 def test_row_sends_to_column() -> None:

@@ -49,7 +49,7 @@ from collbench.model.operations import Work
 
 # The two ways of a pair, and links of one label.
 
-# docs/method.md 10.2: 10 %, as a difference of log bandwidth.
+# docs/method.md 10.2: 10%, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
 # Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
 _REMOTE = -math.log(0.6)
@@ -72,7 +72,7 @@ class Gap(NamedTuple):
 
 
 def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
-    """Yield the links at least 10 % slower than the opposite ones, by one kind of copy or by all together."""
+    """Yield the links at least 10% slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     peers, everywhere = _all_peers(facts, excluded, collective=False)
     for each in peers:

@@ -38,8 +38,8 @@ _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
 _SHARES = 0.9
-# Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5 % of
-# its plateau, and an all-reduce of 64 MiB within 20 %.
+# Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5% of
+# its plateau, and an all-reduce of 64 MiB within 20%.
 _RELATIVE_BYTES = 2**20
 COPY_BYTES, COLLECTIVE_BYTES = 16 * 2**20, 64 * 2**20
 

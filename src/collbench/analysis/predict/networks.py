@@ -58,7 +58,7 @@ class Network:
         """Return the network whose `last` unit takes this share of the GPU's time, below 1, instead of its work's.
 
         A loss over a large vocabulary moves more bytes than its multiply-adds tell, and a matrix whose side is not a
-        multiple of eight gets slow kernels: of GPT-2's 50257 tokens 41 % instead of 31 [H200, bf16, torch 2.11].
+        multiple of eight gets slow kernels: of GPT-2's 50257 tokens 41% instead of 31 [H200, bf16, torch 2.11].
         """
         others = sum(unit.work for unit in self.units) - self.last.work
         last = replace(self.last, work=others * share / (1 - share))

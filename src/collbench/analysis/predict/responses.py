@@ -45,7 +45,7 @@ SLACK = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a longer transfer that delays the next kernel, with its 95 % interval; 1: compute waits for it."""
+    """The share of a longer transfer that delays the next kernel, with its 95% interval; 1: compute waits for it."""
 
     share: float
     low: float
@@ -65,7 +65,7 @@ class Response:
     """One kernel of a step after the one before it in the host's order, seconds on the GPU.
 
     It is ready `compute` + `share` × (the time of the kernel before) after that kernel was ready. `low` and `high` are
-    the 95 % interval of the share, 0 and 1 if nothing is known about it. `took` is this kernel's own recorded time,
+    the 95% interval of the share, 0 and 1 if nothing is known about it. `took` is this kernel's own recorded time,
     with the wait for other ranks.
     """
 
@@ -322,7 +322,7 @@ _ITERATIONS, _LEAST_SIGMA = 10, 1e-7
 
 
 def _share(slope: _Slope | None) -> Share:
-    """Return the mean and the 95 % interval of what a slope may be.
+    """Return the mean and the 95% interval of what a slope may be.
 
     Before anything was seen it is even whether compute waits, and the share is 1, or does not, and any share is as
     likely as any other.

@@ -204,7 +204,7 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     quantity = "bus bandwidth" if ranking.operation.is_collective else "slower direction"
     rate = f"{figure(best.gbs)} GB/s"
     if best.interval is not None:
-        rate += f" (95 %: {figure(best.interval[0])}–{figure(best.interval[1])})"
+        rate += f" (95%: {figure(best.interval[0])}–{figure(best.interval[1])})"
     lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", sentences.tiers(ranking)]
     return _answer("How fast", f"{figures_span([worst.gbs, best.gbs], '–')} GB/s", lines)
 

@@ -29,7 +29,7 @@ from collbench.output.text.overlap import condition_name
 
 # Families: the data points of a run by operation and kind of device set.
 
-Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
+Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95% interval, the median, the high end
 
 NOTHING: Bounds = (None, None, None)
 
@@ -96,13 +96,13 @@ def short(value: float | None) -> float | None:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-# Figures: each quantity with its 95 % interval and shade, which the page's script only looks up.
+# Figures: each quantity with its 95% interval and shade, which the page's script only looks up.
 
 # The brightness of each share of the best: steeper at the top, where a slow link shows, and without steps, so that
 # similar figures look similar.
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
-_COVERS = "95 % interval"  # of the median
+_COVERS = "95% interval"  # of the median
 
 
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
@@ -451,7 +451,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         f"{base['figures'][0]['title']}: ratio",
         "×",
         [[NOTHING if change is None else _bounds(change.ratio, change.interval) for change in row] for row in changes],
-        covers="simultaneous 99 % interval",
+        covers="simultaneous 99% interval",
         shades=["".join(map(_letter, row)) for row in changes],
     )
     return _Series(
@@ -474,7 +474,7 @@ def _letter(change: Change | None) -> str:
     """Return the shade: the middle one if the change is not significant, else by the distance of the ratio from 1."""
     if change is None:
         return "-"
-    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
+    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10% away
     step = max(1, sum(distance >= least for least in _STEPS))
     return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
 

@@ -66,7 +66,7 @@ def draw(shown: Sequence[Shown]) -> Picture:
             color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
         )  # fmt: skip
     frame(axes, strokes, limits, quantity(works))
-    axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
+    axes.set_xlabel(f"message size, bytes (bands: {'95% interval' if single else 'slowest to fastest'})")
     theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
     return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(runs)]))
 

@@ -133,7 +133,7 @@ def _tip(run: Run, ranking: Ranking, link: RankedLink, unit: str) -> str:
     number = printed(value(link.seconds, link.gbs, unit), 2)
     rate = f"{sim(run)}{name(run, ranking.work, link.members)}: {number}"
     interval = link.interval if unit == "GB/s" else None
-    between = f" (95 %: {printed(interval[0], 2)} to {printed(interval[1], 2)})" if interval else ""
+    between = f" (95%: {printed(interval[0], 2)} to {printed(interval[1], 2)})" if interval else ""
     return f"{rate} {unit}{between}, {link.label}, tier {link.tier}, {link.relation}"
 
 

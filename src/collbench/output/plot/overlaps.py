@@ -21,7 +21,7 @@ Summaries = dict[int, OverlapSummary]  # by size in bytes
 
 
 def draw_curves(runs: Sequence[Named]) -> Picture:
-    """Return the picture of the collectives' factors over size, a line with 95 % intervals for each condition."""
+    """Return the picture of the collectives' factors over size, a line with 95% intervals for each condition."""
     simulated = {capabilities(named.run.backend).simulated for named in runs}
     mark = "sim " if simulated == {True} else "(some sim) " if True in simulated else ""
     title = f"{mark}overlap with compute over message size"
@@ -37,7 +37,7 @@ def draw_curves(runs: Sequence[Named]) -> Picture:
     for number, line in enumerate(strokes):
         curves.stroke(axes, line, number)
     curves.frame(axes, strokes, (), f"{_QUANTITY}, ×")
-    axes.set_xlabel("message size, bytes (bands: 95 % interval)")
+    axes.set_xlabel("message size, bytes (bands: 95% interval)")
     about = []
     for line in strokes:
         factors = ", ".join(f"{fixed(value, 3)} × at {format_size(size)}" for size, value in line.rates.items())

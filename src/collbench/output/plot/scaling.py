@@ -70,7 +70,7 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
     axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.margins(x=0.08)
-    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95 % interval of a single set)")
+    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95% interval of a single set)")
     lines_frame(axes, _HEADROOM * top, quantity(works))
     return Picture(plotted, title, " ".join([*map(_about, lines), origins(runs)]))
 

@@ -61,7 +61,7 @@ def verdict(ablation: Ablation) -> str:
 
 
 def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
-    """Return the meaning of a ratio of two arms: "p2p is worth 28.0 % (…) of a step to this job: …".
+    """Return the meaning of a ratio of two arms: "p2p is worth 28.0% (…) of a step to this job: …".
 
     `what` was timed in both arms, `names` are the arms' names, and `without` is what the second arm lacks if that is
     their only difference.
@@ -70,7 +70,7 @@ def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str
     if ratio.low <= 1 <= ratio.high:
         return _tied(ratio, change, what)
     low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    share = f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
+    share = f"{_percent(abs(ratio.middle - 1))}% (95%: {_percent(low)}–{_percent(high)}%)"
     if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
         return f"{change} {what} of this job takes {share} {than}"
@@ -85,10 +85,10 @@ def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str
 def _tied(ratio: Ratio, change: str, what: str) -> str:
     beyond = max(1 - ratio.low, ratio.high - 1)
     if beyond <= DELTA:
-        return f"no difference beyond ±{_percent(beyond)} %: {change} {what} of this job takes as long"
+        return f"no difference beyond ±{_percent(beyond)}%: {change} {what} of this job takes as long"
     return (
-        f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)} % less and "
-        f"{_percent(ratio.high - 1)} % more (95 %)"
+        f"undecided: {change} {what} of this job takes between {_percent(1 - ratio.low)}% less and "
+        f"{_percent(ratio.high - 1)}% more (95%)"
     )
 
 
@@ -106,22 +106,22 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
         runs = [run.wall_seconds for run in ablation.made if run.status == 0]
         seconds = 2 * result.needed * fmean(runs)
         spent = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
-        precision = f"±{_percent(ablation.precision)} %"
+        precision = f"±{_percent(ablation.precision)}%"
         yield f"{precision} needs about {result.needed:,} repeats, {spent}{_why_so_many(result)}"
     elif result.rounding >= ablation.precision and not precise(result.ratio, ablation.precision):
         yield (
-            f"±{_percent(ablation.precision)} % needs more digits: those that the script prints leave "
-            f"±{_percent(result.rounding)} %, however often it is trained"
+            f"±{_percent(ablation.precision)}% needs more digits: those that the script prints leave "
+            f"±{_percent(result.rounding)}%, however often it is trained"
         )
     elif result.spread is not None and result.needed is None and not precise(result.ratio, ablation.precision):
-        yield f"±{_percent(ablation.precision)} % would need more than 10,000 repeats: runs differ too much"
+        yield f"±{_percent(ablation.precision)}% would need more than 10,000 repeats: runs differ too much"
 
 
 def _why_so_many(result: Result) -> str:
     spread = result.spread
     if spread is None:
         return ""
-    between = f"runs of one arm differ by {_percent(spread.between)} % (standard deviation)"
+    between = f"runs of one arm differ by {_percent(spread.between)}% (standard deviation)"
     if spread.within is None:
         return f": {between}"
     if spread.between > 2 * spread.within:
@@ -131,11 +131,11 @@ def _why_so_many(result: Result) -> str:
 
 def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
     low, high = _percent(gpu.ratio.low - 1), _percent(gpu.ratio.high - 1)
-    first, second = (f"{100 * share.middle:.0f} %" for share in gpu.shares)
+    first, second = (f"{100 * share.middle:.0f}%" for share in gpu.shares)
     names = [arm.name for arm in ablation.arms]
     yield (
         f"the GPU is busy for {first} of a step {names[0]}, {second} {names[1]}; its GPU time, as the "
-        f"script printed it: {fixed(gpu.ratio.middle)} times as long {names[1]} (95 %: {low} to {high} % more)"
+        f"script printed it: {fixed(gpu.ratio.middle)} times as long {names[1]} (95%: {low} to {high}% more)"
     )
     if all(gpu.host_bound):
         yield (
@@ -194,7 +194,7 @@ def _table(ablation: Ablation) -> Table:
     heads = (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
     own = ("GPU's own",) if gpu is not None else ()
-    arm_table = table("arm", "runs", _WHAT[ablation.measure], "95 %", *own, *heads)
+    arm_table = table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
     for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)

@@ -81,7 +81,7 @@ def _communicators(run: Run) -> Iterator[RenderableType]:
 def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
     largest = at_largest(measurements, operation)
     yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].point.size_bytes)}")
-    rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
+    rows = table("devices", "time µs", "busbw GB/s", "95% interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = point_figures(measurement)
         name = sentences.tags(measurement.point.members, run.devices)
@@ -127,7 +127,7 @@ def _legend(run: Run, operation: Operation) -> str:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
     if operation.irregular:
         lines.append("size: bytes of the busiest rank, the more of sent and received;")
-    lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95 % of busbw, GB/s;")
+    lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95% of busbw, GB/s;")
     lines.append("wrong: elements that failed verification")
     return "\n".join(lines)
 

@@ -148,9 +148,9 @@ _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
-bandwidth: new / base, with simultaneous 99 % intervals, which allow for what
-differs from run to run. worse, better: significantly beyond δ (2 %, below 1M
-6 %); same: within δ (90 % interval); undecided: neither"""
+bandwidth: new / base, with simultaneous 99% intervals, which allow for what
+differs from run to run. worse, better: significantly beyond δ (2%, below 1M
+6%); same: within δ (90% interval); undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:

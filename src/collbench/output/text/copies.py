@@ -40,7 +40,7 @@ _SHARES = {
 _NODES_WITH_INTERVALS = 4  # with more NUMA nodes, intervals would break 80 columns
 _COPIES_LEGEND = """\
 ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
-read: the destination does; ±: half of the median's 95 % interval"""
+read: the destination does; ±: half of the median's 95% interval"""
 
 
 def copies_page(run: Run) -> Iterator[RenderableType | Block]:

@@ -344,7 +344,7 @@ def _verified(run: Run) -> Iterator[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    """Return the percentage rounded down, so that only all bytes are 100 %."""
+    """Return the percentage rounded down, so that only all bytes are 100%."""
     tenths = part * 1000 // whole
     return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
 

@@ -233,13 +233,13 @@ _RAMP = (
     (0.25, "white on color(60)"),
     (0.00, "white on color(54)"),
 )
-_ALIKE = 0.02  # figures within 2 % have one shade, even if a step lies between them
+_ALIKE = 0.02  # figures within 2% have one shade, even if a step lies between them
 
 
 def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
     """Return the style of each share of the best, of any shape; "" for NaN.
 
-    From the best down, shares within 2 % of the first of their group have its shade.
+    From the best down, shares within 2% of the first of their group have its shade.
     """
     shades = np.full(shares.shape, "", dtype=object)
     left = np.isfinite(shares)

@@ -279,7 +279,7 @@ def _rails(origin: Origin) -> Iterator[str]:
 
 def _late(one: LateNode, names: Sequence[str]) -> str:
     low, high = (fixed(1e3 * end, 2) for end in one.interval)
-    after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95 % {low} to {high})"
+    after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95% {low} to {high})"
     return f"{names[one.node]} arrives at batches {after}, in {one.later} of {one.seen} trials"
 
 

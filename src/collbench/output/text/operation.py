@@ -97,7 +97,7 @@ def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Itera
     title = f"{sim(run)}{work} at {format_size(size)}"
     yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
     unit = unit_of(run, work, size)
-    rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval")))
+    rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95% interval")))
     for measurement in sorted(unmapped, key=lambda m: (len(m.point.members), m.point.members)):
         summary = summarize(measurement)
         figures = [figure(summary.seconds * 1e6), figure(summary.busbw)]

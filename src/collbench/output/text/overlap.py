@@ -16,7 +16,7 @@ from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
 _LEGEND = """\
 ×: time while the other runs / time alone; slowest rank, median of the trials
-(collective: mean of all calls), ± half of the 95 % interval;
+(collective: mean of all calls), ± half of the 95% interval;
 of max: time of both together / the longer time alone (1.00: perfect);
 of sum: time of both together / the sum of their times alone"""
 _FEW_FAILURES = 3

@@ -90,7 +90,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     """Yield the table of pairs, best first; `rows` says how many it shows, as _ROWS does."""
     size = format_size(ranking.size_bytes)
     unit = unit_of(run, ranking.work, ranking.size_bytes)
-    title = f"{ranking.operation} at {size}, {unit} (95 % interval; up to {ranking.delta:.1%} is a tie)"
+    title = f"{ranking.operation} at {size}, {unit} (95% interval; up to {ranking.delta:.1%} is a tie)"
     yield Text(f"{sim(run)}pairs by {title}")
     operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]

@@ -55,7 +55,7 @@ def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
     if predicted_job.waited:
         unknown = any(share.unknown for share in predicted_job.waited.values())
         yield (
-            "waited    share of a longer transfer that delays the next kernel (95 % interval), from the calls "
+            "waited    share of a longer transfer that delays the next kernel (95% interval), from the calls "
             "in which a rank arrived early and waited" + ("; '?' is unknown: half is assumed" if unknown else "")
         )
     else:

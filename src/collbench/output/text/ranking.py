@@ -33,12 +33,12 @@ _MOST_RANKINGS, _MOST_TIERS = 14, 4
 _FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
 _RELATIONS_LEGEND = """\
-tied, different: compared with the best, by the 90 % and the simultaneous 95 %
-interval of the difference (99 % below five trials); undecided: neither;
+tied, different: compared with the best, by the 90% and the simultaneous 95%
+interval of the difference (99% below five trials); undecided: neither;
 failed: something on it failed, whatever its rate; impossible: nothing failed,
 but a rate is above the hardware's limit"""
 _FITS_LEGEND = """\
-latency, bandwidth: of time = latency + size / bandwidth, with 95 % intervals;
+latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
 n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
 

@@ -21,7 +21,7 @@ from collbench.output.text.layout import Block, Lines, both, short, table, whole
 from collbench.output.text.overlap import half_interval, milliseconds
 
 _LEGEND = """\
-step: pauses and calls, slowest rank, median of the trials with its 95 % interval;
+step: pauses and calls, slowest rank, median of the trials with its 95% interval;
 exposed: step minus pauses alone; communication: sum of the calls in a step, each
 timed on the rank that waited least; back to back: the calls without pauses"""
 _MOST_KINDS = 12

@@ -109,7 +109,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     if selection.gain is not None:
         low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
         over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
-        yield f"gain      {middle} % over {over} (95 %: {low} to {high} %){_sim(selection)}"
+        yield f"gain      {middle}% over {over} (95%: {low} to {high}%){_sim(selection)}"
     if selection.decided_by:
         yield f"decided   by {selection.decided_by}"
     if selection.heuristic:
@@ -132,7 +132,7 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     chosen = {device.tag for device in selection.devices}
     shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
     measured = any(one.measured for one in shown)
-    rows = [("set", "predicted", "measured (95 %)" if measured else "", "")]
+    rows = [("set", "predicted", "measured (95%)" if measured else "", "")]
     for one in shown:
         rate = "-" if measured else ""
         if one.measured:
@@ -176,10 +176,10 @@ def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
     yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
     yield (
         f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
-        f"rule out, and the first {job.ranks}; communication per step, and its ratio to the fastest (95 %, "
+        f"rule out, and the first {job.ranks}; communication per step, and its ratio to the fastest (95%, "
         f"simultaneous){sim}"
     )
-    rows = [("set", "ms (95 %)", "vs fastest", "")]
+    rows = [("set", "ms (95%)", "vs fastest", "")]
     for one in job.sets:
         note = _STANDING[Standing(one.standing)] + (f", the first {job.ranks}" if one.first else "")
         rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
@@ -209,7 +209,7 @@ def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> 
 
 def _saved(seconds: tuple[float, float, float]) -> str:
     low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
-    return f"{middle} ms a step (95 %: {low} to {high} ms)"
+    return f"{middle} ms a step (95%: {low} to {high} ms)"
 
 
 def _sim(selection: Selection) -> str:

@@ -164,7 +164,7 @@ def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
     yield Text(
         f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
     )
-    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5 %", "finishes p50")
+    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
     for rank in one.ranks:
         arrives, leaves = rank.arrives, rank.leaves
         rows.add_row(

@@ -8,8 +8,8 @@ const FAILED = { text: "✕", shade: "0" };
 const MISSING = { text: NONE, shade: "-" };
 const SAME = { text: "", shade: "1" };
 const SCALES = ["logarithmic", "linear"];
-const SHADES = { A: "0 %", E: "25 %", I: "50 %", M: "75 %", Q: "90 %", U: "95 %", X: "98 %", Y: "of the best" };
-const RATIOS = { a: "−25 %", b: "−10 %", c: "−5 %", d: "−2 %", e: "not significant", f: "+2 %", g: "+5 %", h: "+10 %", i: "+25 %" };
+const SHADES = { A: "0%", E: "25%", I: "50%", M: "75%", Q: "90%", U: "95%", X: "98%", Y: "of the best" };
+const RATIOS = { a: "−25%", b: "−10%", c: "−5%", d: "−2%", e: "not significant", f: "+2%", g: "+5%", h: "+10%", i: "+25%" };
 
 class View {
   constructor(section, data) {
