@@ -127,9 +127,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     code = (_SOURCE / "kernels.cu").read_text()
     code = code.replace('#include "elements.cuh"', (_SOURCE / "elements.cuh").read_text())
     for instruction, replacement in (
-        ('asm volatile("mov.u64%0, %%globaltimer;" : "=l"(time));', "time = 0;"),
-        ('asm("cvt.rn.f16.f32%0, %1;" : "=h"(half) : "f"(value));', "to_half(half, value);"),
-        ('asm("cvt.f32.f16%0, %1;" : "=f"(value) : "h"(half));', "from_half(value, half);"),
+        ('asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));', "time = 0;"),
+        ('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));', "to_half(half, value);"),
+        ('asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));', "from_half(value, half);"),
     ):
         assert code.count(instruction) == 1, instruction
         code = code.replace(instruction, replacement)
