@@ -77,7 +77,10 @@ def stand_in(server: str, module: str | None, script: str = "", folders: tuple[s
     socket.send_fds(connection, [json.dumps(state).encode()], files)
     for file in files:
         os.close(file)
-    end = connection.recv(16)
+    try:
+        end = connection.recv(16)
+    except ConnectionResetError:  # a signal was left unread, as it came too late; what was sent before is there still
+        end = connection.recv(16)
     status = int(end) if end else _SERVER_GONE
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
