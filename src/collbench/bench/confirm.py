@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from collbench.analysis.diagnose import Kind, Severity, judge
+from collbench.analysis.diagnose import Kind, Severity, Verdict, judge
 from collbench.analysis.diagnose.evidence import Disturbed
-from collbench.analysis.diagnose.readings import read
+from collbench.analysis.diagnose.readings import Reading, read
 from collbench.backends.protocol import Backend
 from collbench.bench.interference import check_interference
 from collbench.bench.plan import Plan, StoppingRule
 from collbench.bench.sweep import Trials, Watcher
 from collbench.model.errors import BackendError
 from collbench.model.operations import Work
-from collbench.model.run import DataPoint, Run
+from collbench.model.run import Run
 from collbench.model.units import abridged
 
 # An accusation is one of many that chance could have made. Chance makes it once more as rarely as any other, if none of
@@ -40,11 +41,12 @@ def confirm(
     rng = random.Random(run.settings.seed + 1)  # noqa: S311  # no secret
     checked = False
     for _ in range(_ROUNDS):
-        if not checked and any(isinstance(verdict.evidence, Disturbed) for verdict in judge(run)):
+        verdicts = judge(run)
+        if not checked and any(isinstance(verdict.evidence, Disturbed) for verdict in verdicts):
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
-            checked = True
-        pairs = list(dict.fromkeys(_accused(run)))[:_MOST_PAIRS]
+            checked, verdicts = True, judge(run)
+        pairs = list(dict.fromkeys(_accused(run, verdicts)))[:_MOST_PAIRS]
         if not pairs:
             return
         tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
@@ -56,10 +58,10 @@ def confirm(
             return
 
 
-def _accused(run: Run) -> Iterator[Pair]:
+def _accused(run: Run, verdicts: Sequence[Verdict]) -> Iterator[Pair]:
     """Yield the pairs that verdicts on rates rest on, strongest first, but for those that were measured again."""
     again = {frozenset(one.point.members) for one in run.measurements if any(s.confirms for s in one.samples)}
-    for verdict in judge(run):
+    for verdict in verdicts:
         if verdict.severity is Severity.CONTRADICTION and verdict.kind is not Kind.IMPOSSIBLE and verdict.measured:
             yield from (pair for pair in verdict.pairs if frozenset(pair) not in again)
 
@@ -74,25 +76,21 @@ def _measure_again(
     pairs: list[Pair],
 ) -> None:
     wanted = {frozenset(pair) for pair in pairs}
-    points = [
-        DataPoint(one.work.operation, one.members, one.size_bytes, one.work.variant, one.work.numa_node)
-        for one in read(run).points
-        if frozenset(one.members) in wanted
-    ]
-    works: dict[Work, list[DataPoint]] = {}
-    for point in points:
-        works.setdefault(point.work, []).append(point)
+    works: dict[Work, list[Reading]] = defaultdict(list)
+    for reading in read(run).points:
+        if frozenset(reading.members) in wanted:
+            works[reading.work].append(reading)
     again = replace(
         plan,
-        groups={work: tuple(point.members for point in of_work) for work, of_work in works.items()},
-        sizes={work: (of_work[0].size_bytes,) for work, of_work in works.items()},
+        groups={work: tuple(reading.members for reading in readings) for work, readings in works.items()},
+        sizes={work: (readings[0].size_bytes,) for work, readings in works.items()},
         launches=0,
-        isolated=frozenset((point.work, point.members) for point in points),
+        isolated=frozenset((work, reading.members) for work, readings in works.items() for reading in readings),
     )
     fresh = replace(run, measurements=[], skipped=[], latencies=[], interference_checks=[])
-    trials = Trials(
-        again, fresh, replace(rule, screening=_TRIALS, deciding=_TRIALS), replace(watcher, finished=_ignore)
-    )
+    owed = replace(rule, screening=_TRIALS, deciding=_TRIALS)
+    # Nothing is journaled yet: these are not the run's own data points.
+    trials = Trials(again, fresh, owed, replace(watcher, finished=lambda _found: None))
     trials.make(backend, rng, watcher.clock() + _BUDGET_S)
     of_run = {measurement.point: measurement for measurement in run.measurements}
     for measurement in fresh.measurements:
@@ -101,7 +99,3 @@ def _measure_again(
         if measurement.failure:
             first.stop, first.failure = measurement.stop, measurement.failure
         watcher.finished(first)
-
-
-def _ignore(_measurement: object) -> None:
-    """Journal nothing: these are not yet the run's."""
