@@ -14,7 +14,6 @@ also runs with versions that have no history. 40 machines a cell take half an ho
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from deciding.bench import map_in_order, pairs_request
 from judging.cells import margin
 from judging.machines import Made, make
 from judging.measured import Noise, Situation, measure
+from rows import save_rows
 
 from collbench.analysis.compare import Kind, Verdict, compare
 from collbench.model.run import Run
@@ -171,10 +171,7 @@ def main() -> None:
                 print(f"  {cell!s:35} history {history}  {line(ours)}", flush=True)
                 rows += ours
     if options.out is not None:
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(Said.__dataclass_fields__), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(asdict, rows))
+        save_rows(options.out, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

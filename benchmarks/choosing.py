@@ -12,10 +12,9 @@ cores.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -26,6 +25,7 @@ from deciding.bench import LARGE, map_in_order, selection_request, verification_
 from judging.machines import FAMILIES, Made, make_sized
 from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw
+from rows import save_rows
 
 from collbench.analysis.select import choose
 from collbench.api.selecting import by_finalists
@@ -184,10 +184,7 @@ def main() -> None:
         every += found
     print(f"  {line('all', every)}")
     if options.out is not None:
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, [column.name for column in fields(Chosen)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(asdict, every))
+        save_rows(options.out, [asdict(one) for one in every])
 
 
 if __name__ == "__main__":

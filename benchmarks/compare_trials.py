@@ -12,11 +12,10 @@ take about ten minutes on two busy cores.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -36,6 +35,7 @@ from deciding.bench import (
     simulated_run,
     trial_rng,
 )
+from rows import save_rows
 
 from collbench.analysis.compare import Kind, Verdict, compare
 from collbench.sim.fabrics import Delays, Fabric, Fault, FaultKind
@@ -138,10 +138,7 @@ def main() -> int:
     ]
     print(f"sim, seed {options.seed}, {options.runs} trials of each part, {time.monotonic() - begin:.0f} s")
     if options.csv:
-        with options.csv.open("w", encoding="utf-8", newline="") as file:
-            rows = csv.DictWriter(file, [column.name for column in fields(Trial)], lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(asdict(t) for t in trials)
+        save_rows(options.csv, [asdict(trial) for trial in trials])
     return 0 if report(trials) else 1
 
 

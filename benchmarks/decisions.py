@@ -11,13 +11,12 @@ each part's own number. The whole takes about 40 minutes on two cores. Exits 1 w
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # random machines 
 from deciding import dgx, healthy, kinds, regret, relabel, slow, timing
 from deciding.bench import FIRST_SEED, Options, Part, table
 from peers.table import Table, markdown, text
+from rows import save_rows
 
 PARTS: dict[str, Callable[[Options], Part]] = {
     "healthy": healthy.run,
@@ -73,10 +73,7 @@ def save(out: Path, name: str, part: Part, shown: Table) -> None:
         saved = [path for part in PARTS if (path := out / f"{part}.{kind}").is_file()]
         all_parts = "\n".join(path.read_text(encoding="utf-8") for path in saved)
         (out / f"decisions.{kind}").write_text(all_parts, encoding="utf-8")
-    with (out / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-        rows = csv.DictWriter(file, [column.name for column in fields(part.trials[0])], lineterminator="\n")
-        rows.writeheader()
-        rows.writerows(asdict(trial) for trial in part.trials)
+    save_rows(out / f"{name}.csv", [asdict(trial) for trial in part.trials])
 
 
 if __name__ == "__main__":

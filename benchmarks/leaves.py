@@ -13,7 +13,6 @@ doubt` (undecided, or either slow or behind an oversubscribed uplink). FILE gets
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from statistics import median
 
 import numpy as np
 from judging.clusters import NOISES, Leaves, Pair, cluster
+from rows import save_rows
 
 from collbench.analysis.nodes import State, Switches
 from collbench.bench.nodes import round_seconds, start_seconds, survey_nodes
@@ -157,10 +157,7 @@ def main() -> None:
             print(f"  {line(cell, said)}", flush=True)
             every += said
     if options.out is not None:
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(Said.__dataclass_fields__), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(asdict, every))
+        save_rows(options.out, [asdict(one) for one in every])
 
 
 if __name__ == "__main__":

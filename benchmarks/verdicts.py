@@ -11,7 +11,6 @@ on two cores.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from deciding.bench import map_in_order
 from judging.cells import Cell, Said, Tied, check, margin, tie
+from rows import save_rows
 
 HEALTHY = [
     *(Cell("none", "normal", sigma) for sigma in (0.002, 0.01, 0.02, 0.05)),
@@ -108,11 +108,7 @@ def main() -> None:
                 print(f"  {line(cell, said)}", flush=True)
                 rows += [{"part": part, **asdict(one)} for one in said]
     if options.out is not None:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        with options.out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, names, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        save_rows(options.out, rows)
 
 
 if __name__ == "__main__":

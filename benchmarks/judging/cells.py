@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 
@@ -15,7 +15,6 @@ from collbench.analysis.diagnose.causes import Either, GpuItself, Shared, Shared
 from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict
 from collbench.analysis.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
-from collbench.model.run import Run
 
 from .machines import FAMILIES, FAULTS, Made, Truth, make
 from .measured import Ceiling, Correlated, Drift, Noise, OnePair, Situation, TwoModes, measure
@@ -38,11 +37,10 @@ class Cell:
     noise: str
     sigma: float
     idle: bool = False
-    middle_third: bool = False
 
     def __str__(self) -> str:
         """Return the row's name."""
-        more = ", an idle process" if self.idle else ", GPU slow in the middle third" if self.middle_third else ""
+        more = ", an idle process" if self.idle else ""
         return f"{self.fault}, {self.noise} {self.sigma:.1%}{more}"
 
 
@@ -194,13 +192,3 @@ def margin(count: int, of: int) -> str:
     """Return "1.2% (12 of 1,000)" with half of its 95% interval."""
     share = count / max(1, of)
     return f"{share:6.1%} ±{1.96 * sqrt(max(share * (1 - share), 1 / max(1, of)) / max(1, of)):.1%} ({count} of {of})"
-
-
-def trials_per_point(run: Run) -> float:
-    """Return the mean number of trials of a data point."""
-    return float(np.mean([len(one.samples) for one in run.measurements]))
-
-
-def faults_without_noise(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with a fault, with hardly any noise."""
-    return [replace(cell, sigma=0.002) for cell in cells if cell.fault != "none"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -99,15 +99,10 @@ class Drift(Noise):
 
 @dataclass
 class Situation:
-    """What happens to a machine while it is measured. `idle`: a process that does nothing holds 2 GB of this GPU.
-
-    `slow_then`: (GPU, factor, from, to): all transfers of a GPU are slower from one second of the run to another.
-    """
+    """What happens to a machine while it is measured. `idle`: a process that does nothing holds 2 GB of this GPU."""
 
     noise: Noise
     idle: int | None = None
-    slow_then: tuple[int, float, float, float] | None = None
-    busy: dict[int, int] = field(default_factory=dict)
 
 
 class MadeBackend(Backend):
@@ -169,9 +164,6 @@ class MadeBackend(Backend):
         share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
         factor = operation.busbw_factor(len(members))
         bytes_moved = step.size_bytes * factor
-        if situation.slow_then is not None:
-            gpu, slower, begin, end = situation.slow_then
-            share *= slower if gpu in members and begin <= self._seconds < end else 1.0
         typical = (_COLLECTIVE_S if operation.is_collective else _LAUNCH_S) + bytes_moved / (gbs * share * 1e9)
         slow = situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
         least = bytes_moved / (_FASTEST * limit * 1e9)
