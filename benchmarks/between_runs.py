@@ -31,7 +31,7 @@ from judging.machines import Made, make
 from judging.measured import Noise, Situation, measure
 from rows import save_rows
 
-from collbench.analysis.compare import Kind, Verdict, compare
+from collbench.judge.compare import Kind, Verdict, compare
 from collbench.model.run import Run
 
 GPUS, SDS, EFFECTS = (2, 4, 8), (0.0, 0.005, 0.01, 0.015, 0.02), ("pair", "point", "common")

@@ -27,8 +27,8 @@ from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw
 from rows import save_rows
 
-from collbench.analysis.select import choose
 from collbench.api.selecting import by_finalists
+from collbench.choose.select import choose
 from collbench.model.run import Run
 
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it

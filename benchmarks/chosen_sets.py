@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from collbench.analysis.stats import summarize
+from collbench.judge.stats import summarize
 from collbench.runfile import run_file
 
 BAR = 0.01

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from collbench.analysis.nodes import Judgement, choose_nodes
-from collbench.bench.nodes import estimate, survey_cluster, switches
-from collbench.output.text.nodes import plan_page
-from collbench.sim.cluster import Cluster, NodeFault, UplinkFault, allreduce_busbw, best_bound, named
+from collbench.cluster.measure import estimate, survey_cluster, switches
+from collbench.cluster.nodes import Judgement, choose_nodes
+from collbench.cluster.page import plan_page
+from collbench.cluster.simulated import Cluster, NodeFault, UplinkFault, allreduce_busbw, best_bound, named
 
 FIRST_SEED = 20_261_121
 COUNTS = (64, 112)

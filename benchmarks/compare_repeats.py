@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from pathlib import Path
 
-from collbench.analysis.compare import Comparison, Kind, Verdict, compare
+from collbench.judge.compare import Comparison, Kind, Verdict, compare
 from collbench.model.errors import CollbenchError
 from collbench.model.run import CommandKind, Measurement, Run, Settings
 from collbench.runfile import run_file

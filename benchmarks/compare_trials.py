@@ -37,7 +37,7 @@ from deciding.bench import (
 )
 from rows import save_rows
 
-from collbench.analysis.compare import Kind, Verdict, compare
+from collbench.judge.compare import Kind, Verdict, compare
 from collbench.sim.fabrics import Delays, Fabric, Fault, FaultKind
 
 RUNS = 1_000

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """How often the interval of a data point holds its true median (sim): `python benchmarks/coverage.py [--out FILE]`.
 
-Draws random trials of two batches each; collbench.bench.sweep decides when to stop, and collbench.analysis.stats
+Draws random trials of two batches each; collbench.measurement.sweep decides when to stop, and collbench.judge.stats
 computes the interval. The head of a column is σ of a trial's noise; each batch adds normal noise of half that σ.
 "stop ±1%" checks after every trial from the third on, as a sweep does, and stops at twelve, the budget. The bar is 93
 to 97% in every row of normal noise; the other rows have none. Exits 1 where it is missed. `--factors` computes the
-table in collbench.analysis.stats again. Seeds are fixed.
+table in collbench.judge.stats again. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.stats import median_interval, trial_seconds
-from collbench.bench.sweep import stop_reason
+from collbench.judge.stats import median_interval, trial_seconds
+from collbench.measurement.sweep import stop_reason
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Sample
 

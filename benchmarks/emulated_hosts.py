@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/emulated_hosts.py --hosts 8 --runs 10 --file raw.jsonl
 
-Needs root, `ip` and `tc`: the hosts are network namespaces of tests/distributed, with gloo between them, so NCCL is
+Needs root, `ip` and `tc`: the hosts are network namespaces of tests/ranks, with gloo between them, so NCCL is
 not tested. A line of the raw file is one run. `named_s` is the time from the fault to rank 0's line on stderr that
 names the host's rank; `ended_s` to the end of rank 0; both in seconds. A run is right if that rank and no other is
 named within 30 s, the exit status says that a host was lost, all other pairs of a round were measured, and all other
@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from collbench.runfile import run_file  # noqa: E402
 from tests.conftest import fork_server  # noqa: E402
-from tests.distributed.emulated import Hosts, emulated_hosts  # noqa: E402
-from tests.distributed.processes import COLLBENCH, started  # noqa: E402
+from tests.ranks.emulated import Hosts, emulated_hosts  # noqa: E402
+from tests.ranks.processes import COLLBENCH, started  # noqa: E402
 
 BAR_S = 30.0
 TIMEOUT_S = 200.0
@@ -91,7 +91,7 @@ def _started(
 ) -> Iterator[tuple[list[subprocess.Popen[str]], list[tuple[float, str]]]]:
     """Start all hosts; yield the processes, and rank 0's lines on stderr with the time at which each was read."""
     stderr_lines: list[tuple[float, str]] = []
-    victim_command = [sys.executable, "-m", "tests.distributed.victim", *arguments]
+    victim_command = [sys.executable, "-m", "tests.ranks.victim", *arguments]
     with (
         started(folder, arguments, hosts.places[:victim], hosts.before[:victim], COLLBENCH) as first,
         started(

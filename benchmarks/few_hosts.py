@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collbench.analysis.nodes import State
-from collbench.bench.nodes import survey_nodes
+from collbench.cluster.measure import survey_nodes
+from collbench.cluster.nodes import State
 
 HOSTS = (3, 4, 8)
 # The standard deviation of log bandwidth between pairs, and between rounds of one pair.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the figures of the README and of docs/ from committed runs. tests/output/plot/test_figures.py compares them.
+# Makes the figures of the README and of docs/ from committed runs. tests/report/plot/test_figures.py compares them.
 #   benchmarks/figures.sh [FOLDER]     default docs/figures; COLLBENCH=path of the program, default .venv/bin/collbench
 set -euo pipefail
 cd "$(dirname "$0")/.."

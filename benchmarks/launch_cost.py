@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from collbench.backends import factory
+from collbench.measurement.backends import factory
 from collbench.model.run import Run
 from collbench.runfile import run_file
 
@@ -38,7 +38,7 @@ def lap(what, clock=[time.perf_counter()]):
     clock[0] = now
 import collbench.cli.program, collbench.cli.train
 lap("import the command line")
-from collbench.backends.factory import look
+from collbench.measurement.backends.factory import look
 machine = look(sys.argv[1])
 lap("look at the machine (NVML once)" if machine.backend == "cuda" else "look at the machine")
 if machine.backend == "cuda":
@@ -48,7 +48,7 @@ if machine.backend == "cuda":
 from collbench.runfile import run_file as runfile
 run = runfile.load(Path(sys.argv[2]))
 lap("read the run file")
-from collbench.analysis.select import choose
+from collbench.choose.select import choose
 lap("import numpy and the choice")
 choose(run, int(sys.argv[3]))
 lap("choose")

@@ -30,16 +30,16 @@ from pathlib import Path
 from typing import cast
 
 from collbench.api.notices import SILENT
-from collbench.api.surveying import NodesRequest, _new_run, _survey, request_for
-from collbench.bench.plan import Request
-from collbench.distributed import connection, factory
-from collbench.distributed.connection import KEY_BYTES, Connection, Listener
-from collbench.distributed.coordinator import Coordinator
-from collbench.distributed.launchers import LaunchEnvironment
-from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, decode_rank_message, encode
-from collbench.distributed.ranks import Ranks
+from collbench.cluster.api import NodesRequest, _new_run, _survey, request_for
+from collbench.machine.launchers import LaunchEnvironment
+from collbench.measurement.plan import Request
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
+from collbench.ranks import connection, factory
+from collbench.ranks.connection import KEY_BYTES, Connection, Listener
+from collbench.ranks.coordinator import Coordinator
+from collbench.ranks.messages import Done, Introduction, RankFacts, UniqueId, decode_rank_message, encode
+from collbench.ranks.ranks import Ranks
 from collbench.runfile.run_file import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,7 +5,7 @@ project's interpreter, from the root of the checkout:
 
     python3 -m venv /tmp/mutants && /tmp/mutants/bin/pip install cosmic-ray
     export PYTHONPATH=$(/tmp/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    .venv/bin/python benchmarks/mutants.py src/collbench/analysis/stats.py tests/analysis/test_stats.py -o stats.json
+    .venv/bin/python benchmarks/mutants.py src/collbench/judge/stats.py tests/judge/test_stats.py -o stats.json
 
 --output keeps one table for each module. --sample N runs N random mutants, chosen with a fixed seed.
 The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has already

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from collbench.analysis import overlap
-from collbench.analysis.stats import summarize
+from collbench.judge.stats import summarize
 from collbench.model.operations import Variant
 from collbench.model.run import Overlap, Run
 from collbench.model.units import format_size
-from collbench.output.text.overlap import condition_name
+from collbench.overlaps import factors as overlap
+from collbench.overlaps.page import condition_name
 from collbench.runfile import run_file
 
 CHANGE_BAR, ISOLATED_BAR, WALL_BAR_S = 0.03, 0.01, 15.0

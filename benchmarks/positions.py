@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from collbench.analysis.stats import median_interval
+from collbench.judge.stats import median_interval
 from collbench.model.units import format_size
 
 _MEBIBYTE = 2**20

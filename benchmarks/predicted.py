@@ -37,11 +37,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collbench.analysis.choice import Members
-from collbench.analysis.predict import networks
-from collbench.analysis.predict.predict import Predictor, Question
-from collbench.analysis.predict.step import STRATEGIES, parse_phases
-from collbench.analysis.predict.timing import Evidence, gather
+from collbench.choose.choice import Members
+from collbench.jobs.predict import networks
+from collbench.jobs.predict.predict import Predictor, Question
+from collbench.jobs.predict.step import STRATEGIES, parse_phases
+from collbench.jobs.predict.timing import Evidence, gather
 from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.units import parse_size
 from collbench.runfile import run_file

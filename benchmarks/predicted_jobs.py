@@ -26,12 +26,13 @@ from pathlib import Path
 
 from training.tables import markdown
 
-from collbench.analysis.predict import contention
-from collbench.analysis.predict.contention import OverlapCurve
-from collbench.analysis.predict.recorded import Links, PredictedJob, predict_job
-from collbench.analysis.predict.timing import gather
+from collbench.jobs import job_file
+from collbench.jobs.predict import contention
+from collbench.jobs.predict.contention import OverlapCurve
+from collbench.jobs.predict.recorded import Links, PredictedJob, predict_job
+from collbench.jobs.predict.timing import gather
 from collbench.model.errors import CollbenchError
-from collbench.runfile import job_file, run_file
+from collbench.runfile import run_file
 
 JOBS = ("ddp-gpt2-wide", "ddp-llama", "fsdp2-gpt2-wide", "fsdp2-llama", "tp-small", "tp-large")
 OPERATIONS = ("allreduce", "allgather", "reducescatter")

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from collbench.model.job import Job, JobRank
-from collbench.runfile import job_file
+from collbench.jobs import job_file
+from collbench.jobs.job import Job, JobRank
 
 _RANKS, _STEPS = 2, 25
 # float32 elements of each rank's part, and a step's calls as nccl-tests counts their bytes. XLA receives first.

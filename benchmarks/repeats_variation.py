@@ -24,10 +24,10 @@ from statistics import fmean, median, variance
 
 from compare_repeats import FAIL_BELOW, RESULTS, repeats
 
-from collbench.analysis.between_runs import NO_VARIATION, kind_of
-from collbench.analysis.compare import compare, in_both, match_devices, parts_of
-from collbench.analysis.data_points import Key, Named, estimates, points_by_key, reach
-from collbench.analysis.stats import summarize
+from collbench.judge.between_runs import NO_VARIATION, kind_of
+from collbench.judge.compare import compare, in_both, match_devices, parts_of
+from collbench.judge.data_points import Key, Named, estimates, points_by_key, reach
+from collbench.judge.stats import summarize
 from collbench.model.run import Run
 
 MOST_HISTORY = 5

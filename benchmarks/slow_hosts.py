@@ -4,7 +4,7 @@
     python benchmarks/slow_hosts.py --hosts 8 --runs 20 --backend host --mbit 40 --size 64K --file raw.jsonl
     python benchmarks/slow_hosts.py --hosts 4 --runs 10 --one-way --file raw.jsonl
 
-Needs root, `ip` and `tc`: the hosts are network namespaces of tests/distributed, whose links are token buckets. With
+Needs root, `ip` and `tc`: the hosts are network namespaces of tests/ranks, whose links are token buckets. With
 NCCL, hosts share the GPUs of this machine and NCCL_HOSTID tells them apart, so the emulated rate must be far below what
 one GPU moves between so many processes. A line of the raw file is one run: even runs have a slow host, random by the
 run's number; odd runs have none. A run is right if `nodes` calls exactly that host slow, or none. With `--one-way` only
@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.distributed.emulated import emulated_hosts  # noqa: E402
-from tests.distributed.processes import ends, started  # noqa: E402
+from tests.ranks.emulated import emulated_hosts  # noqa: E402
+from tests.ranks.processes import ends, started  # noqa: E402
 
 TIMEOUT_S = 200.0
 DIRECTIONS = ("sends", "receives")

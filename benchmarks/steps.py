@@ -28,11 +28,11 @@ from training import bound, results
 from training.bound import Pair
 from training.tables import markdown
 
-from collbench.analysis.predict import contention, networks
-from collbench.analysis.predict.contention import OverlapCurve
-from collbench.analysis.predict.networks import Network, Unit
-from collbench.analysis.predict.predict import Predictor, Question
-from collbench.analysis.predict.timing import Evidence, gather
+from collbench.jobs.predict import contention, networks
+from collbench.jobs.predict.contention import OverlapCurve
+from collbench.jobs.predict.networks import Network, Unit
+from collbench.jobs.predict.predict import Predictor, Question
+from collbench.jobs.predict.timing import Evidence, gather
 from collbench.model.errors import CollbenchError
 from collbench.runfile import run_file
 

@@ -20,10 +20,10 @@ from statistics import median
 from typing import Any
 
 from collbench import _native
-from collbench.analysis.tails import Tails, tails_of
-from collbench.backends.cuda import shipped_ptx
-from collbench.bench.sweep import latency_of
+from collbench.judge.tails import Tails, tails_of
 from collbench.machine.nccl import find_nccl
+from collbench.measurement.backends.cuda import shipped_ptx
+from collbench.measurement.sweep import latency_of
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Latency, RankLaunches

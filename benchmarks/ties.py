@@ -1,7 +1,7 @@
 """How often the tier rule splits equal links, and finds a pair that is 8% slow: `python benchmarks/ties.py`.
 
 Draws random trials, not machines: decisions.py runs the whole pipeline on simulated machines. Seeds are fixed; `--runs`
-draws more. "owed": as many trials as a sweep makes, seven and more where they are noisy (bench/sweep.py).
+draws more. "owed": as many trials as a sweep makes, seven and more where they are noisy (measurement/sweep.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.tiers import estimates_of, tiers_of
-from collbench.bench.sweep import trials_wanted
+from collbench.judge.tiers import estimates_of, tiers_of
+from collbench.measurement.sweep import trials_wanted
 
 Trials = NDArray[np.float64]  # log bandwidth, shape (links, trials)
 MAX_TRIALS = 15

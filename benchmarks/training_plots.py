@@ -22,7 +22,7 @@ from training.results import AblationResult, ResultError
 from training.tables import accuracies, margin
 
 from collbench.model.errors import CollbenchError
-from collbench.output.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
+from collbench.report.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

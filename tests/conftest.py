@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.program import Program
 from tests.native.fakes import Fakes, build
 
 # Twenty examples, always the same: a fault that only one in a hundred shows deserves its own test. Many
@@ -158,3 +159,13 @@ def own_torch(loaded_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of this test load torch themselves, as users' processes do."""
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folder for folder in folders if folder != str(_LOADED)))
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
+    """The program, in an empty folder and with no saved runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL"):
+        monkeypatch.delenv(name, raising=False)
+    return Program(monkeypatch, capsys)

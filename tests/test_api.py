@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 import collbench
-from collbench.analysis.diagnose import judge
+from collbench.cluster.page import as_plain
+from collbench.jobs.predict import page as prediction
+from collbench.judge.diagnose import judge
 from collbench.launch import torchrun
 from collbench.model.operations import Operation
-from collbench.output.text import prediction, verdicts
-from collbench.output.text.nodes import as_plain
+from collbench.report.text import verdicts
 from collbench.runfile import run_file
 from collbench.runfile.codec import plain
 from collbench.sim import fabrics
@@ -53,8 +54,8 @@ def test_importing_it_loads_nothing() -> None:
 
 def test_it_offers_what_it_says_and_nothing_else() -> None:
     assert all(getattr(collbench, name).__name__ in (name, "CollbenchError") for name in collbench.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'choose'"):
-        collbench.choose  # noqa: B018  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="has no attribute 'elect'"):
+        collbench.elect  # noqa: B018  # type: ignore[attr-defined]
 
 
 # As tests.cli.program.on_gpus has it: small buffers make a quick test.
@@ -618,7 +619,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
-    from collbench.analysis.select import Finalist, ForJob, JobSet, Omitted, Origin, Selection
+    from collbench.choose.select import Finalist, ForJob, JobSet, Omitted, Origin, Selection
 
     text = DOCS.read_text(encoding="utf-8")
     for kind in (Selection, Origin, Finalist, Omitted, ForJob, JobSet):

@@ -21,7 +21,7 @@ def table(heading: str) -> list[list[str]]:
     """Return the rows of the table below a heading, its own head left out."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    return [[part.strip() for part in row] for row in rows[1:] if row[0].strip() != "elsewhere"]
+    return [[part.strip() for part in row] for row in rows[1:] if row[0].strip() not in {"annex", "elsewhere"}]
 
 
 HOMES = table("Where a change goes")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.diagnose import judge, not_judged
+from collbench.judge.diagnose import judge, not_judged
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.run import Run
 from collbench.model.units import parse_size, parse_sizes
-from collbench.output.text import verdicts
+from collbench.report.text import verdicts
 from collbench.runfile import run_file
-from tests.analysis.checked import h200
-from tests.output.pages import text
+from tests.judge.checked import h200
+from tests.report.pages import text
 from tests.runfile.test_run_file import runs
 
 VALID: dict[str, Any] = json.loads(run_file.dumps(h200()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.output.html import conftest as browsers
+from tests.report.html import conftest as browsers
 
 ROOT = Path(__file__).parent.parent
 REPORTED = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"

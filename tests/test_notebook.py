@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import collbench
-from collbench.analysis.select import choose
+from collbench.choose.select import choose
 from collbench.model.operations import COLLECTIVES
-from collbench.output import formats, rows
+from collbench.report import formats, rows
 
 FABRIC: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v"}
 QUICK: dict[str, Any] = {**FABRIC, "quick": True, "seed": 7, "save": False}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from collbench.launch import ablation as ablations
-from collbench.output.text import ablation
+from collbench.report.text import ablation
 from tests.cli.program import Program
-from tests.output.pages import text
+from tests.report.pages import text
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def test_it_begins_with_one_sentence_and_a_figure_of_a_committed_run() -> None:
     assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
     match = re.fullmatch(
         r"!\[.+\]\((docs/figures/.+\.svg)\)", figure
-    )  # tests/output/plot/test_figures.py draws it again
+    )  # tests/report/plot/test_figures.py draws it again
     assert match
     assert (ROOT / match[1]).is_file()
 

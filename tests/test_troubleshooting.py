@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.diagnose import Kind
+from collbench.judge.diagnose import Kind
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"

@@ -22,19 +22,19 @@ from typing import Any
 import pytest
 
 from collbench import untrusted
+from collbench.jobs import job_file, streams
+from collbench.jobs.job import Unknown
+from collbench.jobs.traces.folding import job_of
+from collbench.jobs.traces.formats import parse
+from collbench.jobs.traces.values import Unreadable
 from collbench.machine.slurm import read_switches
 from collbench.model.errors import DroppedLines, ExitStatus, RunFileError, UsageError
-from collbench.model.job import Unknown
-from collbench.runfile import job_file, run_file, streams
+from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
-from collbench.runfile.traces.folding import job_of
-from collbench.runfile.traces.formats import parse
-from collbench.runfile.traces.values import Unreadable
 from tests.builders import gpus
-from tests.cli.conftest import program as program  # noqa: PLC0414  # the fixture
 from tests.cli.program import Program, collbench, save_run
+from tests.jobs.test_streams import recording as recording  # noqa: PLC0414  # the fixture
 from tests.runfile.test_journal import keep, rates
-from tests.runfile.test_streams import recording as recording  # noqa: PLC0414  # the fixture
 
 DATA = Path(__file__).parent / "data"
 

@@ -15,20 +15,20 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted(path for path in (ROOT / "csrc").iterdir() if path.suffix in {".cpp", ".hpp", ".cu", ".cuh"})
 
 # Packages without I/O: a Run in, results or text out.
-PURE = ("model/", "analysis/", "output/")  # their imports are limited in pyproject.toml
-READS_ITS_OWN = {"analysis/references.py"}  # the figures that it ships
+PURE = ("model/", "judge/", "choose/", "report/")  # their imports are limited in pyproject.toml
+READS_ITS_OWN = {"judge/references.py"}  # the figures that it ships
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
-    "backends/gloo_worker.py",
-    "backends/overlap_streams.py",
-    "backends/overlap_worker.py",
-    "backends/replay_streams.py",
-    "backends/replay_worker.py",
-    "backends/torch_collectives.py",
-    "backends/torch_rank.py",
+    "jobs/replay/streams.py",
+    "jobs/replay/worker.py",
+    "measurement/backends/gloo_worker.py",
+    "measurement/backends/torch_collectives.py",
+    "measurement/backends/torch_rank.py",
+    "overlaps/streams.py",
+    "overlaps/worker.py",
 }
 
 
@@ -91,7 +91,7 @@ def test_torch_is_loaded_late() -> None:
     assert loading == LOADS_TORCH
 
 
-@pytest.mark.parametrize("module", ["collbench.cli.program", "collbench.backends.host"])
+@pytest.mark.parametrize("module", ["collbench.cli.program", "collbench.measurement.backends.host"])
 def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'collbench._native', 'pynvml'}} & set(sys.modules) or 'none')"
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -99,7 +99,7 @@ def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
 
 
 def test_the_doctor_loads_nothing_that_measures() -> None:
-    names = "{'collbench.bench.plan', 'collbench.api.measuring'}"
+    names = "{'collbench.measurement.plan', 'collbench.api.measuring'}"
     code = f"import sys, collbench.cli.doctor; print({names} & set(sys.modules) or 'none')"
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert started.stdout == "none\n"
@@ -114,9 +114,13 @@ def test_no_writer_of_json_writes_what_json_has_not() -> None:
 
 
 # "g" writes 1.09e+03 for a rate of NVSwitches. `units.fixed` does not; nccl-tests' own lines have C's %g.
-MAY_WRITE_EXPONENTS = {"model/units.py", "output/nccl_tests.py", "launch/ablation.py", "output/formats.py"}
-MAY_WRITE_EXPONENTS |= {"output/html/series.py", "output/prometheus.py", "bench/sweep.py"}  # rounded numbers
-MAY_WRITE_EXPONENTS |= {"backends/cuda.py", "backends/host.py", "sim/fabrics.py"}  # what may be any number
+MAY_WRITE_EXPONENTS = {"model/units.py", "report/nccl_tests.py", "launch/ablation.py", "report/formats.py"}
+MAY_WRITE_EXPONENTS |= {"report/html/series.py", "report/prometheus.py", "measurement/sweep.py"}  # rounded numbers
+MAY_WRITE_EXPONENTS |= {
+    "measurement/backends/cuda.py",
+    "measurement/backends/host.py",
+    "sim/fabrics.py",
+}  # what may be any number
 
 
 def exponents(source: str) -> list[str]:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collbench.backends.factory import open_simulated
-from collbench.bench.confirm import confirm
-from collbench.bench.plan import Request, make_plan
-from collbench.bench.session import empty_run, wrong_data
-from collbench.bench.sweep import Watcher, sweep
+from collbench.measurement.backends.factory import open_simulated
+from collbench.measurement.confirm import confirm
+from collbench.measurement.plan import Request, make_plan
+from collbench.measurement.session import empty_run, wrong_data
+from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
@@ -138,7 +138,7 @@ def _request(sizes: tuple[int, ...] | None, copies: tuple[Variant, ...], collect
 def simulated_run(fabric: Fabric, request: Request, seed: int, *, confirmed: bool = False) -> Run:
     """Return the simulated run; `confirmed`, as `pairs` and `check` make it: what is accused is measured again.
 
-    An error that ends it early is recorded in it, as bench/session.py does.
+    An error that ends it early is recorded in it, as measurement/session.py does.
     """
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-from collbench.analysis.bands import packing
-from collbench.analysis.problem import evidence, from_run
-from collbench.analysis.search import search
-from collbench.analysis.select import choose
-from collbench.analysis.wiring import Wiring
+from collbench.choose.bands import packing
+from collbench.choose.problem import evidence, from_run
+from collbench.choose.search import search
+from collbench.choose.select import choose
+from collbench.choose.wiring import Wiring
 from collbench.sim import fabrics
 from collbench.sim.collectives import best_packing
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from collbench.analysis import diagnose
+from collbench.judge import diagnose
 
 from .bench import (
     NOISY,

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from collbench.analysis import diagnose
-from collbench.analysis.diagnose import Kind, Verdict
-from collbench.analysis.diagnose.causes import (
+from collbench.judge import diagnose
+from collbench.judge.diagnose import Kind, Verdict
+from collbench.judge.diagnose.causes import (
     GpuItself,
     Known,
     LikelyCause,

@@ -12,9 +12,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.select import choose
-from collbench.analysis.tiers import rank_pairs
 from collbench.api.selecting import by_finalists
+from collbench.choose.select import choose
+from collbench.judge.tiers import rank_pairs
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.sim.collectives import Truth

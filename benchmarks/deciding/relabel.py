@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from collbench.analysis import diagnose
-from collbench.analysis.select import choose
-from collbench.analysis.tiers import rank_links
+from collbench.choose.select import choose
+from collbench.judge import diagnose
+from collbench.judge.tiers import rank_links
 from collbench.model.run import Run
 from tests.sim import random_fabrics
 

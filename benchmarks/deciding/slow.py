@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
-from collbench.analysis import diagnose
-from collbench.analysis.tiers import Ranking, rank_pairs
+from collbench.judge import diagnose
+from collbench.judge.tiers import Ranking, rank_pairs
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.labels import paths

@@ -9,9 +9,9 @@ from itertools import combinations
 
 import numpy as np
 
-from collbench.analysis.search import search
-from collbench.analysis.select import choose
-from collbench.analysis.wiring import Wiring, wiring
+from collbench.choose.search import search
+from collbench.choose.select import choose
+from collbench.choose.wiring import Wiring, wiring
 from collbench.model.run import Device, Path
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Bundle, Fabric, Fault, FaultKind

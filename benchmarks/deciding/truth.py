@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 
-from collbench.analysis.diagnose import Kind, Severity, Verdict
-from collbench.analysis.tiers import Ranking, rank_links
-from collbench.backends.protocol import time_step
-from collbench.backends.sim import SimBackend
-from collbench.bench.plan import Request, make_plan
+from collbench.judge.diagnose import Kind, Severity, Verdict
+from collbench.judge.tiers import Ranking, rank_links
 from collbench.machine.labels import rank_key
+from collbench.measurement.backends.protocol import time_step
+from collbench.measurement.backends.sim import SimBackend
+from collbench.measurement.plan import Request, make_plan
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import Variant, Work
 from collbench.model.run import DataPoint, Run

@@ -10,10 +10,10 @@ from math import sqrt
 import numpy as np
 from deciding.bench import check_request, pairs_request
 
-from collbench.analysis import diagnose
-from collbench.analysis.diagnose.causes import Either, GpuItself, Shared, SharedPart
-from collbench.analysis.diagnose.verdict import Kind, Severity, Verdict
-from collbench.analysis.tiers import Relation, rank_pairs
+from collbench.judge import diagnose
+from collbench.judge.diagnose.causes import Either, GpuItself, Shared, SharedPart
+from collbench.judge.diagnose.verdict import Kind, Severity, Verdict
+from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 
 from .machines import FAMILIES, FAULTS, Made, Truth, make

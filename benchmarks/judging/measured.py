@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collbench.backends.gpu_copies import gpu_operations
-from collbench.backends.protocol import Backend, Opened, Step, Timing
-from collbench.bench.confirm import confirm
-from collbench.bench.plan import Request, make_plan
-from collbench.bench.session import empty_run
-from collbench.bench.sweep import Watcher, sweep
+from collbench.measurement.backends.gpu_copies import gpu_operations
+from collbench.measurement.backends.protocol import Backend, Opened, Step, Timing
+from collbench.measurement.confirm import confirm
+from collbench.measurement.plan import Request, make_plan
+from collbench.measurement.session import empty_run
+from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Flag, FlagKind, Health, Machine, Run
 

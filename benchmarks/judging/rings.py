@@ -13,7 +13,7 @@ from itertools import permutations
 
 import numpy as np
 
-from collbench.backends.protocol import Step, Timing
+from collbench.measurement.backends.protocol import Step, Timing
 
 from .machines import Made, Pair
 from .measured import MadeBackend, Situation

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collbench.analysis.stats import summarize
+from collbench.judge.stats import summarize
 from collbench.launch.ablation import Ablation, Result, load
 from collbench.runfile import run_file
 

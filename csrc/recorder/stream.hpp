@@ -1,5 +1,5 @@
 // Records the calls of one rank in a file that is mapped into memory, so that its content is valid whenever the process
-// ends. Calls that repeat are folded as they arrive. src/collbench/runfile/streams.py reads this layout.
+// ends. Calls that repeat are folded as they arrive. src/collbench/jobs/streams.py reads this layout.
 #pragma once
 
 #include <pthread.h>

@@ -11,12 +11,7 @@ TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here 
 if TYPE_CHECKING:
     from collbench.api.inspecting import doctor as doctor
     from collbench.api.inspecting import topo as topo
-    from collbench.api.jobs import import_job as import_job
-    from collbench.api.jobs import load_job as load_job
     from collbench.api.measuring import measure as measure
-    from collbench.api.overlapping import overlap as overlap
-    from collbench.api.predicting import predict as predict
-    from collbench.api.replaying import replay as replay
     from collbench.api.runs import check as check
     from collbench.api.runs import compare as compare
     from collbench.api.runs import explain as explain
@@ -25,32 +20,37 @@ if TYPE_CHECKING:
     from collbench.api.runs import runs as runs
     from collbench.api.runs import tails as tails
     from collbench.api.selecting import select as select
-    from collbench.api.surveying import nodes as nodes
     from collbench.api.training import train_command as train_command
+    from collbench.cluster.api import nodes as nodes
+    from collbench.jobs.api import import_job as import_job
+    from collbench.jobs.api import load_job as load_job
+    from collbench.jobs.predict.api import predict as predict
+    from collbench.jobs.replay.api import replay as replay
     from collbench.model.errors import CollbenchError as Error
+    from collbench.overlaps.api import overlap as overlap
 
     __version__: str
 
-# The module of collbench.api that holds each name.
+# The module that holds each name: those of the annexes bring their own.
 _HOMES = {
-    "check": "runs",
-    "compare": "runs",
-    "doctor": "inspecting",
-    "explain": "runs",
-    "import_job": "jobs",
-    "load": "runs",
-    "load_job": "jobs",
-    "measure": "measuring",
-    "nodes": "surveying",
-    "overlap": "overlapping",
-    "predict": "predicting",
-    "rank": "runs",
-    "replay": "replaying",
-    "runs": "runs",
-    "select": "selecting",
-    "tails": "runs",
-    "topo": "inspecting",
-    "train_command": "training",
+    "check": "api.runs",
+    "compare": "api.runs",
+    "doctor": "api.inspecting",
+    "explain": "api.runs",
+    "import_job": "jobs.api",
+    "load": "api.runs",
+    "load_job": "jobs.api",
+    "measure": "api.measuring",
+    "nodes": "cluster.api",
+    "overlap": "overlaps.api",
+    "predict": "jobs.predict.api",
+    "rank": "api.runs",
+    "replay": "jobs.replay.api",
+    "runs": "api.runs",
+    "select": "api.selecting",
+    "tails": "api.runs",
+    "topo": "api.inspecting",
+    "train_command": "api.training",
 }
 __all__ = ["Error", *_HOMES]  # noqa: PLE0604 - the keys are strings
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(f"collbench.api.{_HOMES[name]}"), name)
+    return getattr(import_module(f"collbench.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from collbench.backends import factory
-from collbench.backends.factory import Present
 from collbench.cli import main
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.model.run import Device, Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, pair_run

@@ -10,16 +10,17 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.backends import factory
-from collbench.backends import torch_world as backend
-from collbench.backends.factory import Choice
-from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
+from collbench.jobs import job_file
+from collbench.jobs.replay import worlds as backend
+from collbench.jobs.replay.protocol import ReplayArm, ReplayOpened
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Choice
 from collbench.model.run import CommandKind, Machine, Pauses
-from collbench.runfile import job_file, run_file
-from tests.bench.test_replay import FakeWorld as Fake
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program
-from tests.replay_jobs import data_parallel, pipeline, without_rank
+from tests.jobs.replay.made import data_parallel, pipeline, without_rank
+from tests.jobs.replay.test_measure import FakeWorld as Fake
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")

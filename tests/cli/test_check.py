@@ -13,8 +13,8 @@ from collbench.model.run import Run
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.analysis.checked import failed, h200, slow
 from tests.cli.program import Program, on_gpus
+from tests.judge.checked import failed, h200, slow
 from tests.native.fakes import Fakes
 from tests.sim.made import fabric_text
 

@@ -15,9 +15,9 @@ from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.analysis.checked import failed, h200
-from tests.analysis.runs import recorded
 from tests.cli.program import Program, collbench
+from tests.judge.checked import failed, h200
+from tests.judge.runs import recorded
 from tests.sim.made import fabric_text
 
 FAULTS = {

@@ -13,9 +13,9 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
-from tests.analysis.runs import RESULTS, copies, recorded, scaled
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
+from tests.judge.runs import RESULTS, copies, recorded, scaled
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")

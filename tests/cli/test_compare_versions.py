@@ -16,9 +16,9 @@ import pytest
 
 from collbench.model.run import Run
 from collbench.runfile import run_file
-from tests.analysis.runs import copies, scaled
 from tests.builders import gpus
 from tests.cli.program import Program, on_gpus
+from tests.judge.runs import copies, scaled
 from tests.native.fakes import Fakes
 
 PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"

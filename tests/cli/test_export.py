@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation
-from collbench.output.rows import COLUMNS
+from collbench.report.rows import COLUMNS
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program, collbench
-from tests.output.hostile import hostile_run
-from tests.output.test_nccl_scripts import superbench
+from tests.report.hostile import hostile_run
+from tests.report.test_nccl_scripts import superbench
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"

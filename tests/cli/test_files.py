@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import suitable_run
+from collbench.choose.freshness import Here
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, list_only, save_run

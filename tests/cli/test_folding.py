@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from collbench.output.text import layout
-from collbench.output.text.layout import fold
+from collbench.report.text import layout
+from collbench.report.text.layout import fold
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 

@@ -14,8 +14,8 @@ from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.analysis.checked import failed, h200
 from tests.cli.program import Program, Result
+from tests.judge.checked import failed, h200
 from tests.sim.made import fabric_text
 
 SLOW = Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5)

@@ -15,8 +15,8 @@ import pytest
 from collbench.cli import program as loaded
 from collbench.runfile import run_file
 from tests.cli.program import Program, collbench, on_gpus, one_line
-from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.native.fakes import Fakes
+from tests.ranks.processes import PATIENCE_S, environment, trials, wait_for
 
 # The seed fixes the order of trials, so that these runs make nearly the same calls.
 PAIRS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")

@@ -10,11 +10,12 @@ import click
 import pytest
 
 from collbench.cli.program import cli
+from collbench.jobs import job_file
 from collbench.model.operations import COLLECTIVES
-from collbench.runfile import job_file, run_file
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, save_run
-from tests.replay_jobs import data_parallel
+from tests.jobs.replay.made import data_parallel
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIM = ("--backend", "sim", "--fabric", "nvlink-pairs-2x2")

@@ -10,10 +10,10 @@ from typing import Any
 import click
 import pytest
 
-from collbench.backends import factory
-from collbench.bench.plan import Request, default_sizes
 from collbench.cli import collectives
 from collbench.cli.collectives import NCCL_FLAGS, CollectiveCommand, NcclFlags, translated
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request, default_sizes
 from collbench.model.errors import CollbenchError, RunFileError
 from collbench.model.units import parse_sizes
 from collbench.runfile import atomic_write

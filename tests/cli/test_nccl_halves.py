@@ -2,14 +2,14 @@
 
 import pytest
 
-from collbench.backends.gloo import GlooWorld, check
-from collbench.backends.protocol import Step, Timing
+from collbench.measurement.backends.gloo import GlooWorld, check
+from collbench.measurement.backends.protocol import Step, Timing
 from tests.cli.program import Program
 
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake gloo ranks that take no time and refuse the same; tests/backends/test_gloo.py has real ones."""
+    """Fake gloo ranks that take no time and refuse the same; tests/measurement/backends/test_gloo.py has real ones."""
 
     def time(world: GlooWorld, step: Step) -> Timing:
         check(step)

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import suitable_run, training
 from collbench.api.training import NumaBinding
+from collbench.choose.freshness import Here
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
 from collbench.runfile import run_file
-from tests.analysis.test_binding import labelled, run_with
 from tests.builders import measured
+from tests.choose.test_binding import labelled, run_with
 from tests.cli.program import Program, list_only
 
 BOUND = NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")

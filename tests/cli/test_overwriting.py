@@ -12,12 +12,12 @@ import pytest
 from collbench.api.measuring import MeasureOptions
 from collbench.cli.measuring import RunPrinter
 from collbench.cli.program import cli
+from collbench.jobs import job_file
 from collbench.model.operations import COLLECTIVES
-from collbench.runfile import job_file
 from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
-from tests.replay_jobs import data_parallel
+from tests.jobs.replay.made import data_parallel
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"

@@ -14,7 +14,7 @@ from collbench.model.run import DataPoint, Measurement, Sample
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 from tests.cli.program import Program
-from tests.output.plot.pictures import read
+from tests.report.plot.pictures import read
 
 MIB = 2**20
 MAGIC = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-1."}

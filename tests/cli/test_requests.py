@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import factory
-from collbench.bench.plan import Request
 from collbench.cli import collectives, copies
 from collbench.cli.measuring import RunPrinter
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from tests.builders import gpus
 from tests.cli.program import Program

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from collbench.api.measuring import MeasureOptions
-from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
+from collbench.measurement.plan import Request, settings_of
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Run, StopReason
@@ -210,10 +210,10 @@ def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, args: str) -
         requests.append(request)
         raise UsageError("not measured")
 
-    monkeypatch.setattr("collbench.bench.session.Session", session)
-    monkeypatch.setattr("collbench.backends.factory.resolve", lambda _name: ("cuda", None))
-    monkeypatch.setattr("collbench.backends.factory.begin", lambda _name: None)
-    monkeypatch.setattr("collbench.backends.factory.present_devices", lambda _name: gpus(4))
+    monkeypatch.setattr("collbench.measurement.session.Session", session)
+    monkeypatch.setattr("collbench.measurement.backends.factory.resolve", lambda _name: ("cuda", None))
+    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda _name: None)
+    monkeypatch.setattr("collbench.measurement.backends.factory.present_devices", lambda _name: gpus(4))
     assert program(*args.split()).status == 2
     return requests[0]
 
@@ -302,7 +302,7 @@ def test_files_named_in_a_foreign_run_are_not_touched(
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
     monkeypatch.setattr("collbench.cli.check.ToolTexts.applied", lambda _texts, run: run)
     monkeypatch.setattr("collbench.cli.check.shortfall", lambda *_, **__: "")
-    monkeypatch.setattr("collbench.backends.factory.resolve", lambda name: (name, None))
+    monkeypatch.setattr("collbench.measurement.backends.factory.resolve", lambda name: (name, None))
     result = program(command, "--resume", "run.json")
     assert result.status == 0, result.err
     assert (requests[0].nccl, requests[0].force, requests[0].resume) == (None, False, True)

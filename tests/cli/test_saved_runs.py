@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import suitable_run
+from collbench.choose.freshness import Here
 from collbench.runfile import saved_runs
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import selecting, suitable_run
-from collbench.backends import factory
+from collbench.choose.freshness import Here
+from collbench.measurement.backends import factory
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from collbench.sim import fabrics

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.diagnose import judge
+from collbench.judge.diagnose import judge
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from collbench.output.text.verdicts import contradiction
+from collbench.report.text.verdicts import contradiction
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.analysis.checked import failed, h200
 from tests.builders import gpus, in_words, measured, paths, run_of
 from tests.cli.program import Program
+from tests.judge.checked import failed, h200
 from tests.sim.made import fabric_text
 
 HANGS = Fault(FaultKind.HANGING_LINK, (2, 3))

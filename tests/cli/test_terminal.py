@@ -21,7 +21,7 @@ from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, on_gpus, save_run
 from tests.native.fakes import Fakes
-from tests.output.pages import pairs_run
+from tests.report.pages import pairs_run
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*48;5;\d+m")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import suitable_run
+from collbench.choose.freshness import Here
 from collbench.cli.exit_codes import Terminated
 from collbench.model.operations import Operation
 from collbench.model.run import Device
@@ -30,9 +30,9 @@ from tests.cli.program import (
     one_line,
     save_run,
 )
-from tests.distributed.processes import PATIENCE_S, wait_for
-from tests.distributed.processes import environment as own_environment
 from tests.native.fakes import Fakes
+from tests.ranks.processes import PATIENCE_S, wait_for
+from tests.ranks.processes import environment as own_environment
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 # What a rank got goes to a file: ranks' prints interleave.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from collbench.analysis.freshness import Here
 from collbench.api import suitable_run
+from collbench.choose.freshness import Here
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus

@@ -17,10 +17,10 @@ from collbench.model.run import Run
 from tests.builders import pair_run
 from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import CLUSTER
-from tests.distributed.processes import free_port
 from tests.launch.test_execution import TIMEOUT_S, needs_torch
 from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
+from tests.ranks.processes import free_port
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS, MIB = 5, 2**20

@@ -60,7 +60,7 @@ def test_the_line_of_a_refusal_is_the_prologs() -> None:
 
 
 def test_metrics_are_the_scripts_and_the_exports() -> None:
-    exported = "".join(path.read_text("utf-8") for path in (ROOT / "src/collbench/output").rglob("*.py"))
+    exported = "".join(path.read_text("utf-8") for path in (ROOT / "src/collbench/report").rglob("*.py"))
     for metric in set(re.findall(r"\bcollbench_[a-z_]+\b", DOCUMENT)):
         assert metric in TEXTFILE or metric.removeprefix("collbench_") in exported or metric in exported, metric
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from collbench import _native
-from collbench.backends.cuda import shipped_ptx
 from collbench.machine.nccl import find_nccl
+from collbench.measurement.backends.cuda import shipped_ptx
 from collbench.model.errors import MachineError
 
 

@@ -175,7 +175,7 @@ def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
 
 
 _STAGED = """
-from collbench.backends.cuda import shipped_ptx
+from collbench.measurement.backends.cuda import shipped_ptx
 from collbench import _native
 gpus = _native.Gpus([0, 1], shipped_ptx(), peers=False)
 gpus.allocate(2**28)

@@ -61,7 +61,7 @@ def _worker_of(program: subprocess.Popen[str]) -> int:
     """Return the process id of a program's worker."""
     children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text(encoding="utf-8").split()
     named = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return next(child for child, command in named.items() if b"collbench.backends.worker" in command)
+    return next(child for child, command in named.items() if b"collbench.measurement.backends.worker" in command)
 
 
 def _run(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collbench import _native
-from collbench.backends.cuda import shipped_ptx
+from collbench.measurement.backends.cuda import shipped_ptx
 from tests.gpu.machine import need_gpus, open_gpus
 
 ORDINALS = need_gpus(2)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis import stats
-from collbench.analysis.overlap import condition_of, summarize
-from collbench.backends.overlap_protocol import OPERATIONS
-from collbench.model.compute import Priority
+from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
+from collbench.overlaps.compute import Priority
+from collbench.overlaps.factors import condition_of, summarize
+from collbench.overlaps.protocol import OPERATIONS
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.job import Job, Unknown
-from collbench.runfile import job_file
+from collbench.jobs import job_file
+from collbench.jobs.job import Job, Unknown
 from tests.gpu.machine import need_gpus
 
 torch = pytest.importorskip("torch")

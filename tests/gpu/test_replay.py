@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.api.replaying import Replaying, ReplayOptions, on_sets, request_of
-from collbench.backends import factory
-from collbench.model.job import Call, Job
+from collbench.jobs.job import Call, Job
+from collbench.jobs.replay.api import Replaying, ReplayOptions, on_sets, request_of
+from collbench.measurement.backends import factory
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run
 from tests.gpu.machine import need_gpus
-from tests.replay_jobs import data_parallel, job_of, pipeline
+from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
 pytest.importorskip("torch")
 need_gpus(2)

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from collbench.analysis.job_schedule import schedule_of
-from collbench.backends.overlap_protocol import Load, OverlapPoint
-from collbench.backends.replay_protocol import ReplayLoad
-from collbench.backends.torch_world import OverlapWorld, ReplayWorld
-from collbench.model.compute import Compute, ComputeKind, Priority
-from collbench.model.job import Call
+from collbench.jobs.job import Call
+from collbench.jobs.replay.protocol import ReplayLoad
+from collbench.jobs.replay.schedule import schedule_of
+from collbench.jobs.replay.worlds import ReplayWorld
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
 from collbench.model.run import Pauses
+from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.overlaps.protocol import Load, OverlapPoint
+from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file
-from tests.distributed.processes import as_slurm, ends, free_port, started
 from tests.gpu.machine import need_gpus
-from tests.replay_jobs import data_parallel, job_of
+from tests.jobs.replay.made import data_parallel, job_of
+from tests.ranks.processes import as_slurm, ends, free_port, started
 
 pytest.importorskip("torch")
 need_gpus(1)

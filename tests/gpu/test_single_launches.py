@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collbench import _native
-from collbench.analysis.tails import Tails, tails_of
-from collbench.bench.sweep import latency_of
+from collbench.judge.tails import Tails, tails_of
+from collbench.measurement.sweep import latency_of
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, RankLaunches
 from tests.gpu.machine import need_gpus, need_nccl, open_gpus

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from collbench import _native
-from tests.distributed.processes import as_slurm, ends, environment, free_port, started
 from tests.gpu.machine import need_gpus, need_nccl, open_gpus
+from tests.ranks.processes import as_slurm, ends, environment, free_port, started
 
 _GROUP = need_gpus(1)[:2]
 _NCCL = need_nccl()

@@ -14,8 +14,8 @@ from collbench.model.operations import COLLECTIVES, Operation, Registration, Var
 from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run
 from collbench.runfile import run_file
-from tests.distributed.processes import as_slurm, ends, free_port, started, torchrun, trials, wait_for, worker_of
 from tests.gpu.machine import need_gpus, need_nccl
+from tests.ranks.processes import as_slurm, ends, free_port, started, torchrun, trials, wait_for, worker_of
 
 ORDINALS = need_gpus(2)
 NCCL = need_nccl()

@@ -17,9 +17,9 @@ import numpy as np
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from collbench.backends.protocol import Step, time_step
-from collbench.backends.sim import SimBackend
-from collbench.bench.session import wrong_data
+from collbench.measurement.backends.protocol import Step, time_step
+from collbench.measurement.backends.sim import SimBackend
+from collbench.measurement.session import wrong_data
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason

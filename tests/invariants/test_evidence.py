@@ -13,15 +13,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.analysis.compare import Comparison, Verdict, compare
-from collbench.analysis.diagnose import Severity, judge, not_judged
-from collbench.analysis.nodes import State
-from collbench.analysis.nodes import judge as judge_nodes
-from collbench.analysis.physics import impossible
-from collbench.analysis.tiers import Relation, rank_links
+from collbench.cluster.nodes import State
+from collbench.cluster.nodes import judge as judge_nodes
+from collbench.judge.compare import Comparison, Verdict, compare
+from collbench.judge.diagnose import Severity, judge, not_judged
+from collbench.judge.physics import impossible
+from collbench.judge.tiers import Relation, rank_links
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
-from tests.analysis.nodes.made import leaves, seen, slow
+from tests.cluster.made import leaves, seen, slow
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, tried, without_points
 
 # Logs over σ whose subsets of the first 3, 4, … scatter alike: no trial is wilder than those before it.

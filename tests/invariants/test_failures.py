@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from collbench.analysis.diagnose import judge
-from collbench.analysis.outcome import TroubleKind, outcome
-from collbench.analysis.problem import left_out
-from collbench.analysis.select import choose
-from collbench.analysis.tiers import rank_pairs
+from collbench.choose.problem import left_out
+from collbench.choose.select import choose
+from collbench.judge.diagnose import judge
+from collbench.judge.outcome import TroubleKind, outcome
+from collbench.judge.tiers import rank_pairs
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason
-from collbench.output import sentences
-from collbench.output.text import verdicts
-from collbench.output.text.frame import headline
-from collbench.output.text.measured import page
+from collbench.report import sentences
+from collbench.report.text import verdicts
+from collbench.report.text.frame import headline
+from collbench.report.text.measured import page
 from collbench.runfile import run_file
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_points

@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.analysis.diagnose import Kind, judge
-from collbench.analysis.physics import Hardware, impossible
-from collbench.analysis.stats import rate_gbs
+from collbench.judge.diagnose import Kind, judge
+from collbench.judge.physics import Hardware, impossible
+from collbench.judge.stats import rate_gbs
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.output.formats import as_json
-from collbench.output.rows import rows
-from collbench.output.text import verdicts
+from collbench.report.formats import as_json
+from collbench.report.rows import rows
+from collbench.report.text import verdicts
 from tests.invariants.machines import (
     COLLECTIVES,
     COPIES,

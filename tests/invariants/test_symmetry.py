@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.analysis.compare import compare
-from collbench.analysis.diagnose import judge
-from collbench.analysis.physics import impossible
-from collbench.analysis.tiers import Ranking, rank_links
+from collbench.judge.compare import compare
+from collbench.judge.diagnose import judge
+from collbench.judge.physics import impossible
+from collbench.judge.tiers import Ranking, rank_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
-from collbench.output.rows import rows
+from collbench.report.rows import rows
 from tests.invariants.machines import (
     COPIES,
     IN_TIME,

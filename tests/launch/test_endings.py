@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import free_port
 from tests.launch.test_execution import TIMEOUT_S, needs_torch, start, wait_for
+from tests.ranks.processes import free_port
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]

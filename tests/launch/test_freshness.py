@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from collbench.analysis.freshness import Here, parse_duration, refusal
+from collbench.choose.freshness import Here, parse_duration, refusal
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
-from collbench.output.stale_runs import unfit
+from collbench.report.stale_runs import unfit
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
 GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))

@@ -132,8 +132,8 @@ def test_a_core_that_is_not_there_is_one_line() -> None:
 
 def test_the_launch_room_loads_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, collbench.launch.rank_start, collbench.launch.torchrun, collbench.analysis.freshness, "
-        "collbench.launch.torchrun, collbench.launch.torchrun, collbench.analysis.freshness; print(*sys.modules)"
+        "import sys, collbench.launch.rank_start, collbench.launch.torchrun, collbench.choose.freshness, "
+        "collbench.launch.torchrun, collbench.launch.torchrun, collbench.choose.freshness; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "collbench.launch.torchrun" in loaded

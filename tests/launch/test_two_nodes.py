@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.namespaces import address, hosts
-from tests.distributed.processes import COLLBENCH, PATIENCE_S, environment, wait_for
+from tests.ranks.namespaces import address, hosts
+from tests.ranks.processes import COLLBENCH, PATIENCE_S, environment, wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),

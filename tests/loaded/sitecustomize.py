@@ -14,7 +14,7 @@ _script = _args[0] if _args and os.path.basename(_args[0]) == "uses_collbench.py
 _libraries = os.environ.get("COLLBENCH_TEST_LIBRARIES", "")
 if (
     "COLLBENCH_TEST_PROGRAM" in os.environ
-    and (_module in {"collbench", "collbench.backends.worker"} or _script)
+    and (_module in {"collbench", "collbench.measurement.backends.worker"} or _script)
     and os.environ.get("LD_LIBRARY_PATH", "") == _libraries
     and "LD_PRELOAD" not in os.environ
 ):

@@ -12,7 +12,7 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench.analysis.physics import Check, Hardware, Part, impossible, marked
+from collbench.judge.physics import Check, Hardware, Part, impossible, marked
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Machine, MarkKind, Path, Run
 from collbench.runfile import run_file

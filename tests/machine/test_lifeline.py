@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import gloo
+from collbench.jobs import job_file
 from collbench.machine import lifeline
-from collbench.runfile import job_file
-from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
+from collbench.measurement.backends import gloo
 from tests.launch.test_running import WAITS
 from tests.native.recorded import Made, host
+from tests.ranks.processes import PATIENCE_S, environment, trials, wait_for
 
 # An environment variable that only the descendants of one test's process have.
 MARK = "COLLBENCH_TEST_MARK"

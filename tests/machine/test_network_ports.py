@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.backends.protocol import Opened
-from collbench.bench.session import read_ports_after
 from collbench.machine.doctor.findings import Level
 from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower
+from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.session import read_ports_after
 from collbench.model.run import NetworkPort
-from collbench.output.text.frame import network_lines, unhealthy_lines
+from collbench.report.text.frame import network_lines, unhealthy_lines
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.machine.doctor.described import machine, named

@@ -177,7 +177,7 @@ def test_what_cannot_time_it_names_what_lacks(session: dict[str, Any]) -> None:
     status, _, err = session["shuffle --backend host --sizes 1M"]
     assert status == 2
     assert len(err.splitlines()) == 1
-    assert "backends/torch_collectives.py" in err
+    assert "measurement/backends/torch_collectives.py" in err
     assert "csrc/collective_layout.hpp" in session["cuda"]
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import collbench
-from collbench.runfile.streams import Stream, parse
+from collbench.jobs.streams import Stream, parse
 
 PLUGIN = Path(collbench.__file__).parent / "_profiler.so"
 ABIS = (1, 2, 3, 4, 5, 6)

@@ -321,7 +321,7 @@ def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) 
     """Otherwise `collbench pairs && collbench train` may take the ending worker for another user's job."""
     script = """
         import os
-        from collbench.backends import factory as opening
+        from collbench.measurement.backends import factory as opening
         opened = opening.open_backend("cuda", None, None, collectives=False)
         workers = opened.backend.process_ids
         opened.close()

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.job import report
-from collbench.model.job import Job, Unknown
-from collbench.runfile import job_file
-from collbench.runfile.recorded import Merged, merge
-from collbench.runfile.streams import Lack
+from collbench.jobs import job_file
+from collbench.jobs.calls import report
+from collbench.jobs.job import Job, Unknown
+from collbench.jobs.recorded import Merged, merge
+from collbench.jobs.streams import Lack
 from tests.native.recorded import Made, play, streams
 
 WORLD = "comm 0 77 0 4 world\n"

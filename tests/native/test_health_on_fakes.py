@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collbench.model.run import Flag
-from collbench.output import sentences
+from collbench.report import sentences
 from collbench.runfile.codec import build
 from tests.builders import gpus
 from tests.native.fakes import Fakes, Outcome

@@ -93,12 +93,12 @@ def test_a_refusal_names_what_was_attempted() -> None:
 
 # Two nodes by name; the worker's memory lies on node 0 for both, as this machine may have only one.
 _TWO_NODES = """
-import collbench.backends.isolated as isolated
+import collbench.measurement.backends.isolated as isolated
 isolated.usable_nodes = lambda: (0, 1)
 """
 _WORKER = """
-import sys, collbench.backends.cuda as cuda
-from collbench.backends.worker import CudaSource, run
+import sys, collbench.measurement.backends.cuda as cuda
+from collbench.measurement.backends.worker import CudaSource, run
 cuda._native.node_memory_refusal = lambda node: {refusal!r}
 cuda.usable_nodes = lambda: (0, 1)
 transfers = cuda._transfers

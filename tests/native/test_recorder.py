@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collbench.model.job import Call, Ending, Job, JobRank, Unknown
+from collbench.jobs.job import Call, Ending, Job, JobRank, Unknown
+from collbench.jobs.recorded import merge
+from collbench.jobs.streams import HEADER, StreamError, parse
 from collbench.model.units import DTYPE_BYTES
-from collbench.runfile.recorded import merge
-from collbench.runfile.streams import HEADER, StreamError, parse
 from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
 
 WORLD = "comm 0 77 0 4 world\n"
@@ -344,7 +344,7 @@ def test_a_day_of_a_million_steps_stays_small(tmp_path: Path) -> None:
     day = f"repeat 1000\nrepeat 1000\n{step}end\n{Made('allgather', 5).line()}end\n"
     done = play(f"{WORLD}{Made('broadcast', 7).line()}clock\n{day}clock\n", tmp_path, 5)
     print(done.stdout)  # µs a call: shown, not judged on a loaded machine
-    from collbench.runfile.job_file import dumps
+    from collbench.jobs.job_file import dumps
 
     job = merge(streams(tmp_path)).job
     assert job.ranks[0].calls == 1 + 1000 * 5001

@@ -34,7 +34,7 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.output import sentences
+from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import hot, pair_run, shared, throttled
 

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from collbench.bench.plan import Request
-from collbench.bench.session import Session
-from collbench.model.compute import Compute, ComputeKind
+from collbench.measurement.plan import Request
+from collbench.measurement.session import Session
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -45,7 +44,8 @@ from collbench.model.run import (
     StopReason,
 )
 from collbench.model.units import DTYPE_BYTES, REDOPS
-from collbench.output import sentences
+from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
 

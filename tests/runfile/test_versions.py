@@ -15,7 +15,7 @@ from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, FlagKind, InterferenceCheck, Layout, Run, Settings, SkipKind, Skipped
-from collbench.output import sentences
+from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, left_out, measured, nvml_says, run_of, smi_says
 

@@ -7,15 +7,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.backends.factory import open_simulated
-from collbench.bench.plan import Request, make_plan
-from collbench.bench.session import empty_run, wrong_data
-from collbench.bench.sweep import Watcher, sweep
+from collbench.cluster.simulated import Cluster
+from collbench.measurement.backends.factory import open_simulated
+from collbench.measurement.plan import Request, make_plan
+from collbench.measurement.session import empty_run, wrong_data
+from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.runfile.codec import plain
-from collbench.sim.cluster import Cluster
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import (
     FORMAT,

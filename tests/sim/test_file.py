@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.backends.sim import SimBackend
-from collbench.bench.plan import make_plan, unordered_pairs
+from collbench.measurement.backends.sim import SimBackend
+from collbench.measurement.plan import make_plan, unordered_pairs
 from collbench.model.errors import CollbenchError, UsageError
 from collbench.sim import fabrics
 from collbench.sim.fabrics import FaultKind

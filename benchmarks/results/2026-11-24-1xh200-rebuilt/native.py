@@ -3,8 +3,9 @@
 import json
 import sys
 
-from collbench import _native
 from collbench.backends.cuda import shipped_ptx
+
+from collbench import _native
 
 PATTERNS = {"h2d": [[(-1, 0)]], "d2h": [[(0, -1)]], "local": [[(0, 0)]], "both": [[(-1, 0), (0, -1)]]}
 ITERATIONS = {8: 14, 65536: 14, 2**22: 14, 2**29: 4}

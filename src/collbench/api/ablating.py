@@ -11,14 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import replaying, training
+from collbench.api import training
 from collbench.api.measuring import present_devices
 from collbench.api.notices import SILENT, Notices
-from collbench.api.replaying import ReplayOptions
 from collbench.api.sessions import new_seed
-from collbench.backends import factory
-from collbench.bench.replay import ReplayRequest
-from collbench.distributed.launchers import find_launch
+from collbench.jobs.job import Job
+from collbench.jobs.replay import api as replaying
+from collbench.jobs.replay.api import ReplayOptions
+from collbench.jobs.replay.measure import ReplayRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
 from collbench.launch import rendezvous, torchrun
@@ -26,9 +26,10 @@ from collbench.launch.ablation import Ablation, Arm, Change, Measure
 from collbench.launch.arguments import AblateArguments, split
 from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
+from collbench.machine.launchers import find_launch
+from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
-from collbench.model.job import Job
 from collbench.model.run import Device, Pauses
 from collbench.model.units import amount, fixed
 from collbench.runfile import atomic_write, saved_runs

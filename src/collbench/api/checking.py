@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from collbench.backends import factory
-from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi
 from collbench.machine.nvidia_smi import with_reported
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -56,8 +56,8 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     if expected is not None and len(run.devices) != expected:
         tags = ", ".join(device.tag for device in run.devices)
         return f"{len(run.devices)} devices were checked ({tags}), --expect requires {expected}"
-    from collbench.analysis.diagnose import coverage  # late: numpy
-    from collbench.output import sentences
+    from collbench.judge.diagnose import coverage  # late: numpy
+    from collbench.report import sentences
 
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:

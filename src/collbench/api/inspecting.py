@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
-from collbench.backends import factory
 from collbench.machine import numa, nvidia_smi
 from collbench.machine.nvml import Nvml
+from collbench.measurement.backends import factory
 from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench.api.notices import SILENT
-from collbench.distributed.launchers import find_launch
+from collbench.jobs.job import Job
+from collbench.machine.launchers import find_launch
 from collbench.model.errors import UsageError
-from collbench.model.job import Job
 from collbench.model.run import Run
 from collbench.model.units import fixed, parse_size
 from collbench.runfile import saved_runs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
-    from collbench.output.table import Table
+    from collbench.report.table import Table
 
 
 class MeasuredRun(Run):
@@ -24,7 +24,7 @@ class MeasuredRun(Run):
 
     def table(self) -> Table:
         """Return the figures: a row for each data point, with the columns of `collbench export` (docs/exchange.md)."""
-        from collbench.output.table import Table  # late: numpy
+        from collbench.report.table import Table  # late: numpy
 
         return Table.of(self)
 

@@ -15,9 +15,9 @@ from collbench.api.checking import planned
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
-from collbench.backends import factory
-from collbench.bench.plan import Request, requested
-from collbench.distributed.launchers import find_launch
+from collbench.machine.launchers import find_launch
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request, requested
 from collbench.model.capabilities import BACKENDS, capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import checked_config

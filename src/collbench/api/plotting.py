@@ -11,7 +11,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.printable import one_line
 from collbench.model.units import format_size
-from collbench.output.plot.figure import Named, Picture
+from collbench.report.plot.figure import Named, Picture
 from collbench.runfile import run_file
 
 
@@ -27,7 +27,7 @@ def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int 
         return _overlaps(kind, runs, operations, size)
     if kind == "heatmap":
         return _heatmap(runs, operations, size)
-    from collbench.output.plot import curves, scaling
+    from collbench.report.plot import curves, scaling
 
     shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
     return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
@@ -42,7 +42,7 @@ def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
 
 def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
     """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
-    from collbench.output.plot import overlaps
+    from collbench.overlaps import plot as overlaps
 
     named_runs = [named_run for _, named_run in runs]
     for path, named_run in runs:
@@ -63,9 +63,9 @@ def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: Sequence[st
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
     """Draw one work of one run. Raises UsageError for more of either, and where it has no links or pairs."""
-    from collbench.analysis.tiers import rank_links
-    from collbench.output.plot import heatmap
-    from collbench.output.text.curves import curves_of, sizes_of
+    from collbench.judge.tiers import rank_links
+    from collbench.report.plot import heatmap
+    from collbench.report.text.curves import curves_of, sizes_of
 
     if len(runs) > 1 or len(operations) > 1:
         what = f"{len(runs)} runs" if len(runs) > 1 else f"{len(operations)} operations"
@@ -91,7 +91,7 @@ def _works(kind: str, named: Named, path: Path, operations: Sequence[str], size:
 
 
 def _default(kind: str, named: Named, path: Path) -> list[Work]:
-    from collbench.output.text.curves import works_of
+    from collbench.report.text.curves import works_of
 
     works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
     collectives = [work for work in works if work.operation.is_collective]

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 from collbench.api import keywords
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
+from collbench.jobs import job_file
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import format_size
-from collbench.runfile import job_file, run_file, saved_runs
+from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
 if TYPE_CHECKING:
-    from collbench.analysis.compare import Comparison
-    from collbench.analysis.diagnose import Verdict
-    from collbench.analysis.diagnose.causes import Check, LikelyCause
-    from collbench.analysis.tails import Tails
-    from collbench.analysis.tiers import LinkRanking
+    from collbench.judge.compare import Comparison
+    from collbench.judge.diagnose import Verdict
+    from collbench.judge.diagnose.causes import Check, LikelyCause
+    from collbench.judge.tails import Tails
+    from collbench.judge.tiers import LinkRanking
 
 
 def load(path: str | os.PathLike[str]) -> MeasuredRun:
@@ -58,7 +59,7 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
-    from collbench.analysis.outcome import outcome  # late: numpy
+    from collbench.judge.outcome import outcome  # late: numpy
 
     refused = False
     for number, path in enumerate(files, 1):
@@ -104,7 +105,7 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
     An operation's name means its plain form, or if the run has none, all its forms. The UsageError names what the file
     holds.
     """
-    from collbench.output.text.curves import works_of  # late: it loads numpy
+    from collbench.report.text.curves import works_of  # late: it loads numpy
 
     held = works_of(run)
     exact = [work for work in held if keywords.as_typed(str(work)) == keywords.as_typed(typed)]
@@ -136,7 +137,7 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[
 
     `history` are other runs on the base's GPUs: they show how much runs vary.
     """
-    from collbench.analysis.compare import compare as compared  # late: numpy
+    from collbench.judge.compare import compare as compared  # late: numpy
 
     for run in (base, new, *history):
         keywords.check_run(run, "compare")
@@ -164,7 +165,7 @@ def rank(
     for the largest. `numa_node` is the node of the host memory in host copies, if the run has several; `registration`
     is that of a collective's memory. Raises Error, also for what the run did not measure on links.
     """
-    from collbench.analysis.tiers import rank_links  # late: numpy
+    from collbench.judge.tiers import rank_links  # late: numpy
 
     keywords.check_run(run, "rank")
     size_bytes = keywords.optional(keywords.size, size)
@@ -212,7 +213,7 @@ def _nothing_to_rank(run: Run, work: Work) -> str:
 
 def check(run: Run) -> tuple[Verdict, ...]:
     """Return the problems and notable facts of a run's machine; `explain` turns them into text. Raises Error."""
-    from collbench.analysis.diagnose import judge  # late: numpy
+    from collbench.judge.diagnose import judge  # late: numpy
 
     keywords.check_run(run, "check")
     return judge(run)
@@ -223,10 +224,10 @@ def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run:
 
     The checks are shell commands. Raises Error.
     """
-    from collbench.analysis.diagnose import Verdict  # late: numpy
-    from collbench.analysis.diagnose.causes import Check, LikelyCause
-    from collbench.analysis.tiers import Ranking
-    from collbench.output import causes, sentences
+    from collbench.judge.diagnose import Verdict  # late: numpy
+    from collbench.judge.diagnose.causes import Check, LikelyCause
+    from collbench.judge.tiers import Ranking
+    from collbench.report import causes, sentences
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):
@@ -246,7 +247,7 @@ def tails(run: Run) -> tuple[Tails, ...]:
     `transfer` and `waited` are spreads of times in seconds, `late` the ranks that are significantly late. Raises Error
     if `run` is not a run.
     """
-    from collbench.analysis.tails import tails as all_tails  # late: numpy
+    from collbench.judge.tails import tails as all_tails  # late: numpy
 
     keywords.check_run(run, "judge the tails of", "tails")
     return tuple(all_tails(run))

@@ -11,16 +11,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.analysis.outcome import outcome
-from collbench.api import job_finalists, keywords, suitable_run
+from collbench.api import keywords, suitable_run
 from collbench.api.measuring import check_fabric, present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import measure, named_nccl, new_seed
 from collbench.api.suitable_run import RunCriteria, SuitableRun
-from collbench.backends import factory
-from collbench.bench.plan import Request
+from collbench.jobs import finalists as job_finalists
+from collbench.jobs.job import Job
+from collbench.judge.outcome import outcome
 from collbench.launch import formats, torchrun
 from collbench.machine import nvidia_smi, visible_devices
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import BACKENDS, CUDA, capabilities
 from collbench.model.errors import (
     CollbenchError,
@@ -31,15 +33,14 @@ from collbench.model.errors import (
     NotTrusted,
     UsageError,
 )
-from collbench.model.job import Job
 from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
-    from collbench.analysis.choice import Choice
-    from collbench.analysis.select import ForJob, Origin, Selection
+    from collbench.choose.choice import Choice
+    from collbench.choose.select import ForJob, Origin, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
@@ -133,7 +134,7 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
 
 def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
-    from collbench.analysis.select import Origin, choose_by_labels  # late: numpy, scipy
+    from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
 
     with suitable_run.refusals():
         choice = choose_by_labels(devices, paths, request.count, exclude=_excluded(request, devices))
@@ -141,7 +142,7 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
 
 
 def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
-    from collbench.analysis.select import Origin, choose  # late: numpy
+    from collbench.choose.select import Origin, choose  # late: numpy
 
     run = run_file.load(Path(file))
     with suitable_run.refusals():
@@ -160,7 +161,7 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
             request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
     found, run = _suitable_run(request, criteria, notices)
-    from collbench.analysis.select import Origin, choose  # late: numpy
+    from collbench.choose.select import Origin, choose  # late: numpy
 
     with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
@@ -188,8 +189,8 @@ def by_finalists(
     If that leaves other sets a chance, these are measured, too, with the winner and the first k once more, so that all
     that is compared was measured in turn.
     """
-    from collbench.analysis.search import FURTHER_ROUNDS
-    from collbench.analysis.select import further_finalists, settle
+    from collbench.choose.search import FURTHER_ROUNDS
+    from collbench.choose.select import further_finalists, settle
 
     measured, path = measured_sets(some.members for some in choice.finalists if some.sound)
     settled, files = settle(choice, measured), [path]
@@ -260,7 +261,7 @@ def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[i
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:
-    from collbench.output.text import selection, verdicts
+    from collbench.report.text import selection, verdicts
 
     binding = selection.line(run, choice.members)
     status = outcome(run).status if choice.failed else ExitStatus.DONE
@@ -270,8 +271,8 @@ def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None)
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
     """Return the choice among these devices, whose positions it holds, by name."""
-    from collbench.analysis.select import Finalist, Omitted, Selection
-    from collbench.output import sentences
+    from collbench.choose.select import Finalist, Omitted, Selection
+    from collbench.report import sentences
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
@@ -344,7 +345,7 @@ def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, 
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
     run = run_file.again(measured.run)
     if status := outcome(run).status:
-        from collbench.output.text.frame import headline
+        from collbench.report.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""

@@ -12,21 +12,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from collbench.analysis.outcome import outcome
 from collbench.api.notices import Notices
-from collbench.backends import factory
-from collbench.backends.protocol import OpenWorkers
-from collbench.bench.plan import Request
-from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.judge.outcome import outcome
+from collbench.machine.launchers import LaunchEnvironment, join_seconds
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.protocol import OpenWorkers
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.run import Run
-from collbench.output.stale_runs import unfit
+from collbench.report.stale_runs import unfit
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.bench.session import Session
+    from collbench.measurement.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class RequestSession(OpenSession):
     ) -> None:
         worker = None if launch else factory.begin(request.backend)
         meanwhile()
-        from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
+        from collbench.measurement.session import NotResumed, Session  # late: numpy, while the driver starts
 
         self._notices, self._title = notices, title
         with ExitStack() as stack:
             world = None
             if launch is not None:
-                from collbench.distributed.factory import World  # late: a tenth of a second
+                from collbench.ranks.factory import World  # late: a tenth of a second
 
                 world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
             try:
@@ -144,7 +144,7 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
     """Return the error with the sentence on which data of the run was wrong; as it is where no facts are known."""
     if error.wrong is None:
         return error
-    from collbench.output.sentences import wrong_data  # late: only for a failure
+    from collbench.report.sentences import wrong_data  # late: only for a failure
 
     simulated = "sim: " if capabilities(run.backend).simulated else ""
     return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
@@ -155,7 +155,7 @@ def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None
 
     If rank 0 has failed, that is Rank0Failed.
     """
-    from collbench.distributed.factory import join  # late: a tenth of a second
+    from collbench.ranks.factory import join  # late: a tenth of a second
 
     if not join(launch, request, join_seconds(os.environ), notices.say):
         raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")

@@ -11,21 +11,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from collbench import untrusted
-from collbench.analysis import freshness
-from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
-from collbench.analysis.outcome import outcome
-from collbench.analysis.restrict import part
 from collbench.api.notices import Notices
 from collbench.api.sessions import measure, named_nccl, new_seed
-from collbench.backends import factory
-from collbench.bench.plan import Request
+from collbench.choose import freshness
+from collbench.choose.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
+from collbench.choose.restrict import part
+from collbench.judge.outcome import outcome
 from collbench.machine.nvml import Nvml
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, Interrupted, RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
-from collbench.output.stale_runs import unfit
+from collbench.report.stale_runs import unfit
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
 
@@ -119,7 +119,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
 
 def _someone_is_busy(run: Run) -> bool:
     """Return whether other processes use one of the run's devices."""
-    from collbench.analysis.problem import left_out  # late: numpy
+    from collbench.choose.problem import left_out  # late: numpy
 
     return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
@@ -258,7 +258,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     except CollbenchError as error:
         raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
     if outcome(run).status:
-        from collbench.output.text.frame import headline  # late: numpy
+        from collbench.report.text.frame import headline  # late: numpy
 
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
     return run
@@ -287,8 +287,8 @@ def _probe_request(criteria: RunCriteria) -> Request:
 @contextmanager
 def refusals() -> Iterator[None]:
     """Return the text of the UsageError for a refused choice: the reasons why devices are excluded are typed values."""
-    from collbench.analysis.choice import TooFewLeft  # late: numpy
-    from collbench.output import sentences
+    from collbench.choose.choice import TooFewLeft  # late: numpy
+    from collbench.report import sentences
 
     try:
         yield
@@ -302,9 +302,9 @@ def _unfit(run: Run) -> Unfit | None:
     A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
-    from collbench.analysis.choice import BUSY
-    from collbench.analysis.problem import left_out  # late: numpy
-    from collbench.analysis.registration import kinds_of
+    from collbench.choose.choice import BUSY
+    from collbench.choose.problem import left_out  # late: numpy
+    from collbench.judge.registration import kinds_of
 
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.analysis.outcome import outcome
 from collbench.api import keywords, suitable_run
 from collbench.api.notices import SILENT, Notices
 from collbench.api.suitable_run import RunCriteria, SuitableRun
-from collbench.backends import factory
-from collbench.backends.factory import Present
+from collbench.judge.outcome import outcome
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa, visible_devices
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device, Run
 
 if TYPE_CHECKING:
-    from collbench.analysis.choice import Choice
+    from collbench.choose.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     `look` waits for what the machine has. Raises UsageError, NotTrusted if every set includes what failed, and what
     probing does.
     """
-    from collbench.analysis.select import choose as choose_of  # late: numpy; and while the machine is looked at
-    from collbench.output import sentences
+    from collbench.choose.select import choose as choose_of  # late: numpy; and while the machine is looked at
+    from collbench.report import sentences
 
     present = look()
     if arguments.devices is not None:
@@ -154,8 +154,8 @@ def _for_job(file: str | None, k: int, present: Present, notices: Notices) -> Ca
     """
     if file is None:
         return lambda choice, _run: choice
-    from collbench.api import job_finalists  # late: a launch without a job needs none of it
-    from collbench.runfile import job_file
+    from collbench.jobs import finalists as job_finalists  # late: a launch without a job needs none of it
+    from collbench.jobs import job_file
 
     name, command = one_line(Path(file).name), ("train", "--auto-select")
     request = job_finalists.request_for(job_file.load(Path(file)), name, k, present.backend, None, notices, command)
@@ -167,8 +167,8 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 
 
 def _by_hand(device_list: str, present: Present) -> Chosen:
-    from collbench.analysis.problem import left_out
-    from collbench.output import sentences
+    from collbench.choose.problem import left_out
+    from collbench.report import sentences
 
     devices = visible_devices.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
@@ -251,8 +251,8 @@ def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[i
     """
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
         return NumaBinding()
-    from collbench.analysis.numa_binding import bindings  # late: numpy
-    from collbench.output.text.selection import node_of, numactl
+    from collbench.choose.numa_binding import bindings  # late: numpy
+    from collbench.report.text.selection import node_of, numactl
 
     bound = [binding for binding in bindings(run) if binding.member in members]
     wrong = [binding for binding in bound if binding.agrees is False]

@@ -16,11 +16,11 @@ from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
 from collbench.cli.train import ScriptCommand, train
+from collbench.jobs import job_file
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
-from collbench.runfile import job_file
 
 if TYPE_CHECKING:
     from collbench.launch.experiment import Reporter
@@ -174,7 +174,7 @@ def ablate(arguments: AblateArguments) -> None:
         echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return
-    from collbench.output.text.ablation import page  # late: rich's tables
+    from collbench.report.text.ablation import page  # late: rich's tables
 
     show_page([*page(ablation), f"\nsaved     {one_line(str(prepared.path))}"])
 
@@ -182,7 +182,7 @@ def ablate(arguments: AblateArguments) -> None:
 def _replay(arguments: AblateArguments, path: Path) -> None:
     """Replay a recorded job in two arms, and print its page."""
     from collbench.api import ablating  # late: numpy
-    from collbench.api.replaying import Replaying
+    from collbench.jobs.replay.api import Replaying
 
     if arguments.verbose:
         show_whole()
@@ -190,4 +190,5 @@ def _replay(arguments: AblateArguments, path: Path) -> None:
     request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
     # A new file is named as a replay's: its run is one.
     file = new_file("replay", request.backend) if arguments.output is None else Path(arguments.output)
-    measure_with_workers(partial(Replaying, request, file, NOTICES), "replay", as_json=arguments.json)
+    session = partial(Replaying, request, file, NOTICES)
+    measure_with_workers(session, "collbench.jobs.replay.page", as_json=arguments.json)

@@ -91,16 +91,16 @@ def _measured(measure_options: MeasureOptions) -> Run:
 
 def _fails(run: Run) -> bool:
     """Return whether the run itself shows why it was ended."""
-    from collbench.analysis.diagnose import judge
-    from collbench.output.text import verdicts
+    from collbench.judge.diagnose import judge
+    from collbench.report.text import verdicts
 
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
 def _show(run: Run, lacking: str, *, as_json: bool) -> None:
     """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
-    from collbench.analysis.diagnose import judge  # late: numpy
-    from collbench.output.text import verdicts
+    from collbench.judge.diagnose import judge  # late: numpy
+    from collbench.report.text import verdicts
 
     all_verdicts = judge(run)
     status = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)

@@ -15,10 +15,10 @@ import click
 from collbench.api import measuring
 from collbench.api.keywords import MOST_COUNT
 from collbench.api.measuring import MeasureOptions, parse_skew, present_devices
-from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter, measure_and_show
-from collbench.distributed.launchers import find_launch
+from collbench.machine.launchers import find_launch
+from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config

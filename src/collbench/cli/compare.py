@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from collbench.analysis.outcome import outcome
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
+from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
@@ -115,8 +115,8 @@ def _two(
     as_json: bool,
 ) -> int:
     # Late: numpy takes as long to load as the rest of the program.
-    from collbench.analysis.compare import compare as compared
-    from collbench.output.text import comparison
+    from collbench.judge.compare import compare as compared
+    from collbench.report.text import comparison
 
     comparison_result = compared(runs[0], runs[1], limit, wanted, history)
     status = comparison_result.status
@@ -138,9 +138,9 @@ def _many(
     *,
     as_json: bool,
 ) -> int:
-    from collbench.analysis.trend import by_date
-    from collbench.analysis.trend import trend as trended
-    from collbench.output.text import comparison
+    from collbench.judge.trend import by_date
+    from collbench.judge.trend import trend as trended
+    from collbench.report.text import comparison
 
     order = by_date(runs)
     trend = trended([runs[index] for index in order], limit, wanted, history)
@@ -157,7 +157,7 @@ def _many(
 def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:
     """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
-    from collbench.output.text.frame import headline  # late: numpy
+    from collbench.report.text.frame import headline  # late: numpy
 
     ends = (runs[0], paths[0]), (runs[-1], paths[-1])
     if failed := [f"{path} {headline(run)}" for run, path in ends if outcome(run).troubles]:
@@ -171,8 +171,8 @@ def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | Non
 
 
 def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
-    from collbench.analysis.references import judge, load
-    from collbench.output.text import reference
+    from collbench.judge.references import judge, load
+    from collbench.report.text import reference
 
     answers = judge(run, load(), wanted)
     status = answers.status

@@ -43,7 +43,7 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
       collbench doctor --backend host
     """
     from collbench.machine.doctor.findings import status
-    from collbench.output.text import doctor as report
+    from collbench.report.text import doctor as report
 
     findings = inspecting.doctor(backend, nccl=nccl)
     left = status(findings)

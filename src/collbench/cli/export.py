@@ -12,11 +12,12 @@ import click
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.terminal import echo, say
+from collbench.jobs import job_file
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import atomic_write, job_file
+from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
 
 _SAVE = ("write the export to", "--output")
@@ -74,8 +75,8 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
 
 
 def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
-    from collbench.output import formats, nccl_tests, prometheus  # late: numpy
-    from collbench.output.rows import columns_of, rows
+    from collbench.report import formats, nccl_tests, prometheus  # late: numpy
+    from collbench.report.rows import columns_of, rows
 
     writers: dict[str, Callable[[], str | bytes]] = {
         "csv": lambda: formats.as_csv(rows(run), columns_of(run)),
@@ -132,7 +133,7 @@ def plot(
       collbench plot two.json four.json --kind scaling --size 256M -o scaling.svg
     """
     from collbench.api.plotting import draw  # late: numpy takes as long to load as the rest of the program
-    from collbench.output.plot import figure
+    from collbench.report.plot import figure
 
     suffix = output.suffix.removeprefix(".").lower()
     if suffix not in figure.SUFFIXES:
@@ -182,9 +183,9 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
         _report_job(run_files, path, force=force)
         return
     runs = [runfile_run_file.load(file) for file in run_files]
-    from collbench.output.html.content import content  # late: numpy, jinja2
-    from collbench.output.html.page import render
-    from collbench.output.text.frame import headline
+    from collbench.report.html.content import content  # late: numpy, jinja2
+    from collbench.report.html.page import render
+    from collbench.report.text.frame import headline
 
     text = printable(render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench"))))
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
@@ -196,10 +197,10 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
 def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
     """Write the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.api import jobs
     from collbench.api.runs import load_named
-    from collbench.output.html.job import content
-    from collbench.output.html.page import render_job
+    from collbench.jobs import api as jobs
+    from collbench.jobs.html_page import content
+    from collbench.report.html.page import render_job
 
     if any(map(job_file.holds_job, files[1:])):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import click
 
-from collbench.analysis.outcome import outcome, timed_points
 from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import Measured, OpenSession, RequestSession
-from collbench.bench.plan import Request
-from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.terminal import NOTICES, echo, say, show_page
-from collbench.distributed.launchers import find_launch
+from collbench.judge.outcome import outcome, timed_points
+from collbench.machine.launchers import find_launch
+from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import amount
+from collbench.ranks.nonzero import serve_rank_0
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
@@ -63,14 +63,14 @@ class RunPrinter:
     def show(self, run: Run) -> None:
         """Print the run, and write its JSON. Raises RunFileError, and UsageError if the layout does not suit it."""
         # Late: numpy need not be there before something was measured.
-        from collbench.output import nccl_tests
-        from collbench.output.text.measured import page
+        from collbench.report import nccl_tests
+        from collbench.report.text.measured import page
 
         if self.layout == NCCL_TESTS:
             for line in nccl_tests.lines(run):
                 echo(line)
         elif self.layout == _RUN:
-            from collbench.output import answer
+            from collbench.report import answer
 
             echo(run_file.dumps(run, answer.as_json(run)), end="")
         elif self.layout == TABLE:
@@ -101,9 +101,9 @@ def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -
 
 
 def measure_with_workers(open_session: Callable[[], OpenSession], page: str, *, as_json: bool) -> None:
-    """Measure a session on workers with torch to its end, print its `page`, and leave with the status of its run."""
+    """Measure a session on workers with torch to its end, print it by the module `page`, and leave with its status."""
     printer = RunPrinter(_RUN if as_json else TABLE)
-    leave_with(_measured_in(open_session, printer, f"collbench.output.text.{page}", []).run)
+    leave_with(_measured_in(open_session, printer, page, []).run)
 
 
 def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Measured:
@@ -120,7 +120,7 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
     if launch is not None and launch.rank > 0:
         serve_rank_0(launch, request)
     path = path or new_file(request.name, request.backend)
-    page = "collbench.output.text.measured"
+    page = "collbench.report.text.measured"
     title = f"measuring {request.name}"
     # The page takes as long to load as the driver to start.
     meanwhile = partial(import_module, page)
@@ -178,8 +178,8 @@ def leave_with(run: Run) -> None:
 
     A run of pairs that labels or tools contradict has the status of `check`.
     """
-    from collbench.output.text.frame import headline  # late: numpy
-    from collbench.output.text.verdicts import contradiction
+    from collbench.report.text.frame import headline  # late: numpy
+    from collbench.report.text.verdicts import contradiction
 
     contradicting = contradiction(run) if run.settings.kind is CommandKind.PAIRS else ""
     status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)

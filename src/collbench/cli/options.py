@@ -15,9 +15,9 @@ from click.core import ParameterSource
 
 from collbench.api.keywords import MOST_COUNT, as_typed
 from collbench.api.measuring import MeasureOptions, request_of
-from collbench.backends import factory
-from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
+from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS, parse_budget, parse_dtype, parse_precision, parse_sizes

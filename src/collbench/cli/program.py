@@ -11,40 +11,40 @@ from typing import NoReturn, cast
 import click
 
 from collbench.cli import exit_codes
-from collbench.cli.nonzero_ranks import check_command, launch_of, run_as_rank
 from collbench.machine.lifeline import end_with_parent
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
+from collbench.ranks.nonzero import check_command, launch_of, run_as_rank
 
 # The program's name, and the variable in which shells ask what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
-# In the order of a first session: each command, and the module of collbench.cli that holds it under its name, or in a
+# In the order of a first session: each command, and the module of collbench that holds it under its name, or in a
 # dictionary COMMANDS.
 _HOMES = {
-    "pairs": "copies",
-    "copies": "copies",
-    "latency": "copies",
-    **{operation.value: "collectives" for operation in COLLECTIVES},
-    "overlap": "overlap",
-    "replay": "replay",
-    "topo": "topo",
-    "doctor": "doctor",
-    "runs": "runs",
-    "show": "show",
-    "rank": "show",
-    "plot": "export",
-    "report": "export",
-    "export": "export",
-    "check": "check",
-    "compare": "compare",
-    "select": "select",
-    "nodes": "nodes",
-    "predict": "predict",
-    "train": "train",
-    "ablate": "ablate",
-    "record": "jobs",
-    "import": "jobs",
-    "completion": "completion",
+    "pairs": "cli.copies",
+    "copies": "cli.copies",
+    "latency": "cli.copies",
+    **{operation.value: "cli.collectives" for operation in COLLECTIVES},
+    "overlap": "overlaps.command",
+    "replay": "jobs.replay.command",
+    "topo": "cli.topo",
+    "doctor": "cli.doctor",
+    "runs": "cli.runs",
+    "show": "cli.show",
+    "rank": "cli.show",
+    "plot": "cli.export",
+    "report": "cli.export",
+    "export": "cli.export",
+    "check": "cli.check",
+    "compare": "cli.compare",
+    "select": "cli.select",
+    "nodes": "cluster.command",
+    "predict": "jobs.predict.command",
+    "train": "cli.train",
+    "ablate": "cli.ablate",
+    "record": "jobs.commands",
+    "import": "jobs.commands",
+    "completion": "cli.completion",
 }
 
 
@@ -57,7 +57,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _HOMES:
             return None
-        home = vars(importlib.import_module(f"collbench.cli.{_HOMES[cmd_name]}"))
+        home = vars(importlib.import_module(f"collbench.{_HOMES[cmd_name]}"))
         return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
 
     def resolve_command(

@@ -53,7 +53,7 @@ def runs(limit: int, as_json: bool) -> None:
         answer = {"format": "collbench-runs", "format_version": 1, "runs": rows}
         echo(json.dumps(answer, ensure_ascii=False, indent=1, allow_nan=False))
         return
-    from collbench.output.text.saved_runs import lines
+    from collbench.report.text.saved_runs import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)

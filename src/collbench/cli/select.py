@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from collbench.analysis.freshness import parse_duration
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
+from collbench.choose.freshness import parse_duration
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
+from collbench.jobs import job_file
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import parse_size
-from collbench.runfile import job_file
 from collbench.runfile.codec import plain
 
 if TYPE_CHECKING:
-    from collbench.analysis.select import Selection
+    from collbench.choose.select import Selection
 
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
@@ -200,7 +200,7 @@ def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selectio
 
 def _print(answer: Selection, layout: str) -> None:
     """Print the answer on stdout; the reasons there, too, or on stderr where the answer is not for people."""
-    from collbench.output.text.selection import explanation
+    from collbench.report.text.selection import explanation
 
     if layout == _TEXT:
         echo(explanation(answer, prose_width() if sys.stdout.isatty() else None, verbose=is_verbose()))

@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
-from collbench.analysis.outcome import outcome
 from collbench.api.measuring import MeasureOptions
 from collbench.api.runs import check_size, find_works, load_named
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
+from collbench.jobs import job_file
+from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
-from collbench.output.text.layout import SECTIONS
-from collbench.runfile import job_file
+from collbench.report.text.layout import SECTIONS
 from collbench.runfile import run_file as runfile_run_file
 
 
@@ -100,7 +100,7 @@ def _show_run(
     run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
     if section is not None:
-        from collbench.output.text import measured  # late, as below
+        from collbench.report.text import measured  # late, as below
 
         show_page(measured.section(run, section))
         return
@@ -112,15 +112,15 @@ def _show_run(
     works = find_works(run, operation, run_file)
     if size_bytes is not None:
         works = check_size(run, works, size_bytes, run_file)
-    from collbench.output.text.operation import page  # late: numpy takes as long to load as the rest of the program
+    from collbench.report.text.operation import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
 
 
 def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
     """Print what a recorded job's step says."""
-    from collbench.api import jobs  # late, as above
-    from collbench.output.text import job as pages
+    from collbench.jobs import api as jobs  # late, as above
+    from collbench.jobs import page as pages
 
     report = jobs.report(
         job_file.load(file),
@@ -154,8 +154,8 @@ def rank(file: Path | None, operation: Operation | None, size: str | None, as_js
       collbench rank run.json --json
     """
     # Late: numpy takes as long to load as the rest of the program.
-    from collbench.analysis.summary import rank_summary
-    from collbench.output.text import ranking
+    from collbench.judge.summary import rank_summary
+    from collbench.report.text import ranking
 
     size_bytes = None if size is None else parse_size(size)
     run_file = named_or_newest(file, of_links=True)

@@ -19,7 +19,7 @@ from collbench.model.printable import one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from collbench.output.text.layout import Page
+    from collbench.report.text.layout import Page
 
 _VERBOSE = "collbench.verbose"
 
@@ -69,7 +69,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
-    from collbench.output.text.layout import WIDE  # late: it loads rich and numpy
+    from collbench.report.text.layout import WIDE  # late: it loads rich and numpy
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     return max(_NARROWEST_PROSE, min(columns, WIDE))
@@ -87,7 +87,7 @@ def show_page(page: Page) -> None:
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
     from rich.table import Table
 
-    from collbench.output.text.layout import shown
+    from collbench.report.text.layout import shown
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
     coloured = console.is_terminal and not console.no_color
@@ -114,7 +114,7 @@ def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
     """Return a block for this output: all of it for a pipe, the columns that fit for a terminal."""
     from rich.table import Table
 
-    from collbench.output.text.layout import Legend, Lines, Summary, fold, folded, trim
+    from collbench.report.text.layout import Legend, Lines, Summary, fold, folded, trim
 
     if isinstance(block, Legend) and not coloured:
         return []

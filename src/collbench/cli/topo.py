@@ -11,7 +11,7 @@ from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo
 from collbench.machine import visible_devices
 from collbench.model.errors import UsageError
-from collbench.output.text.topology import explain_pair, render_topology
+from collbench.report.text.topology import explain_pair, render_topology
 from collbench.runfile.codec import plain
 
 

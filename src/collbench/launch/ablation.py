@@ -468,7 +468,7 @@ def _median_error(steps: tuple[float, ...]) -> float | None:
 
 def _needed(sigma: float, wanted: float, level: float) -> int | None:
     """Return how many repeats make half the interval of differences that vary by `sigma` as narrow as `wanted`."""
-    from collbench.analysis.stats import student  # late: numpy
+    from collbench.judge.stats import student  # late: numpy
 
     low, high = 2, _MOST_REPEATS
     while low < high:  # the interval narrows with each repeat
@@ -503,7 +503,7 @@ def _ratio(logs: Sequence[float], level: float, rounding: float) -> Ratio:
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
-    from collbench.analysis.stats import geometric_mean, student  # late: numpy
+    from collbench.judge.stats import geometric_mean, student  # late: numpy
 
     middle, low, high = geometric_mean(logs, student(len(logs) - 1, level))
     # All repeats may be rounded alike, so that their spread does not show it.

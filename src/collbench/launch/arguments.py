@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from collbench.analysis.freshness import parse_duration
+from collbench.choose.freshness import parse_duration
 from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collbench.analysis.stats import summarize
+from collbench.judge.stats import summarize
 from collbench.launch.ablation import (
     Ablation,
     AllReduce,

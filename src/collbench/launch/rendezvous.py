@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from collbench.distributed.launchers import Step, find_launch, find_step
 from collbench.launch.arguments import RENDEZVOUS, TrainArguments
+from collbench.machine.launchers import Step, find_launch, find_step
 from collbench.model.errors import UsageError
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

@@ -33,7 +33,7 @@ class Capabilities:
         if self.nccl and not row.native:
             return "csrc/collective_layout.hpp (enum Collective) has no such call, and its row no 'native'"
         if self.gloo and row.gloo_buffers is None:
-            return "backends/torch_collectives.py has no such call, and its row no 'gloo_buffers'"
+            return "measurement/backends/torch_collectives.py has no such call, and its row no 'gloo_buffers'"
         return ""
 
 

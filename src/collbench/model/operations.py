@@ -67,7 +67,7 @@ class Collective:
     example: str  # options in its help's second example
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
     native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
-    gloo_buffers: int | None  # arguments of torch's gloo call; None: backends/torch_collectives.py has no call for it
+    gloo_buffers: int | None  # arguments of torch's gloo call; None: torch_collectives.py has no call for it
     nccl_tests: str  # nccl-tests' program
     prints_redop: bool  # that program prints the reduction that was asked for
     reduces: bool  # the reduction (--op) matters
@@ -119,8 +119,8 @@ _AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighb
 class Operation(StrEnum):
     """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
-    To add a collective, add a row; then add its calls in csrc/ (`native`) and in backends/torch_collectives.py
-    (`gloo_buffers`).
+    To add a collective, add a row; then add its calls in csrc/ (`native`) and in
+    measurement/backends/torch_collectives.py (`gloo_buffers`).
     """
 
     row: Collective | None

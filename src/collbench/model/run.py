@@ -7,16 +7,16 @@ Matrices are row = source, column = destination, diagonal NaN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from collbench.model.compute import Compute, Priority
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
+from collbench.overlaps.compute import Compute, Priority
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
@@ -203,7 +203,7 @@ class Sample:
     concurrent: bool  # other disjoint pairs were busy at the same time
     launch_seconds: Positive | None = None  # of a collective's ungraphed launches, per iteration; None if not timed
     flags: tuple[Flag, ...] = ()  # what was wrong with the machine meanwhile
-    marks: tuple[Mark, ...] = ()  # what is wrong with the sample itself (analysis/physics.py)
+    marks: tuple[Mark, ...] = ()  # what is wrong with the sample itself (judge/physics.py)
     moved_bytes: Ordinal | None = None  # that the trial's batches delivered, untimed ones too; None: not counted
     verified_bytes: Count | None = None  # of these, compared with what was sent
     plain: bool = False  # a collective's batches were plain launches, as between hosts, not replays of a captured graph
@@ -636,3 +636,17 @@ class Run:
             for measurement in self.measurements
             if measurement.samples and measurement.point.variant is variant
         ]
+
+
+def at_the_ends(run: Run) -> Iterator[tuple[str, int, Health]]:
+    """Yield each device's position and state before measuring, then after it, with that word."""
+    for when, states in (("before", run.health_before), ("after", run.health_after)):
+        for position, state in enumerate(states[: len(run.devices)]):
+            yield when, position, state
+
+
+def new_errors(run: Run, field: str) -> dict[int, tuple[int, int]]:
+    """Return the devices on which one of `Health`'s counters grew during the run, with its first and last value."""
+    states = zip(range(len(run.devices)), run.health_before, run.health_after, strict=False)
+    counts = {position: (getattr(before, field), getattr(after, field)) for position, before, after in states}
+    return {position: ends for position, ends in counts.items() if None not in ends and ends[0] < ends[1]}

@@ -11,9 +11,9 @@ import pytest
 from collbench.machine.doctor.facts import Facts, Space
 from collbench.machine.doctor.findings import Finding, Group, Level, status
 from collbench.machine.doctor.judge import judge
-from collbench.output.text.doctor import dumps, page, printable, summary
+from collbench.report.text.doctor import dumps, page, printable, summary
 from tests.machine.doctor.described import gpu, machine
-from tests.output.pages import text
+from tests.report.pages import text
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+"""The all-reduce busbw that a set of devices is predicted to reach, as a band (docs/method.md 11.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.choose.choice import Band, How
+from collbench.choose.rings import (
+    MOST_MEMBERS,
+    Sets,
+    best_ring,
+    cut_bound,
+    fractional_rings,
+    masks,
+    most_rings,
+    ring_table,
+)
+from collbench.choose.wiring import CROWDED, Wiring, uplink_limits
+
+Values = NDArray[np.float64]
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rings that fit on a mesh of NVLinks concurrently: their number and the least of their total rate, GB/s."""
+
+    rings: int
+    gbs: float
+
+
+def predict(wired: Wiring) -> Band:
+    """Return the band of one set, given as the wiring of its members, in GB/s.
+
+    If NVLinks alone do not make a ring through the set, its ring is over PCIe: no packing mixes the two. If pairs were
+    not measured, `lo` is what the others guarantee, and `hi` takes each as slow as the slowest pair of its kind.
+    """
+    least = _predict(wired)
+    if wired.labelled is not None and (wired.labelled.links != wired.links).any():
+        other = _predict(wired.labelled)
+        least = replace(least, lo=min(least.lo, other.lo), hi=max(least.hi, other.hi))
+    if wired.filled is None or wired.broken.any():
+        return least
+    filled = _predict(wired.filled)
+    unmeasured = int(np.triu(wired.missing).sum())
+    return Band(min(least.lo, filled.hi), filled.hi, filled.how, filled.hops, unmeasured, filled.rings)
+
+
+def _predict(wired: Wiring) -> Band:
+    if wired.broken.any():
+        return Band(0.0, 0.0, How.BROKEN)
+    if len(wired) == 2:
+        rate = float(min(wired.rates[0, 1], wired.rates[1, 0]))
+        return Band(rate, rate, How.PAIR)
+    if on_one_plane(wired):
+        slowest = float(wired.rates[~np.eye(len(wired), dtype=bool)].min())
+        return Band(slowest, max(slowest, best_ring(wired.rates)), How.NVSWITCH)
+    packed = packing(wired.nvlink, wired.links)
+    lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
+    if packed.rings:
+        port = float(wired.port.min())
+        high = min(highest_total(wired.nvlink, packed.gbs), port)
+        return Band(min(packed.gbs, port), max(high, hi), How.NVLINK_RINGS, rings=packed.rings)
+    return Band(lo, hi, How.PCIE_RING, hops)
+
+
+def on_one_plane(wired: Wiring) -> bool:
+    """Return whether one NVSwitch joins all devices."""
+    return bool(wired.plane[0] >= 0 and (wired.plane == wired.plane[0]).all())
+
+
+def ceiling(wired: Wiring) -> float:
+    """Return what the member with the narrowest port sends to the others at most, GB/s; ∞ if that is not known.
+
+    Through a switch a device can send at its port's rate to any other device; over direct links it sends to each over
+    their own links, and without NVLinks at its slot's rate.
+    """
+    if wired.filled is not None:
+        return ceiling(wired.filled)
+    switched, ports = on_one_plane(wired), []
+    for position, links in enumerate(wired.links):
+        others = np.arange(len(wired)) != position
+        joined, apart = (wired.capacity[position, others & used] for used in (links > 0, links == 0))
+        nvlink = joined.max(initial=0.0) if switched else joined.sum()
+        ports.append(max(min(nvlink, wired.port[position]), apart.max(initial=0.0)))
+    return float(min(ports))
+
+
+def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
+    """Return for each set both ends of the band of its ring of single hops, GB/s, and its hops through the host.
+
+    Some hops may use NVLinks, which never makes a ring faster than its slowest hop over PCIe.
+    """
+    k = sets.shape[1]
+    limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
+    ring = (
+        ring_table(wired.unshared, k)[masks(sets)]
+        if k <= MOST_MEMBERS
+        else np.full(len(sets), best_ring(wired.unshared))
+    )
+    hi = np.minimum(ring, limits)
+    share = lowest_pair(wired.share, sets)
+    # A pair loads the host with two hops. If no check loaded it with more, more may have to share what two have.
+    kept = np.where(share > CROWDED, share, np.minimum(share, 2 / np.maximum(hops, 1)))
+    return hi * kept, hi, hops
+
+
+def lowest_pair(values: Values, sets: Sets) -> Values:
+    """Return the lowest value of any pair within each set, in either direction."""
+    low = np.minimum(values, values.T)
+    lowest = np.full(len(sets), np.inf)
+    for i, j in combinations(range(sets.shape[1]), 2):
+        np.minimum(lowest, low[sets[:, i], sets[:, j]], out=lowest)
+    return lowest
+
+
+def packing(nvlink: Values, links: Values) -> Packed:
+    """Return the rings that NCCL packs over NVLinks of these rates (GB/s, directed), and what they carry at least.
+
+    NCCL knows how many links there are, not what each carries, and gives all rings an equal share of the data: the
+    slowest link that one of them uses slows all. So it is assumed that they use the set's slowest.
+    """
+    used = links > 0
+    rings = most_rings(links)
+    return Packed(rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0)
+
+
+def highest_total(nvlink: Values, packed_gbs: float) -> float:
+    """Return the highest total rate of rings of any size, GB/s; not computed if the cuts leave no room for more."""
+    bound = cut_bound(nvlink)
+    return packed_gbs if bound <= packed_gbs * (1 + _ROUNDING) else max(packed_gbs, fractional_rings(nvlink))

@@ -1,0 +1,333 @@
+"""Which sets of k devices are predicted best, and which of them to measure (docs/method.md 11.4, 11.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.choose.bands import Packed, highest_total, lowest_pair, over_pcie, packing, predict
+from collbench.choose.choice import Candidate, Members
+from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
+from collbench.choose.wiring import CROWDED, Wiring
+
+# Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
+
+Values = NDArray[np.float64]
+
+# Starts are the devices with the best neighbourhoods; more of them found nothing better in simulations.
+_STARTS = 16
+_MOST_SWAPS = 50
+# Only the weakest members are worth replacing.
+_WEAKEST = 8
+
+
+def grown(wired: Wiring, k: int) -> set[Members]:
+    """Return sets of k positions, ascending, that greedy growth and swaps end at, and the first k. Deterministic.
+
+    Grown twice: for the best slowest pair, as a switch or PCIe asks, and for the most NVLinks inside, as a mesh does.
+    """
+    kept_sets = {tuple(range(k))}
+    for rates in (wired.rates, wired.nvlink) if wired.links.any() else (wired.rates,):
+        sound = np.where(wired.broken, 0.0, np.minimum(rates, rates.T))
+        kept_sets |= {tuple(sorted(_improved(sound, _grow(sound, start, k)))) for start in _starts(sound, k)}
+    return kept_sets
+
+
+def _starts(rates: Values, k: int) -> list[int]:
+    """Return the devices whose (k−1)th best neighbour is fastest: no set around another device can beat theirs."""
+    reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
+    return [int(index) for index in np.argsort(-reach, kind="stable")[:_STARTS]]
+
+
+def _grow(rates: Values, start: int, k: int) -> list[int]:
+    members = [start]
+    lowest, total = rates[start].copy(), rates[start].copy()
+    while len(members) < k:
+        lowest[members] = -1.0
+        index = _best(lowest, total)
+        members.append(index)
+        lowest = np.minimum(lowest, rates[index])
+        total = total + rates[index]
+    return members
+
+
+def _improved(rates: Values, members: list[int]) -> list[int]:
+    """Replace one member after the other while that raises the slowest pair, or the sum where that stays."""
+
+    def worth(some: list[int]) -> tuple[float, float]:
+        inside = rates[np.ix_(some, some)]
+        return float(inside[~np.eye(len(some), dtype=bool)].min()), float(inside.sum())
+
+    for _ in range(_MOST_SWAPS):
+        swapped = max((_swap(rates, members, index) for index in _weakest(rates, members)), key=worth)
+        if worth(swapped) <= worth(members):
+            break
+        members = swapped
+    return members
+
+
+def _swap(rates: Values, members: list[int], index: int) -> list[int]:
+    """Return the members with the one at an index replaced by the best for the others, which may be itself."""
+    others = members[:index] + members[index + 1 :]
+    lowest, total = rates[:, others].min(axis=1), rates[:, others].sum(axis=1)
+    lowest[others] = -1.0
+    return [*others, _best(lowest, total)]
+
+
+def _best(lowest: Values, total: Values) -> int:
+    """Return the index with the highest lowest rate, of equal ones that with the highest total."""
+    top = np.flatnonzero(lowest == lowest.max())
+    return int(top[np.argmax(total[top])])
+
+
+def _weakest(rates: Values, members: list[int]) -> list[int]:
+    """Return the indices of the members with the slowest pairs inside; of equally slow ones those of lowest sums."""
+    inside = rates[np.ix_(members, members)]
+    slowest = np.where(np.eye(len(members), dtype=bool), np.inf, inside).min(axis=1)
+    return [int(index) for index in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
+
+
+# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method.md 11.4).
+
+# A band of 16 devices takes a quarter of a second.
+_MOST_JUDGED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The sets that were examined, shape (sets, k), each with its band's ends in GB/s and the hops through the host.
+
+    `quick` is a cheap value of each set, GB/s: an upper bound for meshes, else `lo`. A mesh whose bound is too low for
+    it to be among the best keeps that bound as `hi`.
+    """
+
+    sets: Sets
+    lo: Values
+    hi: Values
+    hops: Values
+    quick: Values
+    heuristic: bool
+
+    def only(self, which: NDArray[np.bool_]) -> Candidates:
+        """Return the sets that are flagged."""
+        return Candidates(
+            self.sets[which], self.lo[which], self.hi[which], self.hops[which], self.quick[which], self.heuristic
+        )
+
+
+def search(wired: Wiring, k: int, delta: float) -> Candidates:
+    """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
+    if len(wired) <= MOST_MEMBERS:
+        sets = all_sets(len(wired), k)
+        candidates = _judge_all(wired, sets, delta)
+        if wired.labelled is not None:
+            other = _judge_all(wired.labelled, sets, delta)
+            lo, hi = np.minimum(candidates.lo, other.lo), np.maximum(candidates.hi, other.hi)
+            return replace(candidates, lo=lo, hi=hi, quick=np.maximum(candidates.quick, other.quick))
+        if wired.filled is None:
+            return candidates
+        filled = _judge_all(wired.filled, sets, delta)
+        return replace(candidates, lo=np.minimum(candidates.lo, filled.hi), hi=filled.hi, hops=filled.hops)
+    return _judge_some(wired, sorted(grown(wired, k)))
+
+
+def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
+    """Return the indices of the sets that no figure separates from the best: by `lo`, then `hi`, then fewest hops."""
+    indices = np.arange(len(candidates.sets))
+    for values in (candidates.lo, candidates.hi):
+        indices = indices[values[indices] >= values[indices].max() * (1 - delta)]
+    return np.asarray(indices[candidates.hops[indices] == candidates.hops[indices].min()])
+
+
+def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
+    """Judge the sets with the highest quick bounds, and the first one, which is the default."""
+    first, *others = grown_sets
+    quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
+    sets = [first, *quick[:_MOST_JUDGED]]
+    bands = [predict(wired.of(members)) for members in sets]
+    lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
+    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
+
+
+def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
+    """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
+    sound = lowest_pair(np.where(wired.broken | wired.broken.T, 0.0, 1.0), sets) >= 1
+    if sets.shape[1] == 2:
+        rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
+        return Candidates(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
+    lo, hi, hops = over_pcie(wired, sets)
+    planes = wired.plane[sets]
+    switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
+    if switched.any():
+        slowest = lowest_pair(wired.rates, sets[switched])
+        lo[switched], hops[switched] = slowest, 0
+        hi[switched] = np.maximum(slowest, ring_table(wired.rates, sets.shape[1])[masks(sets[switched])])
+    lo, hi, quick = lo * sound, hi * sound, lo * sound
+    closed = np.zeros(len(sets), dtype=bool)  # by NVLinks alone, to a ring
+    if (wired.nvlink > 0).any():
+        closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
+    meshed = np.flatnonzero(~switched & sound & closed)
+    candidates = Candidates(sets, lo, hi, hops, quick, heuristic=False)
+    if len(meshed):
+        hops[meshed] = 0
+        # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
+        inside = wired.nvlink[sets[meshed][:, :, None], sets[meshed][:, None, :]]
+        narrowest = np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1))
+        quick[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
+        quick[meshed] = np.maximum(quick[meshed], hi[meshed])
+        # No ring of NVLinks is slower than the slowest of them.
+        link = np.where(wired.links > 0, wired.nvlink / np.maximum(wired.links, 1), np.inf)
+        lo[meshed] = np.minimum(lo[meshed], lowest_pair(link, sets[meshed]))
+        _pack(wired, candidates, meshed, delta)
+    return candidates
+
+
+def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
+    """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
+    packed: dict[bytes, Packed] = {}
+    widest: dict[bytes, float] = {}
+    over_pcie_hi = candidates.hi.copy()
+    candidates.hi[meshed] = candidates.quick[meshed]
+    enough = candidates.lo.max(initial=0.0) * (1 - delta)
+    keys: dict[int, bytes] = {}
+    order = meshed[np.argsort(-candidates.quick[meshed], kind="stable")]
+    for index in order.tolist():
+        if candidates.quick[index] < enough:
+            break
+        nvlink, links = _ordered(wired, candidates.sets[index])
+        key = keys[index] = nvlink.tobytes()
+        if key not in packed:
+            bound = widest[key] = cut_bound(nvlink)
+            packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
+        port = float(wired.port[candidates.sets[index]].min())
+        candidates.lo[index] = max(candidates.lo[index], min(packed[key].gbs, port))
+        candidates.hi[index] = max(min(widest[key], port), over_pcie_hi[index])
+        enough = max(enough, candidates.lo[index] * (1 - delta))
+    fractional: dict[bytes, float] = {}
+    for index, key in keys.items():
+        if candidates.lo[index] >= enough:
+            if key not in fractional:
+                fractional[key] = highest_total(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
+            port = float(wired.port[candidates.sets[index]].min())
+            candidates.hi[index] = max(min(fractional[key], port), over_pcie_hi[index])
+
+
+def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
+    """Return a mesh's rates and links with its members sorted by their links, so that equal meshes look equal.
+
+    Equal matrices mean equal meshes. Equal meshes with different matrices only cost time.
+    """
+    nvlink = wired.nvlink[np.ix_(members, members)]
+    rows = np.sort(nvlink, axis=1)
+    near = np.sort(nvlink * rows.sum(axis=1), axis=1)
+    order = np.lexsort(np.hstack([near, rows]).T)
+    index = np.ix_(members[order], members[order])
+    return wired.nvlink[index], wired.links[index]
+
+
+# Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
+
+# Each costs a communicator and six trials; the default is one more.
+MOST_FINALISTS = 4
+# As many more, each of so many times, if what was measured leaves sets that may be better.
+FURTHER_ROUNDS = 2
+# A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
+_FAR_SHORT = 0.85
+# The figures of a kind but the last.
+_COARSE = 4
+
+
+def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
+    """Return the set at the index `chosen` and up to three others, best first, and the default set in any case.
+
+    All could be as good as the chosen one: their `hi` reaches its `lo`. In a PCIe ring, hops may keep as little as
+    `CROWDED` of their rate, whatever interference checks found. Sets of equal predictions look alike to the
+    prediction, so one of each kind comes first, then the sets that share the fewest devices with the others.
+    """
+    least = candidates.lo[chosen]
+    if candidates.hops[chosen]:
+        least = min(least, CROWDED * candidates.hi[chosen])
+    able = candidates.hi >= least * (1 - delta)
+    kinds = _kinds(wired, candidates, delta)
+    order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
+    order = order[able[order]]
+    picked = [chosen]
+    for columns in (_COARSE, None):
+        _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
+        picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
+        picked = picked[:MOST_FINALISTS]
+    while len(picked) < min(MOST_FINALISTS, len(order)):
+        picked.append(_farthest(candidates, order, picked))
+    return with_default(wired, [tuple(candidates.sets[index].tolist()) for index in picked])
+
+
+def further(
+    wired: Wiring, candidates: Candidates, measured: Mapping[Members, float], delta: float, share: float
+) -> tuple[Candidate, ...]:
+    """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
+
+    What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
+    crowded hop, and elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far short.
+    Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about sets
+    without it. Of equal sets those go first that share the fewest devices with what was measured.
+    """
+    index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
+    known = [index_of[some] for some in measured if some in index_of]
+    reached = np.array([measured[tuple(candidates.sets[index].tolist())] for index in known])
+    ratios = reached / np.maximum(candidates.hi[known], 1e-9)
+    narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
+    host, bounds = candidates.hops > 0, candidates.hi.copy()
+    shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
+    for kind in (host, ~host):
+        telling = kind[known]
+        best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
+        bounds[kind] *= best if (telling & shown).any() else max(best, share)
+    bounds[known] = 0.0
+    able = np.flatnonzero(bounds > max(measured.values()) * (1 + delta))
+    steps = np.round(np.log(np.maximum(np.column_stack([bounds, candidates.lo])[able], 1e-9)) / delta)
+    order = able[np.lexsort((-steps[:, 1], -steps[:, 0]))]
+    _, first = np.unique(_kinds(wired, candidates, delta)[order], axis=0, return_index=True)
+    picked = order[np.sort(first)].tolist()[:MOST_FINALISTS]
+    while len(picked) < min(MOST_FINALISTS, len(order)):
+        picked.append(_farthest(candidates, order, [*known, *picked]))
+    sets = [tuple(candidates.sets[index].tolist()) for index in picked]
+    return tuple(Candidate(some, predict(wired.of(some)), default=False) for some in sets)
+
+
+def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...]:
+    """Return sets of as many devices with their bands; the last one is the first k, where these are not among them."""
+    default = tuple(range(len(sets[0])))
+    return tuple(
+        Candidate(some, predict(wired.of(some)), default=some == default) for some in dict.fromkeys([*sets, default])
+    )
+
+
+def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
+    """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
+
+    The figures: the band, the hops, the most members on one host bridge (what they share there, no pair shows), and the
+    bandwidth inside.
+    """
+    hosts = wired.host[candidates.sets]
+    crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
+    rates = (candidates.lo, candidates.hi, _inside(wired, candidates))
+    lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
+    return np.column_stack([lo, hi, candidates.hops, crowd, inside])
+
+
+def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
+    """Return the sum of all rates within each set, GB/s: it tells otherwise equal sets with weak devices apart."""
+    return np.asarray(wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2)))
+
+
+def _farthest(candidates: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:
+    """Return the set that shares the fewest members with any picked one, the best predicted of those."""
+    shared = np.zeros(len(order))
+    for index in picked:
+        common = np.isin(candidates.sets[order], candidates.sets[index]).sum(axis=1)
+        shared = np.maximum(shared, common)
+    shared[np.isin(order, picked)] = np.inf
+    return int(order[np.argmin(shared)])

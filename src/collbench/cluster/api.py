@@ -1,0 +1,487 @@
+"""Which nodes of a cluster to take, from pairs of nodes measured in rounds: in a launch, or of a simulated cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench import untrusted
+from collbench.api import keywords
+from collbench.api.measuring import MeasureOptions, request_of
+from collbench.api.notices import SILENT, Notices
+from collbench.api.sessions import explained, new_seed, serve
+from collbench.judge.outcome import outcome
+from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
+from collbench.machine.slurm import format_node_list, read_switches
+from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.plan import Request, settings_of
+from collbench.model.capabilities import BACKENDS, SIM, is_simulated
+from collbench.model.errors import (
+    CollbenchError,
+    DataCorruption,
+    ExitStatus,
+    Interrupted,
+    RunFileError,
+    UsageError,
+)
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Run
+from collbench.model.units import amount, parse_size
+from collbench.runfile import run_file, saved_runs
+from collbench.runfile.run_file import RunWriter
+
+if TYPE_CHECKING:
+    from collbench.cluster.measure import NodePairs, Phase, Surveyed
+    from collbench.cluster.nodes import Judgement, NodeChoice, Switches
+    from collbench.cluster.page import Origin, Truth
+    from collbench.cluster.simulated import Cluster
+    from collbench.measurement.session import Previous
+    from collbench.ranks.factory import World
+
+DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
+# What a healthy pair of nodes reaches over its links: 8 cards of 400 Gb/s. Only the plan needs to assume it.
+ASSUMED_GBS = 400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesRequest:
+    """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
+
+    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself; with `rails` also the same GPU of two
+    nodes, each GPU by itself. No round starts after `budget_seconds`.
+    `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
+    """
+
+    count: int | None = None
+    gpus: int | None = None
+    size_bytes: int = parse_size(DEFAULT_SIZE)
+    budget_seconds: float = DEFAULT_BUDGET
+    one_way: bool = False
+    rails: bool = False
+    switches: str | None = None
+
+    def check(self, nodes: int, gpus: int, there: str) -> None:
+        """Raise UsageError for more nodes, or GPUs of each, than there are; `there` ends a sentence on the nodes."""
+        if self.count is not None and self.count > nodes:
+            raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
+        if self.gpus is not None and self.count is None:
+            raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
+        if self.rails and gpus < 2:
+            raise UsageError("--rails compares GPUs of a node: start two or more ranks on each node")
+        if self.gpus is not None and self.gpus > gpus:
+            raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NodeSurvey:
+    """What a survey found: where its figures come from, the nodes judged, and those chosen, None if none were asked.
+
+    `truth` is what only a simulation knows. `path` is the run's file, `failure` why there is none, and `failed` the
+    status of what failed on the way.
+    """
+
+    origin: Origin
+    judgement: Judgement
+    choice: NodeChoice | None
+    truth: Truth | None = None
+    path: Path | None = None
+    failure: RunFileError | None = None
+    failed: ExitStatus = ExitStatus.DONE
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        found = f"{len(self.judgement.slow_nodes)} slow nodes, {len(self.judgement.slow_uplinks)} slow uplinks"
+        chosen = "none chosen" if self.choice is None else f"{len(self.choice.members)} chosen"
+        return f"<NodeSurvey of {amount(len(self.judgement.nodes), 'node')}: {found}, {chosen}>"
+
+    @property
+    def status(self) -> ExitStatus:
+        """How the command ends: with what failed, or with a failure where no node was judged."""
+        return max(self.failed, ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED)
+
+
+def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
+    """Return how long a survey of a cluster of this shape takes; nothing is measured. Raises UsageError."""
+    from collbench.cluster.measure import estimate  # late: numpy
+
+    if nodes < 2 or gpus < 1:
+        raise UsageError(f"{nodes} nodes of {gpus} GPUs are not a cluster: a cluster has two nodes or more")
+    return estimate(nodes, gpus, size_bytes, ASSUMED_GBS)
+
+
+# A simulated cluster, by name or file.
+
+
+def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
+    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that describes no cluster."""
+    # Late: numpy and scipy need not be there for --help.
+    from collbench.cluster.measure import survey_cluster, switches
+    from collbench.cluster.nodes import choose_nodes
+    from collbench.cluster.page import Origin, Truth
+    from collbench.cluster.simulated import allreduce_busbw, best_bound
+
+    if nodes_request.switches is not None:
+        raise UsageError("--switches is for real nodes: the file of a simulated cluster has its switches")
+    if nodes_request.rails:
+        raise UsageError("--rails is for real nodes: the simulation has no rails")
+    cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
+    if cluster.nodes < 2:
+        raise UsageError("a cluster of one node has no pair to measure")
+    nodes_request.check(cluster.nodes, cluster.gpus, "")
+    done = survey_cluster(
+        cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way
+    )
+    choice, truth = None, None
+    if nodes_request.count:
+        choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
+        truth = Truth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
+    origin = Origin(
+        backend=SIM.name,
+        where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
+        names=tuple(f"node{node}" for node in range(cluster.nodes)),
+        rounds=tuple(node_round.kind for node_round in done.rounds),
+        measurements=len(done.seen),
+        seconds=done.seconds,
+        seed=seed,
+        # A simulated node's GPUs are alike, so the first ones are as good as any.
+        gpus=(tuple(range(nodes_request.gpus)),) * (nodes_request.count or 0) if nodes_request.gpus else (),
+    )
+    return NodeSurvey(origin, done.judgement, choice, truth)
+
+
+def _cluster(name: str | None) -> Cluster:
+    from collbench.cluster import simulated as sim_cluster
+
+    if name is None:
+        raise UsageError(f"--backend sim needs --fabric-cluster: {', '.join(sim_cluster.names())}, or a file")
+    path = Path(name)
+    if name in sim_cluster.names() or not (path.suffix or path.exists()):
+        return sim_cluster.named(name)
+    try:
+        return sim_cluster.load(untrusted.read_text(path, sim_cluster.MOST_BYTES), name)
+    except OSError as error:
+        raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{name} is not a cluster file: it is not text") from error
+
+
+# Real machines: one process for each GPU; rank 0 judges.
+
+
+def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
+    """Return what is measured, of a request of the options that all measuring commands share."""
+    works = (Work(Operation.BROADCAST if nodes_request.one_way else Operation.ALLREDUCE),)
+    return replace(
+        shared, sizes=(nodes_request.size_bytes,), collectives=works, budget_seconds=nodes_request.budget_seconds
+    )
+
+
+def requests_for_launch(
+    nodes_request: NodesRequest,
+    options: MeasureOptions,
+    command: Sequence[str],
+    launch: LaunchEnvironment,
+    notices: Notices = SILENT,
+) -> tuple[NodesRequest, Request]:
+    """Return what is asked of the cluster, and what the ranks of the launch measure for it.
+
+    With `resume` both are those of the saved run; only the nodes that are chosen may differ. Raises UsageError,
+    RunFileError.
+    """
+    if launch.rank > 0 and options.resume is not None and not options.resume.exists():
+        options = replace(options, resume=None)  # it is on rank 0's host
+    shared = request_of("nodes", options, command, notices)
+    if options.resume is not None:
+        if not shared.sizes or shared.budget_seconds is None or not shared.collectives:
+            raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
+        nodes_request = replace(
+            nodes_request,
+            size_bytes=shared.sizes[0],
+            budget_seconds=shared.budget_seconds,
+            one_way=shared.collectives[0].operation is Operation.BROADCAST,
+        )
+    return nodes_request, request_for(nodes_request, shared)
+
+
+def survey_launch(
+    nodes_request: NodesRequest,
+    request: Request,
+    path: Path | None,
+    launch: LaunchEnvironment,
+    notices: Notices = SILENT,
+) -> NodeSurvey:
+    """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
+
+    A request that resumes continues with the run in `path`, on the same hosts. Raises UsageError, BackendError,
+    DataCorruption, RunFileError, and Interrupted.
+    """
+    if path is not None:
+        run_file.check_writable(path, replace=request.force or request.resume)
+    with ExitStack() as stack:
+        try:
+            from collbench.measurement.session import Previous  # late: numpy
+            from collbench.ranks.factory import World  # late: a tenth of a second
+
+            previous = Previous.locked(path, stack) if path is not None and request.resume else None
+            world = stack.enter_context(
+                World(
+                    launch,
+                    request,
+                    join_seconds(os.environ),
+                    notices.say,
+                    survives_losses=True,
+                    waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
+                )
+            )
+            opened = world.open()
+            if previous is None:
+                run = _new_run(request, opened, launch)
+                writer = RunWriter(run, path, notices.say, replace=request.force)
+            else:
+                run = _same_run(previous, opened)
+                writer = RunWriter(run, path, notices.say, resumed=previous.stood, journal=previous.journal)
+            return _survey(nodes_request, opened, world, run, writer, notices)
+        except KeyboardInterrupt as error:
+            goes_on = f"; 'collbench nodes --resume {path}' continues" if path is not None and path.is_file() else ""
+            raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
+
+
+def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run:
+    from collbench.measurement.session import begun_run  # late: numpy
+
+    works = tuple(work.operation for work in request.collectives)
+    settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
+    return begun_run(opened, replace(settings, processes=launch.world_size, launcher=launch.launcher))
+
+
+def _same_run(previous: Previous, opened: Opened) -> Run:
+    """Return the saved run, to continue with. Raises RunFileError if it is of other hosts, GPUs, or versions."""
+    from collbench.measurement.session import NotResumed, taken_up  # late: numpy
+    from collbench.report.stale_runs import unfit
+
+    complete, then, now = previous.run.complete, previous.run.devices, opened.backend.devices()
+    anew = "start the same hosts, or measure again, without --resume"
+    hosts_then, hosts_now = (dict.fromkeys(device.host for device in devices) for devices in (then, now))
+    missing = format_node_list([host for host in hosts_then if host not in hosts_now])
+    new = format_node_list([host for host in hosts_now if host not in hosts_then])
+    if missing or new:
+        differences = ", ".join([*([f"{missing} missing"] if missing else []), *([f"{new} new"] if new else [])])
+        raise RunFileError(f"{previous.path} was measured on other hosts: {differences}; {anew}")
+    for rank, (old, present) in enumerate(zip(then, now, strict=False)):
+        if (old.host, old.uuid) != (present.host, present.uuid):
+            what = f"rank {rank} was {old.tag} ({old.uuid}) and is {present.tag} ({present.uuid})"
+            raise RunFileError(f"{previous.path} was measured by ranks in another order: {what}; {anew}")
+    if len(then) != len(now):
+        raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and this run has {len(now)}; {anew}")
+    try:
+        run = taken_up(previous, opened, [])
+    except NotResumed as error:
+        raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {anew}") from None
+    run.complete = complete  # then nothing is measured, so nothing can be interrupted
+    return run
+
+
+def _survey(
+    nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
+) -> NodeSurvey:
+    """Measure and judge; what was measured is saved however it ends."""
+    # Late: numpy and scipy need not be there for --help.
+    from collbench.cluster.measure import rails
+    from collbench.cluster.nodes import choose_nodes, late_nodes
+    from collbench.cluster.page import Origin, lost
+    from collbench.measurement.session import read_ports_after
+    from collbench.report.text.frame import headline, network_lines
+
+    try:
+        pairs, done, switch_levels = _measured(nodes_request, opened, world, run, writer, notices)
+        with suppress(CollbenchError):  # what was measured counts, even if the hosts no longer answer
+            read_ports_after(run, opened)
+    finally:
+        if run.measurements:
+            writer.end()
+    nodes_left = len(pairs.names) - len(pairs.lost())
+    choice = (
+        choose_nodes(done.judgement, nodes_request.count, switch_levels)
+        if nodes_request.count and nodes_request.count <= nodes_left
+        else None
+    )
+    if nodes_request.count and choice is None:
+        notices.say(
+            f"--select {nodes_request.count}: no choice: only {nodes_left} of {len(pairs.names)} nodes are left"
+        )
+    gone = [*world.unknown, *world.lost().values()]
+    kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
+    origin = Origin(
+        backend=run.backend,
+        where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
+        names=pairs.names,
+        rounds=tuple(node_round.kind for node_round in done.rounds),
+        measurements=len(done.seen),
+        seconds=run.seconds,
+        seed=run.settings.seed,
+        gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], nodes_request.gpus)
+        if choice and nodes_request.gpus
+        else (),
+        gone=tuple(map(str, gone)),
+        lost=lost(run),
+        failed=headline(run),
+        network=tuple(network_lines(run)),
+        late=late_nodes(run, pairs.ranks),
+        rails=rails(run, pairs.ranks) if nodes_request.rails else (),
+        plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
+        round_seconds=tuple(pairs.round_seconds),
+        planned_seconds=_planned(nodes_request, pairs, done.judgement),
+        switches=tuple(len(level.names) for level in switch_levels),
+        switches_from=nodes_request.switches or "",
+    )
+    hung = any(error.kind is FailureKind.HANG for error in gone)
+    lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
+    return NodeSurvey(
+        origin,
+        done.judgement,
+        choice,
+        path=writer.path,
+        failure=writer.failure,
+        failed=max(outcome(run).status, lost_some),
+    )
+
+
+def _planned(nodes_request: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
+    """Return what the plan says of a round in seconds, at the rate that was measured; 0 if none was."""
+    from collbench.cluster.measure import round_seconds
+
+    if not judged.typical_gbs > 0:
+        return 0.0
+    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), nodes_request.size_bytes, judged.typical_gbs)
+
+
+def _measured(
+    nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
+) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
+    """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
+    from collbench.cluster.measure import NodePairs, reported_switches, survey_nodes
+
+    begin, before = time.monotonic(), run.seconds
+    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished, complete=run.complete)
+    nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
+    switch_levels = (
+        reported_switches(read_switches(nodes_request.switches), pairs.names)
+        if nodes_request.switches is not None
+        else ()
+    )
+    try:
+        with notices.progress("measuring nodes") as progress:
+
+            def more(count: int) -> bool:
+                progress(count, count + 1)
+                return pairs.more(time.monotonic() - begin < nodes_request.budget_seconds)
+
+            seed = run.settings.seed
+            done = survey_nodes(
+                len(pairs.names),
+                switch_levels,
+                pairs.measure,
+                more,
+                seed,
+                one_way=nodes_request.one_way,
+                lost=pairs.lost,
+                unused=pairs.unused,
+            )
+        if nodes_request.gpus:
+            pairs.measure_inside()
+        if nodes_request.rails:
+            pairs.measure_rails(seed)
+        run.complete = run.complete or not (world.unknown or world.lost())
+    except DataCorruption as error:
+        raise explained(error, run) from error
+    finally:
+        run.seconds = round(before + time.monotonic() - begin, 3)
+    return pairs, done, switch_levels
+
+
+def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[tuple[int, ...], ...]:
+    """Return the best devices of each of these nodes, by nvidia-smi's index, from that node's own pairs."""
+    from collbench.choose.restrict import restricted
+    from collbench.choose.select import choose
+
+    node_runs = [restricted(run, ranks) for ranks in nodes]
+    return tuple(
+        tuple(node_run.devices[position].index for position in choose(node_run, gpu_count).members)
+        for node_run in node_runs
+    )
+
+
+# The Python call.
+
+
+def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
+    select: int | None = None,
+    *,
+    gpus: int | None = None,
+    backend: str = "auto",
+    fabric_cluster: str | os.PathLike[str] | None = None,
+    size: int | str = DEFAULT_SIZE,
+    budget: float = DEFAULT_BUDGET,
+    one_way: bool = False,
+    rails: bool = False,
+    switches: str | os.PathLike[str] | None = None,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+) -> NodeSurvey | None:
+    """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
+
+    Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
+    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` also measures each GPU with the
+    GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
+    is saved as `output`, or as a new file. `resume` names a run on rank 0's host to continue, with its size, budget,
+    direction and seed. Raises Error.
+    """
+    nodes_request = NodesRequest(
+        count=keywords.optional(keywords.whole, "select", select, least=1),
+        gpus=keywords.optional(keywords.whole, "gpus", gpus, least=1),
+        size_bytes=keywords.size(size),
+        budget_seconds=keywords.number("budget", budget),
+        one_way=keywords.flag("one_way", one_way),
+        rails=keywords.flag("rails", rails),
+        switches=keywords.optional(keywords.file_name, switches),
+    )
+    options = MeasureOptions(
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        nccl=keywords.optional(keywords.file_name, nccl),
+        seed=keywords.seed(seed),
+        output=keywords.optional(keywords.path, output),
+        resume=keywords.optional(keywords.path, resume),
+    )
+    cluster = keywords.optional(keywords.file_name, fabric_cluster)
+    from_run = (size, budget, one_way, seed, output)
+    if resume is not None and from_run != (DEFAULT_SIZE, DEFAULT_BUDGET, False, None, None):
+        raise UsageError("resume takes size, budget, one_way, seed and file from the run: leave them out")
+    if is_simulated(backend):
+        if resume is not None:
+            raise UsageError("a simulation measures nothing, so there is nothing to resume")
+        return survey_simulated(nodes_request, cluster, options.seed)
+    if cluster is not None:
+        raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
+    launch = find_launch(os.environ)
+    if launch is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
+            "cluster with backend='sim'"
+        )
+    nodes_request, request = requests_for_launch(nodes_request, options, ("nodes",), launch)
+    if launch.rank > 0:
+        serve(request, launch, SILENT)
+        return None
+    path = options.file or saved_runs.new_run("nodes", request.backend, SILENT.say)
+    survey = survey_launch(nodes_request, request, path, launch)
+    if survey.failure is not None:
+        raise survey.failure
+    return survey

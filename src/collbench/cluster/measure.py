@@ -1,0 +1,662 @@
+"""Pairs of nodes measured in rounds: at first at random, then where it is suspicious; and what that will take."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from collbench.cluster.fit import Observation
+from collbench.cluster.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
+from collbench.cluster.sharing import Sharing, renumbered
+from collbench.cluster.simulated import Cluster, measured
+from collbench.machine.slurm import NodeSwitches, levels
+from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
+from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
+from collbench.model.errors import BackendError, StepFailed, UsageError
+from collbench.model.failures import Failure
+from collbench.model.operations import Operation
+from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
+from collbench.model.units import algbw, format_size
+
+# How long a survey of nodes will take: an estimate, whose assumptions each have a name here.
+
+# Measured: NCCL's world and its splits took 0.65 s on 4 GPUs of one host [benchmarks/README.md]. Assumed between hosts:
+# a round's communicators, which all start at once, take about twice that, and the world 10 ms more for each rank.
+_ROUND_START_S = 1.5
+_WORLD_START_S, _RANK_START_S = 0.65, 0.01
+# Measured without a network: rank 0 writes a trial to a rank's connection, reads the answer, and judges
+# [benchmarks/results/2026-11-23-emulated-hosts].
+_MESSAGE_S = 180e-6
+TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
+_BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
+_MOST_ITERATIONS = 20  # docs/method.md 3.1
+# On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
+_BATCH_S = 0.1
+# What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
+TARGETED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One line of the estimate: so many times so many seconds."""
+
+    what: str
+    times: int
+    seconds: float
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return self.times * self.seconds
+
+
+def iterations(size_bytes: int) -> int:
+    """Return how many all-reduces of a size make one batch."""
+    return max(1, min(_MOST_ITERATIONS, _BATCH_BYTES // size_bytes))
+
+
+def iterations_for(size_bytes: int, seconds: float) -> int:
+    """Return how many all-reduces of a size make one batch where one takes so many seconds."""
+    return max(1, min(iterations(size_bytes), int(_BATCH_S / seconds)))
+
+
+def start_seconds(nodes: int, gpus: int) -> float:
+    """Return the seconds until all ranks have met."""
+    return _WORLD_START_S + _RANK_START_S * nodes * gpus
+
+
+def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
+    """Return the seconds of one round: communicators, then trials of `size_bytes` at `gbs` GB/s of busbw."""
+    call = size_bytes * Operation.ALLREDUCE.busbw_factor(2 * gpus) / (gbs * 1e9)
+    calls = (WARMUP + TRIALS * BATCHES) * iterations_for(size_bytes, call)
+    return _ROUND_START_S + calls * call + TRIALS * _MESSAGE_S * nodes * gpus
+
+
+def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase, ...]:
+    """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes achieves."""
+    each = round_seconds(nodes, gpus, size_bytes, gbs)
+    return (
+        Phase("ranks connect, NCCL starts", 1, start_seconds(nodes, gpus)),
+        Phase("rounds at random, or within and between leaves", SCREENING, each),
+        Phase("rounds on suspect nodes, about", TARGETED, each),
+    )
+
+
+# Rounds in which all nodes of a cluster are measured at once, in pairs: first at random, then suspect ones.
+#
+# N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so a few rounds give each node as many measurements.
+
+
+class RoundKind(StrEnum):
+    """How the pairs of a round were chosen. Suspects are nodes that look slow."""
+
+    AT_RANDOM = "at random"
+    WITHIN_LEAVES = "within leaves"
+    BETWEEN_LEAVES = "between leaves"
+    AMONG_SUSPECTS = "among suspects"
+    SUSPECTS_AND_OTHERS = "between suspects and others"
+    QUIET = "quiet"
+    CONFIRMING = "confirming"
+
+
+# At 2% noise the mean of eight measurements is known to 0.8%: a node that is 10% slow stands out among 128 (the
+# simultaneous 95% quantile is 3.4), and a few slow partners do not matter.
+SCREENING = 8
+# In a quiet round one node of so many leaves its leaf.
+_FEW = 8
+# How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
+_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Disjoint pairs that are measured at the same time; a node without a partner rests."""
+
+    kind: RoundKind
+    pairs: tuple[Pair, ...]
+
+
+def survey(
+    nodes: int,
+    leaves: Sequence[Members],
+    measure: Callable[[Round], object],
+    suspects: Callable[[], Sequence[Members] | None],
+    more: Callable[[int], bool],
+    rng: random.Random,
+    planned: Callable[[int], Round | None] = lambda _turn: None,
+) -> tuple[Round, ...]:
+    """Measure rounds until nothing is suspicious, or `more(rounds made)` is false; return what was measured.
+
+    The screening is always made. `leaves` are the leaf switches if they are known: pairs then lie under one leaf and
+    under two in turn, which distinguishes a slow node from a slow uplink. `suspects()` returns the groups to measure
+    among themselves, () for pairs at random, or None when all is decided. `planned(rounds made)`, called after it, may
+    return another round instead, or one when all is decided.
+    """
+    made: list[Round] = []
+    for screened in screening(nodes, leaves, rng):
+        measure(screened)
+        made.append(screened)
+    while more(len(made)):
+        groups, instead = suspects(), planned(len(made))
+        if groups is None and instead is None:
+            break
+        inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
+        if instead is not None:
+            made.append(instead)
+        elif inside:
+            made.append(Round(RoundKind.AMONG_SUSPECTS, matching(nodes, groups or (), rng)))
+        else:
+            made.append(Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or groups or (), rng)))
+        measure(made[-1])
+    return tuple(made)
+
+
+def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
+    """Return the rounds in which every node is measured."""
+    if leaves:
+        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, apart)] * (SCREENING // 2)
+        return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
+    # No pair twice before all were measured once; small clusters repeat them.
+    rounds: list[list[Pair]] = []
+    while nodes > 1 and len(rounds) < SCREENING:
+        turn = relabelled(pair_rounds(nodes), nodes, rng)
+        rng.shuffle(turn)
+        rounds += turn
+    return [Round(RoundKind.AT_RANDOM, tuple(pairs)) for pairs in rounds[:SCREENING]]
+
+
+def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs within each group; the nodes that are left over, and all others, are paired at random."""
+    pairs: list[Pair] = []
+    rest = set(range(nodes))
+    for group in groups:
+        members = rng.sample(group, len(group))
+        pairs += zip(members[::2], members[1::2], strict=False)
+        rest -= set(members[: len(members) // 2 * 2])
+    left = rng.sample(sorted(rest), len(rest))
+    return _ordered(pairs + list(zip(left[::2], left[1::2], strict=False)))
+
+
+def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs, with as few as possible that lie within a group."""
+    group_of = {member: number for number, group in enumerate(groups) for member in group}
+    pairs = list(matching(nodes, (), rng))
+
+    def together(pair: Pair) -> bool:
+        return pair[0] in group_of and group_of[pair[0]] == group_of.get(pair[1])
+
+    for _ in range(_TRIES):
+        wrong = [number for number, pair in enumerate(pairs) if together(pair)]
+        if not wrong:
+            break
+        for number in wrong:
+            other = rng.randrange(len(pairs))
+            (a, b), (c, d) = pairs[number], pairs[other]
+            if other != number and not together((a, d)) and not together((c, b)):
+                pairs[number], pairs[other] = (a, d), (c, b)
+    return _ordered(pairs)
+
+
+def _ordered(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Return the pairs as (low, high): a pair has one data point, in whichever order its nodes were drawn."""
+    return tuple((min(pair), max(pair)) for pair in pairs)
+
+
+def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int, confirm: Members = ()) -> Round:
+    """Return a round in which few pairs share uplinks: those that are fast together stay, suspects change partners.
+
+    In turn suspects meet each other, as two of them may be under one switch, and a few of them each meet a fast node.
+    While many nodes are suspects, they meet each other; nodes that have no part in this rest. Or the slow nodes of
+    `confirm` are measured again.
+    """
+    mate = {node: other for a, b in sharing.fast for node, other in ((a, b), (b, a))}
+    suspects = [node for node in confirm or sharing.open if node not in mate]
+    among = sorted({(min(a, b), max(a, b)) for a, b in sharing.strangers if {a, b} <= set(suspects)})
+    pairs: list[Pair] = []
+    if among and not confirm and (turn % 2 == 0 or 3 * len(suspects) > nodes):
+        kind, taken = RoundKind.AMONG_SUSPECTS, set[int]()
+        for pair in rng.sample(among, len(among)):
+            if not taken & {*pair}:
+                pairs.append(pair)
+                taken |= {*pair}
+    else:
+        kind, rest = (
+            RoundKind.CONFIRMING if confirm else RoundKind.QUIET,
+            set(range(nodes)) - set(sharing.open) - mate.keys(),
+        )
+        # Never all of them: those under one switch would always share its uplink.
+        for node in rng.sample(suspects, min((len(suspects) + 1) // 2, max(2, nodes // _FEW))):
+            unmet = {b for a, b in sharing.strangers if a == node} & (rest | mate.keys())
+            others = sorted(unmet or rest & {*sharing.most} or mate.keys() & {*sharing.most})
+            if others:
+                partner = rng.choice(others)
+                pairs.append((node, partner))
+                rest.discard(partner)
+                if partner in mate:
+                    rest.add(left := mate.pop(partner))
+                    del mate[left]
+    return Round(kind, _ordered([*(pair for pair in sharing.fast if mate.get(pair[0]) == pair[1]), *pairs]))
+
+
+# Pairs of nodes on a backend whose devices name their hosts: each pair is one communicator of all its ranks.
+
+
+class NodePairs:
+    """Measures pairs of nodes into `run`; `names` and `ranks` are each node's, by its index."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        run: Run,
+        size_bytes: int,
+        lost: Callable[[], Collection[int]] = tuple,
+        finished: Callable[[Measurement], object] = lambda _measurement: None,
+        *,
+        complete: bool = False,
+    ) -> None:
+        """Make room for the messages. Raises UsageError if they do not fit, or if there is only one host.
+
+        `lost` returns the lost ranks; `finished` may journal each trial and each failure. What the run already holds is
+        not measured again: with the same seed it is requested in the same order. Failures in the run are forgotten,
+        and incomplete rounds are measured again. `complete`: the run is of a survey that ended, so no round is added,
+        unless a pair failed.
+        """
+        self._backend, self._run, self._size_bytes = backend, run, size_bytes
+        self._lost, self._finished = lost, finished
+        nodes = by_node(backend.devices())
+        self.names, self.ranks = tuple(nodes), tuple(nodes.values())
+        self._complete = complete and not any(measurement.failure for measurement in run.measurements)
+        self._saved = _saved_rounds(run)
+        self._repeated = True  # whether the run had all pairs of the last round
+        self._measurements = {measurement.point: measurement for measurement in run.measurements}
+        self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
+        self.round_seconds: list[float] = []  # of each round, or direction of a round, that was measured now
+        room = backend.capacity_bytes()
+        if size_bytes > room:
+            raise UsageError(
+                f"--size {format_size(size_bytes)} does not fit: the fullest device has room for {format_size(room)}"
+            )
+        backend.reserve(size_bytes)
+
+    def lost(self) -> frozenset[int]:
+        """Return the nodes with a rank that was lost."""
+        gone = set(self._lost())
+        return frozenset(node for node, ranks in enumerate(self.ranks) if gone & set(ranks))
+
+    def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
+        """Return the busbw in GB/s of each pair of nodes, all at once; None if one failed.
+
+        Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
+        """
+        groups = tuple(self.ranks[a] + self.ranks[b] for a, b in (pairs if one_way else _ordered(pairs)))
+        operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
+        rates = {group: self._known(operation, group) for group in groups}
+        missing = tuple(group for group, rate in rates.items() if rate is None)
+        self._repeated = not missing
+        if missing and not self._complete:
+            begin = time.monotonic()
+            step = Step(operation, missing, self._size_bytes, 1, 1, WARMUP)
+            if one_way not in self._iterations and (tried := self._tried(step)):
+                self._iterations[one_way] = tried
+            step = replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES)
+            rates |= zip(missing, self._trial(step), strict=True)
+            self.round_seconds.append(time.monotonic() - begin)
+        return [rates[group] for group in groups]
+
+    def more(self, in_time: bool) -> bool:
+        """Return whether a further round may be requested: one that the run has, or in time one that it lacks."""
+        return (self._repeated and any(self._left())) or (in_time and not self._complete)
+
+    def unused(self) -> list[Observation]:
+        """Return the run's rounds of pairs that nobody requested: nodes were lost, or switches named later."""
+        return [
+            Observation(
+                *pair,
+                _busbw(point.size_bytes, point.operation, point.members, trials),
+                point.operation is Operation.BROADCAST,
+            )
+            for point, pair in self._left()
+            for trials in self._saved[point]
+        ]
+
+    def _left(self) -> Iterator[tuple[DataPoint, Pair]]:
+        """Yield the data points of pairs of nodes of which the run has further rounds."""
+        node_of = {rank: node for node, ranks in enumerate(self.ranks) for rank in ranks}
+        for point, trials in self._saved.items():
+            nodes = tuple(dict.fromkeys(node_of[rank] for rank in point.members))
+            if trials and len(nodes) == 2 and point.members == self.ranks[nodes[0]] + self.ranks[nodes[1]]:
+                yield point, (nodes[0], nodes[1])
+
+    def _known(self, operation: Operation, group: Members) -> float | None:
+        """Return what an earlier start measured of a pair, each round once; None if nothing is left."""
+        trials = self._saved.get(DataPoint(operation, group, self._size_bytes))
+        return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
+
+    def measure_inside(self) -> None:
+        """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
+        for turn in zip(*(_rounds_of(len(ranks), max(map(len, self.ranks))) for ranks in self.ranks), strict=True):
+            gone = self.lost()
+            groups = tuple(
+                (own[a], own[b])
+                for node, (own, pairs) in enumerate(zip(self.ranks, turn, strict=True))
+                for a, b in pairs
+                if node not in gone and self._known(Operation.ALLREDUCE, (own[a], own[b])) is None
+            )
+            if groups:
+                self._allreduce(groups)
+
+    def measure_rails(self, seed: int) -> None:
+        """Measure pairs of nodes rail by rail, all rails at once: the same local rank of both nodes, and no other.
+
+        Each node gets the rounds that a survey screens it with.
+        """
+        for planned in screening(len(self.names), (), random.Random(seed)):  # noqa: S311  # no secret
+            gone = self.lost()
+            pairs = [(self.ranks[a], self.ranks[b]) for a, b in planned.pairs if not {a, b} & gone]
+            groups = tuple((one, other) for a, b in pairs for one, other in zip(a, b, strict=False))
+            missing = tuple(group for group in groups if self._known(Operation.ALLREDUCE, group) is None)
+            if missing:
+                self._allreduce(missing)
+
+    def _allreduce(self, groups: tuple[Members, ...]) -> None:
+        size = self._size_bytes
+        self._trial(Step(Operation.ALLREDUCE, groups, size, iterations(size), BATCHES, WARMUP))
+
+    def _tried(self, step: Step) -> int:
+        """Return how many calls make a batch of the step, by timing one call now; 0 if it fails.
+
+        A failure shows in the trials, too, and the next round tries again.
+        """
+        try:
+            taken = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
+        except StepFailed:
+            return 0
+        return iterations_for(self._size_bytes, float(np.median(taken))) if taken else iterations(self._size_bytes)
+
+    def _trial(self, step: Step) -> list[float | None]:
+        """Measure the step's groups concurrently; if that fails, each isolated, to find out which one failed.
+
+        If a rank was lost, the failed group is known: the others are measured concurrently again.
+        """
+        before = set(self._lost())
+        try:
+            timings = [
+                time_step(self._backend, replace(step, warmup=0 if trial else WARMUP)) for trial in range(TRIALS)
+            ]
+        except StepFailed as error:
+            gone = set(self._lost())
+            kept = tuple(group for group in step.groups if not gone & set(group))
+            if len(kept) < len(step.groups) > 1:
+                self._fail(step, [group for group in step.groups if group not in kept], error.failure)
+                rates = dict(zip(kept, self._trial(replace(step, groups=kept)), strict=True)) if kept else {}
+                return [rates.get(group) for group in step.groups]
+            if len(step.groups) > 1 and gone != before:
+                return self._trial(step)  # the lost rank is in none of these groups
+            if len(step.groups) > 1:
+                return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
+            self._fail(step, step.groups, error.failure)
+            return [None]
+        return [self._record(step, index, timings) for index in range(len(step.groups))]
+
+    def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
+        """Keep the failure of these groups."""
+        for group in groups:
+            point = DataPoint(step.operation, group, step.size_bytes)
+            measurement = self._measurements.get(point) or Measurement(point)
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._enter(measurement)
+
+    def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
+        """Keep the samples of one of the step's groups, and return busbw of the median trial."""
+        group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
+        point = DataPoint(step.operation, group, step.size_bytes)
+        measurement = self._measurements.get(point) or Measurement(point)
+        concurrent = len(step.groups) > 1
+        plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
+        for timing in timings:  # the journal has a line for each
+            sample = Sample(
+                timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
+            )
+            measurement.samples.append(sample)
+            measurement.stop = measurement.failure = None  # of an earlier round
+            self._enter(measurement)
+        return _busbw(step.size_bytes, step.operation, group, trials)
+
+    def _enter(self, measurement: Measurement) -> None:
+        """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""
+        if measurement.point not in self._measurements:
+            self._measurements[measurement.point] = measurement
+            self._run.measurements.append(measurement)
+        self._finished(measurement)
+
+
+def _waits(timing: Timing, index: int) -> tuple[float, ...]:
+    """Return how long each rank of a group waited before a batch (the median), () if a rank does not report it.
+
+    The wait before the first batch does not count: ranks reach it when rank 0's request reaches them.
+    """
+    ranks = timing.waits[index] if timing.waits else ()
+    return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
+
+
+def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
+    """Return what pairs of the same local rank of two nodes show of each rail; `nodes` are each node's positions."""
+    local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
+    seen: dict[int, list[Observation]] = defaultdict(list)
+    for measurement in run.measurements:
+        members = measurement.point.members
+        if len(members) != 2 or measurement.point.operation is not Operation.ALLREDUCE or not measurement.samples:
+            continue
+        (a, one), (b, other) = (local[member] for member in members)
+        if a != b and one == other:
+            trials = [sample.seconds for sample in measurement.samples]
+            for first in range(0, len(trials), TRIALS):
+                rate = _busbw(
+                    measurement.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS]
+                )
+                seen[one].append(Observation(a, b, rate))
+    return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
+
+
+def _saved_rounds(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
+    """Return a run's trials by data point and round, and remove incomplete rounds and failures from the run."""
+    rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
+    run.measurements[:] = [measurement for measurement in run.measurements if len(measurement.samples) >= TRIALS]
+    for measurement in run.measurements:
+        del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
+        measurement.stop = measurement.failure = None
+        trials = [sample.seconds for sample in measurement.samples]
+        rounds[measurement.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
+    return rounds
+
+
+def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
+    """Return busbw in GB/s of the median trial."""
+    middle = float(np.median([np.median(seconds) for seconds in trials]))
+    return algbw(size_bytes, middle) * operation.busbw_factor(len(group))
+
+
+def by_node(devices: Sequence[Device]) -> dict[str, Members]:
+    """Return each host's positions, hosts in the order of the ranks. Raises UsageError if there is only one."""
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for position, device in enumerate(devices):
+        nodes[device.host].append(position)
+    if len(nodes) < 2:
+        raise UsageError("all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes")
+    return {host: tuple(positions) for host, positions in nodes.items()}
+
+
+def _rounds_of(count: int, most: int) -> list[list[Pair]]:
+    """Return a node's rounds of pairs, then empty ones if other nodes have more ranks."""
+    rounds = pair_rounds(count) if count > 1 else []
+    return rounds + [[] for _ in range(most - 1 + most % 2 - len(rounds))]
+
+
+# From a function that measures pairs of nodes to judged nodes: rounds, what they show, and what to measure next.
+
+# Busbw in GB/s of each pair, all measured at once; None if a pair failed. One way: from first to second only.
+MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What a survey has measured and what it means. `seconds` is estimated where nothing was really measured."""
+
+    rounds: tuple[Round, ...]
+    seen: tuple[Observation, ...]
+    judgement: Judgement
+    seconds: float
+
+
+def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to learn more
+    nodes: int,
+    known: Sequence[Switches],
+    measure: MeasurePairs,
+    more: Callable[[int], bool],
+    seed: int,
+    *,
+    one_way: bool,
+    lost: Callable[[], Collection[int]] = tuple,
+    unused: Callable[[], Iterable[Observation]] = tuple,
+) -> Surveyed:
+    """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` is false. Raises BackendError.
+
+    `known` are the known levels of switches, leaves first. `one_way` measures each direction of a pair by itself, which
+    distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes that can no longer be
+    measured: their partners are paired among themselves, and lost nodes are not judged. At the end `unused`
+    returns what else is known of pairs.
+    """
+    begin, seen = time.monotonic(), list[Observation]()
+
+    def take(planned: Round) -> None:
+        for back in (False, True)[: 1 + one_way]:
+            pairs = rejoined(planned.pairs, lost())
+            pairs = tuple((b, a) for a, b in pairs) if back else pairs
+            if not pairs:
+                continue
+            rates = measure(pairs, one_way)
+            seen.extend(
+                Observation(
+                    a,
+                    b,
+                    gbs,
+                    one_way,
+                    among=planned.kind is RoundKind.AMONG_SUSPECTS,
+                    quiet=planned.kind is RoundKind.QUIET,
+                    confirms=planned.kind is RoundKind.CONFIRMING,
+                )
+                for (a, b), gbs in zip(pairs, rates, strict=True)
+                if gbs
+            )
+
+    def judged() -> Judgement:
+        if not seen:
+            raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
+        return judged_without(lost(), seen, nodes, known)
+
+    leaves = known[0].members if known else ()
+    rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
+    last: list[Judgement] = []
+
+    def suspects() -> Sequence[Members] | None:
+        last[:] = [judged()]
+        return last[0].suspects
+
+    def instead(turn: int) -> Round | None:
+        found = last[0]
+        if found.sharing is None or not (found.confirm or (found.shared and found.suspects is not None)):
+            return None
+        return quiet(nodes, found.sharing, rng, turn, found.confirm)
+
+    rounds = survey(nodes, leaves, take, suspects, more, rng, instead)
+    seen.extend(unused())
+    return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
+
+
+def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
+    """Return the pairs without lost nodes, whose partners are paired among themselves."""
+    left = [node for pair in pairs if set(pair) & set(lost) for node in pair if node not in lost]
+    kept = [pair for pair in pairs if not set(pair) & set(lost)]
+    return _ordered(kept + list(zip(left[::2], left[1::2], strict=False)))
+
+
+def judged_without(
+    lost: Collection[int], seen: Sequence[Observation], nodes: int, known: Sequence[Switches]
+) -> Judgement:
+    """Return the judgement of the other nodes by their pairs; lost nodes are unknown, and no pair would change that."""
+    kept = [node for node in range(nodes) if node not in lost]
+    if len(kept) == nodes:
+        return judge(seen, nodes, known)
+    index_of = {node: number for number, node in enumerate(kept)}
+    rest = [
+        replace(one, first=index_of[one.first], second=index_of[one.second])
+        for one in seen
+        if {one.first, one.second} <= set(kept)
+    ]
+    if not rest:
+        raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
+    levels = [
+        Switches(
+            level.names, tuple(tuple(index_of[node] for node in some if node in index_of) for some in level.members)
+        )
+        for level in known
+    ]
+    judged = judge(rest, len(kept), levels)
+
+    def back(members: Members) -> Members:
+        return tuple(kept[member] for member in members)
+
+    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in judged.nodes}
+    return replace(
+        judged,
+        nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
+        uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
+        suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
+        sharing=None if judged.sharing is None else renumbered(judged.sharing, kept, nodes),
+        confirm=back(judged.confirm),
+    )
+
+
+def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:
+    """Survey a simulated cluster; rounds end when a real one would have used the budget, by the estimate."""
+    noise = np.random.default_rng(seed)
+    start = start_seconds(cluster.nodes, cluster.gpus)
+    each = round_seconds(cluster.nodes, cluster.gpus, size_bytes, cluster.nic_gbs)
+
+    def measure(pairs: tuple[Pair, ...], only_one_way: bool) -> Sequence[float]:
+        return measured(cluster, pairs, noise, one_way=only_one_way)
+
+    done = survey_nodes(
+        cluster.nodes,
+        switches(cluster),
+        measure,
+        lambda made: start + (made + 1) * each <= budget_seconds,
+        seed,
+        one_way=one_way,
+    )
+    return Surveyed(done.rounds, done.seen, done.judgement, start + len(done.rounds) * each)
+
+
+def reported_switches(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
+    """Return the reported levels of switches above these nodes, leaves first. Raises UsageError."""
+    return tuple(Switches(tuple(level), tuple(level.values())) for level in levels(reported, names))
+
+
+def switches(cluster: Cluster) -> tuple[Switches, ...]:
+    """Return the levels of switches that a simulated cluster reports, leaves first."""
+    levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
+    known = []
+    for kind, switch_of in levels_of:
+        used = sorted(set(switch_of))
+        if len(used) > 1:  # one switch for all tells nothing
+            members = tuple(
+                tuple(node for node in range(cluster.nodes) if switch_of[node] == switch) for switch in used
+            )
+            known.append(Switches(tuple(f"{kind}{switch}" for switch in used), members))
+    return tuple(known)

@@ -1,0 +1,633 @@
+"""Which nodes of a cluster are slow, and which to take, from pairs measured in rounds (docs/cluster.md)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+from statistics import fmean, median
+
+import numpy as np
+
+from collbench.cluster.fit import ALIKE, Fit, Level, Members, Observation, fit
+from collbench.cluster.sharing import Reached, Sharing, clearly_below, cover, find_sharing, full_rate
+from collbench.judge.physics import chained
+from collbench.judge.stats import DELTA, simultaneous_quantile
+from collbench.judge.tails import lateness
+from collbench.model.errors import UsageError
+from collbench.model.run import Measurement, Run
+
+# Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
+#
+# A node is slow if even the upper end of its simultaneous 95% interval lies more than 2% below the typical node: the
+# median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same
+# rule among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not
+# among themselves share an uplink.
+
+Pair = tuple[int, int]
+
+# If leaving a leaf costs this much while all nodes do, its uplinks are oversubscribed and hide the nodes' own cards.
+_OVERSUBSCRIBED = 0.10
+# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2% noise
+# the mean of four is known to 1%, and half of a 10% fault is 5%.
+_ENOUGH_AMONG = 4
+# If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
+_TOO_WIDE = 0.15
+# So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
+_CONFIRMED = 2
+# The noise of quiet measurements is that of all pairs that are fast, some dozens.
+_QUIET_FREEDOM = 30
+# Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
+_WIDEST = 10.0
+
+
+class State(StrEnum):
+    """What is known of a node or an uplink; `EITHER`: a slow node, or a healthy one behind an oversubscribed uplink."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    EITHER = "either"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Bandwidth against the median's, as a ratio less 1 (-0.1: 10% below), with its simultaneous 95% interval."""
+
+    ratio: float
+    interval: tuple[float, float]
+    state: State
+
+
+# The effect of a node without any measured pair.
+UNKNOWN = Effect(-1.0, (-1.0, math.expm1(_WIDEST)), State.UNDECIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEffect:
+    """A node as sender and receiver; both are the same effect where every pair was measured both ways."""
+
+    node: int
+    sends: Effect
+    receives: Effect
+
+    @property
+    def worse(self) -> Effect:
+        """The slower direction, which is what an all-reduce gets."""
+        return min(self.sends, self.receives, key=lambda effect: effect.ratio)
+
+    @property
+    def state(self) -> State:
+        """Slow if one direction is, else in doubt if one direction is, else healthy."""
+        states = {self.sends.state, self.receives.state}
+        return next(state for state in (State.SLOW, State.EITHER, State.UNDECIDED, State.HEALTHY) if state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """The rate of pairs that leave a switch, against other switches. `name` is empty if the switch was inferred."""
+
+    name: str
+    members: Members
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """One level of switches as reported: every node is under one of them."""
+
+    names: tuple[str, ...]
+    members: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
+    level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
+    empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
+    two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
+    switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
+    `confirm` are slow nodes to measure again, when all else is decided.
+    """
+
+    nodes: tuple[NodeEffect, ...]
+    uplinks: tuple[Uplink, ...]
+    typical_gbs: float
+    across: tuple[float, ...]
+    noise: float
+    suspects: tuple[Members, ...] | None
+    fast_pair: Members = ()
+    sharing: Sharing | None = None
+    shared: bool = False
+    confirm: Members = ()
+
+    @property
+    def judged(self) -> int:
+        """How many nodes are known to be slow or healthy."""
+        return sum(one.state in (State.SLOW, State.HEALTHY) for one in self.nodes)
+
+    @property
+    def slow_nodes(self) -> tuple[NodeEffect, ...]:
+        """The nodes that are significantly slow, the slowest first."""
+        return tuple(sorted((n for n in self.nodes if n.state is State.SLOW), key=lambda n: n.worse.ratio))
+
+    @property
+    def slow_uplinks(self) -> tuple[Uplink, ...]:
+        """The switches whose uplinks are significantly slow."""
+        return tuple(uplink for uplink in self.uplinks if uplink.effect.state is State.SLOW)
+
+
+def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
+    """Return what the pairs measured so far show about `nodes` nodes under the reported switches, if any."""
+    known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
+    if known:
+        return _judge_known(seen, nodes, known)
+    sharing = find_sharing(seen, nodes)
+    if sharing is not None and sharing.general and any(one.quiet for one in seen):
+        return _judge_sharing(sharing)
+    found = _judge_unknown(seen, nodes)
+    if sharing is None:
+        return found
+    found = replace(found, sharing=sharing)
+    behind = [set(uplink.members) for uplink in found.slow_uplinks]
+    unexplained = {pair for pair in sharing.busy if all(len(members & {*pair}) != 1 for members in behind)}
+    if sharing.general and cover(unexplained) > 1:
+        return _judge_sharing(sharing)
+    found = _with_fast(found, sharing) if sharing.busy else found
+    return found if found.suspects is not None else replace(found, confirm=_unconfirmed(found, seen))
+
+
+def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
+    """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
+    confirmed = Counter(node for one in seen if one.confirms for node in (one.first, one.second))
+    slow = [one.node for one in found.slow_nodes]
+    few = 3 * len(slow) <= len(found.nodes)
+    return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
+
+
+def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
+    """Return the judgement with undecided nodes called healthy that were fast twice: a slow uplink widens intervals."""
+
+    def sure(effect: Effect, reached: Reached | None) -> Effect:
+        fast = effect.state is State.UNDECIDED and reached is not None and reached.fast
+        return replace(effect, state=State.HEALTHY) if fast else effect
+
+    return replace(
+        found,
+        nodes=tuple(
+            replace(one, sends=sure(one.sends, sends), receives=sure(one.receives, receives))
+            for one, sends, receives in zip(found.nodes, sharing.sends, sharing.receives, strict=True)
+        ),
+    )
+
+
+def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
+    """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
+    # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
+    first = fit([one for one in seen if not one.among], nodes)
+    low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
+    among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
+    for one in seen:
+        if one.first in low and one.second in low:
+            among[min(one.first, one.second), max(one.first, one.second)].append(one.gbs / math.exp(first.typical) - 1)
+    groups = _neighbours(among, low)
+    fitted = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
+    uplinks = [
+        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes)))
+        for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
+    ]
+    found = _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
+    found = replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
+    return _unless_strangers(found, {_pair(one) for one in seen}, groups)
+
+
+def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[Members]) -> Judgement:
+    """Return the judgement with slow nodes in doubt that never met another one as slow: both may be under one switch.
+
+    They are to meet next.
+    """
+    alone = [one for one in found.slow_nodes if not any(one.node in group for group in groups)]
+    strangers = {
+        (one.node, other.node)
+        for one, other in combinations(sorted(alone, key=lambda one: one.node), 2)
+        if _alike(one.worse.ratio, other.worse.ratio) and (one.node, other.node) not in met
+    }
+    if not strangers:
+        return found
+    doubted = {node for pair in strangers for node in pair}
+    pairs: dict[int, Pair] = {}
+    for pair in sorted(strangers):
+        if not pairs.keys() & {*pair}:
+            pairs |= dict.fromkeys(pair, pair)
+    return replace(
+        found,
+        nodes=tuple(_either(one) if one.node in doubted else one for one in found.nodes),
+        suspects=tuple(dict.fromkeys(pairs.values())) if found.suspects is None else found.suspects,
+    )
+
+
+def _either(one: NodeEffect) -> NodeEffect:
+    sends, receives = (
+        replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
+        for effect in (one.sends, one.receives)
+    )
+    return replace(one, sends=sends, receives=receives)
+
+
+def _pair(one: Observation) -> Pair:
+    return min(one.first, one.second), max(one.first, one.second)
+
+
+def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
+    """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
+
+    If it was so only once, it is in doubt.
+    """
+    full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
+
+    def checked(effect: Effect, logs: Sequence[float]) -> Effect:
+        if effect.state is not State.SLOW:
+            return effect
+        least = max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
+        fast = sum(log - full > least for log in logs)
+        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if fast else effect
+
+    own = [pair for pair in seen if one.node in (pair.first, pair.second)]
+    sends, receives = (
+        [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == one.node) is first]
+        for first in (True, False)
+    )
+    return replace(one, sends=checked(one.sends, sends), receives=checked(one.receives, receives))
+
+
+def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
+    levels = [level.members for level in known]
+    fitted = fit(seen, nodes, levels)
+    if min(fitted.across) < math.log(1 - _OVERSUBSCRIBED):
+        hiding = list(levels[0])
+    else:
+        hiding = [uplink.members for uplink in _known_uplinks(fitted, known) if uplink.effect.state is State.SLOW]
+    if hiding:
+        fitted = fit(seen, nodes, levels, hiding)
+    uplinks = _known_uplinks(fitted, known)
+    open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
+    open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
+    leaves = tuple(members for members in known[0].members if open_nodes & set(members))
+    return _judgement(seen, fitted, uplinks, leaves if (leaves or open_uplinks) and not fitted.exhausted else None)
+
+
+def _judge_sharing(sharing: Sharing) -> Judgement:
+    """Return what nodes reach that share uplinks which nobody reported."""
+    quantile = simultaneous_quantile(_QUIET_FREEDOM, 2 * len(sharing.sends))
+
+    def effect(reached: Reached | None) -> Effect:
+        if reached is None:
+            return UNKNOWN
+        found = _effect(reached.mean, sharing.sigma / math.sqrt(reached.count), quantile)
+        if reached.fast or reached.slow:
+            return found if reached.slow else replace(found, state=State.HEALTHY)
+        return replace(found, state=State.EITHER)
+
+    return Judgement(
+        nodes=tuple(
+            NodeEffect(node, effect(sends), effect(receives))
+            for node, (sends, receives) in enumerate(zip(sharing.sends, sharing.receives, strict=True))
+        ),
+        uplinks=(),
+        typical_gbs=math.exp(sharing.full),
+        across=(math.expm1(sharing.lost),),
+        noise=sharing.sigma,
+        suspects=(sharing.open,) if sharing.open else None,
+        sharing=sharing,
+        shared=True,
+    )
+
+
+def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[Uplink]:
+    return [
+        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(fitted.freedom, len(values))))
+        for level, values, errors in zip(known, fitted.levels, fitted.level_errors, strict=True)
+        for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
+    ]
+
+
+def _judgement(
+    seen: Sequence[Observation], fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None
+) -> Judgement:
+    known = {node for one in seen for node in (one.first, one.second)}
+    effects = _node_effects(fitted)
+    return Judgement(
+        nodes=tuple(one if one.node in known else NodeEffect(one.node, UNKNOWN, UNKNOWN) for one in effects),
+        uplinks=tuple(uplinks),
+        typical_gbs=math.exp(fitted.typical),
+        across=tuple(math.expm1(value) for value in fitted.across),
+        noise=fitted.sigma,
+        suspects=suspects,
+        fast_pair=fitted.fast_pair,
+    )
+
+
+def _node_effects(fitted: Fit) -> tuple[NodeEffect, ...]:
+    quantile = simultaneous_quantile(fitted.freedom, (1 + fitted.directed) * len(fitted.sends))
+    sends, receives = (
+        [
+            _effect(float(value), float(error), quantile, decided=not fitted.fast_pair)
+            for value, error in zip(values, errors, strict=True)
+        ]
+        for values, errors in ((fitted.sends, fitted.send_errors), (fitted.receives, fitted.receive_errors))
+    )
+    return tuple(NodeEffect(node, *both) for node, both in enumerate(zip(sends, receives, strict=True)))
+
+
+def _effect(value: float, error: float, quantile: float, *, decided: bool = True) -> Effect:
+    wide = min(quantile * error, _WIDEST)
+    interval, ratio = (math.expm1(value - wide), math.expm1(value + wide)), math.expm1(value)
+    if interval[1] < -DELTA and decided:
+        return Effect(ratio, interval, State.SLOW)
+    return Effect(ratio, interval, State.UNDECIDED if ratio < -DELTA or interval[0] < -_TOO_WIDE else State.HEALTHY)
+
+
+def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
+    """Return groups of nodes that are equally low, and lack less than half of it among themselves."""
+    alike = {pair: ratios for pair, ratios in among.items() if _alike(low[pair[0]], low[pair[1]])}
+    fast = [pair for pair, ratios in alike.items() if fmean(ratios) > max(low[pair[0]], low[pair[1]]) / 2]
+    kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in chained(fast))
+    return sorted(members for members in kept if len(members) > 1)
+
+
+def _alike(one: float, other: float) -> bool:
+    """True if one uplink may slow both: a node that looks 3% slow by chance is not behind one that costs 18%."""
+    return max(one, other) < ALIKE * min(one, other)
+
+
+def _belongs(
+    node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
+) -> bool:
+    """True if most pairs of the node with the group are fast: one fast measurement does not suffice."""
+    ratios = [fmean(logs) for pair, logs in among.items() if node in pair and set(pair) <= set(group)]
+    return median(ratios) > low[node] / 2
+
+
+def _suspects(
+    fitted: Fit, low: Mapping[int, float], among: Mapping[Pair, Sequence[float]], groups: Sequence[Members]
+) -> tuple[Members, ...] | None:
+    """Return the slow nodes until enough pairs among them were measured, then undecided groups; None if decided."""
+    met = Counter(node for pair, ratios in among.items() for node in pair for _ in ratios)
+    strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
+    if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
+        return (tuple(sorted(low)),)
+    undecided = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED and not fitted.exhausted}
+    return tuple(members for members in groups if undecided & set(members)) if undecided else None
+
+
+def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
+    """True if a node is as slow as a group but was measured with at most one of its nodes: it may belong there."""
+    alike = node not in group and _alike(low[node], median(low[member] for member in group))
+    met = {other for pair in among if node in pair for other in pair if other in group}
+    return alike and len(met) < 2
+
+
+# Which nodes to take: slow ones only if there are too few others, then under the fewest switches.
+
+
+@dataclass(frozen=True, slots=True)
+class AllNodes:
+    """All nodes were requested, so there was nothing to choose."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BestNodes:
+    """The slowest of them reaches `slowest` of the typical rate, and they are under as few switches as possible.
+
+    Of `undecided` of them it is not known whether they are slow. `under` has for each reported level, leaves first, how
+    many switches are used, and the name of one of its switches.
+    """
+
+    slowest: float
+    undecided: int
+    under: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """The chosen nodes in the order in which to start ranks: neighbours under a switch follow each other.
+
+    `band` is the predicted all-reduce busbw in GB/s: the low end if every node's traffic leaves its switch at the same
+    time, the high end if a ring leaves each switch once; None for a single node, which has no pair. `left_out` has the
+    nodes that were not taken, each with the reason: its own effect, or the slow uplink it is behind. `switches` counts
+    the switches used of each reported level. `heuristic`: the switches were packed greedily.
+    """
+
+    members: Members
+    reason: AllNodes | BestNodes
+    band: tuple[float, float] | None
+    left_out: tuple[tuple[int, NodeEffect | Uplink], ...]
+    switches: tuple[int, ...]
+    heuristic: bool
+
+
+def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = ()) -> NodeChoice:
+    """Return the best `wanted` nodes. Raises UsageError for an impossible number."""
+    nodes = len(judgement.nodes)
+    if not 1 <= wanted <= nodes:
+        raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
+    rates = [1.0 if one.state is State.HEALTHY else min(1.0, 1 + one.worse.ratio) for one in judgement.nodes]
+    limit, able = _able(rates, judgement.slow_uplinks, wanted)
+    # Each node's switches from the top down: its pod, its leaf.
+    homes = [
+        tuple(next(index for index, some in enumerate(level.members) if node in some) for level in reversed(known))
+        for node in range(nodes)
+    ]
+    behind = {node for one in judgement.slow_uplinks for node in one.members}
+    worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
+    members = _packed(able, worth, homes, wanted)
+    used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
+    under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
+    undecided = sum(judgement.nodes[node].state in (State.UNDECIDED, State.EITHER) for node in members)
+    return NodeChoice(
+        members=members,
+        reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, undecided, under),
+        band=_band(judgement, members, rates) if wanted > 1 else None,
+        left_out=tuple(_left_out(judgement, set(members))),
+        switches=used,
+        heuristic=len(known) > 1,  # of one level the largest first is the fewest
+    )
+
+
+def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[float, list[int]]:
+    """Return the highest ratio of the typical rate that `wanted` nodes reach, and the nodes to take them from.
+
+    Behind slow uplinks there are only as many as these uplinks serve at that rate, unless one switch has enough nodes.
+    """
+    levels = {rate for rate in rates if rate > 0}
+    levels |= {_carried(one) / count for one in slow for count in range(1, len(one.members) + 1)}
+    for limit in sorted((min(1.0, level) for level in levels), reverse=True):
+        able = [node for node, rate in enumerate(rates) if rate >= limit * (1 - DELTA / 2)]
+        alone = [[node for node in able if node in one.members] for one in slow]
+        for one, inside in zip(slow, alone, strict=True):
+            left = inside[int(_carried(one) / limit + DELTA) :]
+            able = [node for node in able if node not in left]
+        for enough in (able, *alone):
+            if len(enough) >= wanted:
+                return limit, enough
+    return min(rates), list(range(len(rates)))
+
+
+def _carried(slow: Uplink) -> float:
+    """Return how many nodes a switch's uplinks serve at the typical rate; they were measured with all nodes busy."""
+    return (1 + slow.effect.ratio) * len(slow.members)
+
+
+def _packed(
+    able: Sequence[int], worth: Sequence[tuple[float, bool, int]], homes: Sequence[tuple[int, ...]], wanted: int
+) -> Members:
+    """Return `wanted` of the nodes under the fewest switches, top level first, in the order of the switches."""
+    left = list(able)
+    for depth in range(len(homes[0])):
+        under: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for node in left:
+            under[homes[node][: depth + 1]].append(node)
+        left = [node for home in _fewest(under, wanted) for node in under[home]]
+    # The last switch is used in part: take its best nodes.
+    order = {home: number for number, home in enumerate(dict.fromkeys(homes[node] for node in left))}
+    left.sort(key=lambda node: (order[homes[node]], worth[node]))
+    return tuple(sorted(left[:wanted], key=lambda node: (homes[node], node)))
+
+
+def _fewest(under: Mapping[tuple[int, ...], Sequence[int]], wanted: int) -> list[tuple[int, ...]]:
+    """Return the fewest switches with `wanted` nodes: the largest, last the smallest that has enough for the rest."""
+    chosen: list[tuple[int, ...]] = []
+    for home in sorted(under, key=lambda home: (-len(under[home]), home)):
+        missing = wanted - sum(len(under[taken]) for taken in chosen)
+        if missing <= 0:
+            break
+        enough = [other for other in under if other not in chosen and len(under[other]) >= missing]
+        chosen.append(min(enough, key=lambda other: (len(under[other]), other)) if enough else home)
+    return chosen
+
+
+def _band(judgement: Judgement, members: Members, rates: Sequence[float]) -> tuple[float, float]:
+    slowest = min(rates[node] for node in members)
+    crowded, once = slowest, slowest
+    for one in judgement.slow_uplinks:
+        inside = len(set(members) & set(one.members))
+        if 0 < inside < len(members):
+            crowded, once = min(crowded, _carried(one) / inside), min(once, _carried(one))
+    lost = min((ratio for ratio in judgement.across), default=0.0)
+    crowded *= min(1.0, 1 + lost)
+    return judgement.typical_gbs * crowded * (1 - DELTA), judgement.typical_gbs * once * (1 + DELTA)
+
+
+def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, NodeEffect | Uplink]]:
+    behind = {node: one for one in judgement.slow_uplinks for node in one.members}
+    for one in judgement.nodes:
+        if one.node in chosen:
+            continue
+        if one.state is not State.HEALTHY:
+            yield one.node, one
+        elif one.node in behind:
+            yield one.node, behind[one.node]
+
+
+# Which node is late: of a pair, the one that waits less in the barrier before a batch.
+
+# Healthy hosts differ by some 10 µs in how soon they launch again after a batch; less than this is not reported.
+LATE_SECONDS = 100e-6
+_LATE_FAMILY = 0.05  # how often chance may call any node of a survey late
+
+
+@dataclass(frozen=True, slots=True)
+class LateNode:
+    """A node that is later to batches than its partners: in `later` of `seen` trials by more than clocks resolve.
+
+    `seconds` is the median over its trials, `interval` that median's 95% interval.
+    """
+
+    node: int
+    seconds: float
+    interval: tuple[float, float]
+    later: int
+    seen: int
+
+
+def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
+    """Return the nodes that come late, the latest first; `nodes` are each one's positions in the run.
+
+    All ranks leave a barrier together, so a node that waits in it for less arrived later by the difference: no clocks
+    of two hosts are compared. "Together" means within the time that a barrier takes if no rank has to wait.
+    """
+    node_of = {position: node for node, members in enumerate(nodes) for position in members}
+    later: dict[int, list[float]] = defaultdict(list)
+    quickest: list[float] = []
+    for measurement in run.measurements:
+        for waits in _waits_of_two(measurement, node_of):
+            (first, one), (second, other) = waits.items()
+            later[first].append(other - one)
+            later[second].append(one - other)
+            quickest.append(min(one, other))
+    if not later:
+        return ()
+    resolved = max(LATE_SECONDS, median(quickest))
+    late = []
+    for node, values in later.items():
+        over = sum(value > resolved for value in values)
+        spread = lateness(np.array(values), resolved)
+        if spread.significant and spread.interval and _by_chance(over, len(values)) <= _LATE_FAMILY / len(later):
+            late.append(LateNode(node, spread.median, spread.interval, over, len(values)))
+    return tuple(sorted(late, key=lambda one: -one.seconds))
+
+
+def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
+    """Yield for each trial between two nodes how long each node's last rank waited in the barrier, in seconds."""
+    nodes = [node_of[member] for member in measurement.point.members]
+    if len(set(nodes)) != 2:
+        return
+    for sample in measurement.samples:
+        if len(sample.waits) == len(nodes):
+            ranks = list(zip(nodes, sample.waits, strict=True))
+            yield {node: min(wait for other, wait in ranks if other == node) for node in sorted(set(nodes))}
+
+
+def _by_chance(over: int, count: int) -> float:
+    """Return the probability that at least this many of `count` trials have the node later, if that is a coin flip."""
+    return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
+
+
+# Rails: the same local rank of every node, which has the same card there and the same switch behind it.
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail: the typical rate of its pairs of nodes, and its ratio to the median of the other rails, less 1.
+
+    `slow`: the whole rail is slow (its switch or its cards). `slow_nodes` are slow on this rail (their card there).
+    """
+
+    rail: int
+    typical_gbs: float
+    ratio: float
+    slow: bool
+    slow_nodes: tuple[NodeEffect, ...]
+
+
+def judge_rails(judgements: Mapping[int, Judgement]) -> tuple[Rail, ...]:
+    """Return the rails by number, judged from the pairs of each rail.
+
+    A rail is slow if it is below the median of the others by more than δ and by more than three standard errors of its
+    own pairs.
+    """
+    known = {rail: one for rail, one in judgements.items() if one.typical_gbs > 0}
+    if not known:
+        return ()
+    rails = []
+    for rail, one in known.items():
+        others = [other.typical_gbs for index, other in known.items() if index != rail] or [one.typical_gbs]
+        ratio = one.typical_gbs / median(others) - 1
+        error = one.noise / math.sqrt(max(1, one.judged))
+        rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))
+    return tuple(rails)

@@ -1,0 +1,352 @@
+"""The pages and the JSON of `collbench nodes`: slow nodes and uplinks, which nodes to take, and the plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.cluster.nodes import (
+    UNKNOWN,
+    AllNodes,
+    BestNodes,
+    Judgement,
+    LateNode,
+    NodeChoice,
+    NodeEffect,
+    Rail,
+    State,
+    Uplink,
+)
+from collbench.judge.stats import DELTA
+from collbench.machine.slurm import format_node_list
+from collbench.model.capabilities import capabilities
+from collbench.model.run import Run
+from collbench.model.units import fixed, format_size
+from collbench.report import sentences
+from collbench.report.text.layout import WIDE, named, table
+from collbench.runfile.codec import plain
+
+# The page of --plan: how long a survey will take.
+
+
+def plan_page(
+    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]], width: int = WIDE
+) -> Iterator[RenderableType]:
+    """Yield the plan for `nodes` × `gpus`; `phases` are (name, times, seconds each), the rounds last.
+
+    Sentences are wrapped to `width` columns.
+    """
+    yield Text(f"plan      {nodes:,} nodes × {gpus} GPUs = {nodes * gpus:,} GPUs; an estimate: nothing is measured")
+    rows = table("phase", "times", "seconds each", "seconds")
+    for what, times, seconds in phases:
+        rows.add_row(what, f"{times}", f"{seconds:.2f}", f"{times * seconds:.1f}")
+    rows.add_row("total", "", "", f"{sum(times * seconds for _, times, seconds in phases):.1f}")
+    yield rows
+    rounds = sum(times for _, times, _ in phases[1:])
+    each = phases[-1][2]
+    every = nodes - 1 + nodes % 2
+    lines = (
+        f"pairs     {nodes // 2:,} per round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
+        f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
+        f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
+        f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
+        "round's communicators and 10 ms per rank for the world (measured: 0.65 s for both on 4 GPUs of one host); "
+        "0.18 ms per message to each rank (measured with 1,024 connections)",
+    )
+    yield from (Text(named(line, width)) for line in lines)
+
+
+def plan_as_plain(
+    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]]
+) -> dict[str, object]:
+    """Return the plan as JSON's own types, `estimate` says that nothing was measured: seconds, bytes and GB/s."""
+    rounds = sum(times for _, times, _ in phases[1:])
+    return {
+        "format": "collbench-nodes-plan",
+        "format_version": 1,
+        "estimate": True,
+        "nodes": nodes,
+        "gpus": gpus,
+        "size_bytes": size_bytes,
+        "assumed_gbs": gbs,
+        "phases": [{"what": what, "times": times, "seconds": seconds} for what, times, seconds in phases],
+        "seconds": sum(times * seconds for _, times, seconds in phases),
+        "measurements": rounds * (nodes // 2),
+    }
+
+
+# The page of a survey.
+
+_FEW_FINDINGS = 12  # lines on the short page
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a survey's figures come from.
+
+    - `names`: of the nodes; `rounds`: the kind of each measured round; `gpus`: of each chosen node.
+    - `seconds`: the survey took; for a simulation, the estimate for a real cluster.
+    - `lost`: a line for each pair that failed; `failed`: the headline of a run with failures; `gone`: a line for each
+      lost rank.
+    - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches;
+      `rails`: the rate of each GPU with the same GPU of other nodes.
+    - `plain`: pairs were timed by plain launches, not by replays of a graph.
+    - `round_seconds`: of each round, in a one-way round of each direction; `planned_seconds`: the plan's for one round.
+    - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
+    """
+
+    backend: str
+    where: str
+    names: tuple[str, ...]
+    rounds: tuple[str, ...]
+    measurements: int
+    seconds: float
+    seed: int
+    gpus: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[str, ...] = ()
+    failed: str = ""
+    network: tuple[str, ...] = ()
+    late: tuple[LateNode, ...] = ()
+    rails: tuple[Rail, ...] = ()
+    gone: tuple[str, ...] = ()
+    plain: bool = False
+    round_seconds: tuple[float, ...] = ()
+    planned_seconds: float = 0.0
+    switches: tuple[int, ...] = ()
+    switches_from: str = ""
+
+    @property
+    def mark(self) -> str:
+        """The mark of each figure: " (sim)" if it is simulated."""
+        return " (sim)" if capabilities(self.backend).simulated else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What only a simulation knows, GB/s: the chosen nodes' all-reduce busbw, and an upper bound for any nodes."""
+
+    busbw_gbs: float
+    bound_gbs: float
+
+
+def page(
+    origin: Origin,
+    judgement: Judgement,
+    choice: NodeChoice | None,
+    truth: Truth | None = None,
+    width: int = WIDE,
+    *,
+    verbose: bool = True,
+) -> str:
+    """Return the page as text of `width` columns; `choice` is None if the user asked for no nodes.
+
+    The short page, not `verbose`, has only the first findings.
+    """
+    lines = [origin.failed] if origin.failed else []
+    lines += [f"lost      {how}" for how in origin.gone]
+    if not judgement.judged:
+        lines.append(f"not judged: {_not_judged(judgement)}")
+    findings = list(_findings(origin, judgement))
+    shown = findings if verbose else findings[:_FEW_FINDINGS]
+    lines += _chosen(origin, choice) if choice is not None else []
+    lines += shown
+    if len(shown) < len(findings):
+        lines.append(f"more      {len(findings) - len(shown)} findings: --verbose shows them")
+    lines += [
+        f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
+        f"nodes     {origin.where}",
+        *_rounds(origin, verbose=verbose),
+    ]
+    if truth is not None:
+        bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
+        lines.append(f"truth     the chosen nodes reach {fixed(truth.busbw_gbs)} GB/s busbw; {bound} (sim)")
+    return "\n".join(named(line, width) for line in lines)
+
+
+def as_plain(
+    origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
+) -> dict[str, object]:
+    """Return the same as JSON's own types; the backend "sim" says what the figures are."""
+    data, judged = plain(origin), plain(replace(judgement, sharing=None))
+    del judged["sharing"], judged["confirm"]  # for the next round
+    return {
+        "format": "collbench-nodes",
+        "format_version": 1,
+        "backend": data.pop("backend"),
+        **data,
+        "judgement": judged,
+        "choice": None
+        if choice is None
+        else {
+            **plain(choice),
+            "reason": reason(choice.reason),
+            "left_out": [[node, left_out(why)] for node, why in choice.left_out],
+            "nodes": [origin.names[node] for node in choice.members],
+        },
+        "truth": None if truth is None else plain(truth),
+    }
+
+
+def lost(run: Run) -> tuple[str, ...]:
+    """Return a line for each pair of nodes that failed: the hosts, and why."""
+    lines = []
+    for measurement in run.measurements:
+        if measurement.failure is not None:
+            hosts = dict.fromkeys(run.devices[rank].host for rank in measurement.point.members)
+            lines.append(f"{' and '.join(hosts)}: {sentences.failure(measurement.failure, run.devices)}")
+    return tuple(lines)
+
+
+def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
+    if origin.switches_from:
+        counts = ", under ".join(f"{count:,}" for count in origin.switches)
+        yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
+    kinds = ", ".join(f"{origin.rounds.count(kind)} {kind}" for kind in dict.fromkeys(origin.rounds))
+    count = len(origin.names)
+    there = "there is one pair" if count == 2 else f"there are {count * (count - 1) // 2:,} pairs"
+    pairs = f"{origin.measurements:,} measurements; {there}"
+    spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
+    yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
+    if origin.plain:
+        yield "timed     by plain launches, as in a job: between hosts, NCCL runs captured graphs slower"
+    yield from (f"failed    {what}" for what in origin.lost)
+    yield from (f"network   {what}" for what in origin.network)
+    if verbose and origin.round_seconds:
+        least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
+        planned = f"; --plan predicts {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
+        yield f"cost      {middle} s per round ({least} to {most}){planned}"
+
+
+def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
+    mark = origin.mark
+    for node in judgement.slow_nodes:
+        yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
+    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
+    noise = f"noise {judgement.noise:.1%} per measurement"
+    yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
+    for change in judgement.across:
+        if judgement.shared and judgement.sharing is not None:
+            busy = f"{len(judgement.sharing.busy):,} pairs of nodes that are fast with others lose {-change:.0%}"
+            yield f"across    {busy} while many run: oversubscribed uplinks; --switches FILE says whose{mark}"
+        elif change < -DELTA:
+            lost = f"pairs across switches lose {-change:.0%} if all run at once"
+            yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
+    if judgement.fast_pair:
+        pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
+        yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
+    yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
+    yield from _rails(origin)
+    either = [one for one in judgement.nodes if one.state is State.EITHER]
+    for one in either:
+        yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
+    undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
+    for one in undecided:
+        yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
+    if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
+        across = any(change < -DELTA for change in judgement.across)
+        yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
+
+
+def _not_judged(judgement: Judgement) -> str:
+    if len(judgement.nodes) == 2:
+        return "two nodes form only one pair, which does not show which of them is slow"
+    pairs = f"these pairs do not distinguish the {len(judgement.nodes)} nodes"
+    if judgement.suspects is None:
+        return f"{pairs}: they differ more than their nodes could explain, and more rounds would not change that"
+    return f"{pairs}; a longer --budget measures more"
+
+
+def _rails(origin: Origin) -> Iterator[str]:
+    if not origin.rails:
+        return
+    slow = [one for one in origin.rails if one.slow]
+    for one in slow:
+        yield f"slow      rail {one.rail} (GPU {one.rail} of every node): {-one.ratio:.1%} below the other rails"
+    for one in origin.rails:
+        yield from (
+            f"slow      {origin.names[node.node]}, rail {one.rail}: {described(node)}" for node in one.slow_nodes
+        )
+    rates = [one.typical_gbs for one in origin.rails]
+    between = fixed(min(rates)) if min(rates) == max(rates) else f"{fixed(min(rates))} to {fixed(max(rates))}"
+    none = "" if slow else "; none is slow"
+    yield f"rails     {len(rates)}: the same GPU of two nodes reaches {between} GB/s{none}"
+
+
+def _late(one: LateNode, names: Sequence[str]) -> str:
+    low, high = (fixed(1e3 * end, 2) for end in one.interval)
+    after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95% {low} to {high})"
+    return f"{names[one.node]} arrives at batches {after}, in {one.later} of {one.seen} trials"
+
+
+def described(one: NodeEffect) -> str:
+    """Return how slow a node is, and in which direction if its directions differ."""
+    if one.worse == UNKNOWN:
+        return "it was not measured"
+    low, high = one.worse.interval
+    if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
+        return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the typical node"
+    if one.state is State.EITHER:
+        return f"{-one.worse.ratio:.1%} below the typical node: slow, or healthy behind an oversubscribed uplink"
+    perhaps = "" if one.state is State.SLOW else "perhaps "
+    both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
+    direction = "" if both else "sending " if one.worse is one.sends else "receiving "
+    return f"{perhaps}{direction}{-one.worse.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
+
+
+def left_out(why: NodeEffect | Uplink) -> str:
+    """Return why a node was not taken."""
+    if isinstance(why, NodeEffect):
+        return described(why)
+    slow = f"{-why.effect.ratio:.0%} below the others"
+    return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
+
+
+def reason(grounds: AllNodes | BestNodes) -> str:
+    """Return why nodes were chosen."""
+    if isinstance(grounds, AllNodes):
+        return f"all {grounds.count} nodes"
+    few = grounds.slowest <= 1 - DELTA
+    slowest = f"the slowest reaches {grounds.slowest:.0%} of the typical rate" if few else "none of them is slow"
+    if grounds.undecided and not few:
+        slowest = f"none of them is known to be slow, but {grounds.undecided} of them are undecided"
+    if not grounds.under:
+        return f"{slowest}; switches are unknown, so these are the first"
+    kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in grounds.under)
+    under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
+    return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
+
+
+def _uplink(one: Uplink, names: Sequence[str]) -> str:
+    nodes = format_node_list([names[node] for node in one.members])
+    low, high = one.effect.interval
+    how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
+    if one.name:
+        return f"{one.name}'s uplinks: {how}; under it {nodes}"
+    return f"an uplink that {nodes} share: {how}; among themselves they are fast"
+
+
+def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
+    names = format_node_list([origin.names[node] for node in choice.members])
+    yield f"chosen    {names}{origin.mark}"
+    sets = dict.fromkeys(origin.gpus)
+    for gpus in sets:  # one line if all nodes use the same GPUs
+        nodes = [
+            origin.names[node] for node, node_gpus in zip(choice.members, origin.gpus, strict=True) if node_gpus == gpus
+        ]
+        where = "each node" if len(sets) == 1 else format_node_list(nodes)
+        yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
+    yield f"why       {reason(choice.reason)}{origin.mark}"
+    if choice.band is not None:
+        low, high = choice.band
+        yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
+    if choice.heuristic:
+        yield "search    heuristic: switches are filled greedily"
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for node, why in choice.left_out:
+        by_reason[left_out(why)].append(origin.names[node])
+    yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

@@ -1,0 +1,388 @@
+"""Recorded jobs: recorded with NCCL's profiler plugin or imported from traces, loaded, shown, and predicted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.api import keywords
+from collbench.api.notices import SILENT, Notices
+from collbench.api.runs import load_named
+from collbench.jobs import job_file, recording
+from collbench.jobs.job import IMPORTED, Ending, Job, Source
+from collbench.machine import visible_devices
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
+from collbench.model.printable import one_line
+from collbench.model.run import CommandKind, Run
+from collbench.runfile import atomic_write, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.jobs.calls import Report
+    from collbench.jobs.predict.recorded import Links, PredictedJob
+    from collbench.jobs.predict.timing import Evidence
+    from collbench.jobs.recorded import Merged
+
+# Runs, each with the name of its file.
+NamedRuns = Sequence[tuple[str, Run]]
+
+
+def load_job(path: str | os.PathLike[str]) -> Job:
+    """Load a recorded job: a file of `collbench record` or `collbench import`. Raises Error."""
+    return job_file.load(keywords.path(path))
+
+
+# Recording: the job runs with the plugin, and what its processes left is merged into one file.
+
+
+_NOTE = re.compile(r"\.failed-([0-9]{1,3})$")
+_DOING = "save the job"
+# Why calls have no GPU time, by the word of streams.Lack.
+_NO_TIME = {
+    "missing": "NCCL reported no end of them",
+    "implausible": "the times that NCCL reported are impossible",
+    "self": "NCCL reports wrong times after a send from a rank to itself",
+    "captured": "they are in a CUDA graph, which launches them later",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A job's exit status, and what was recorded of it. If nothing was, `job` is None and `why` says why."""
+
+    status: int
+    job: Job | None
+    why: str = ""
+
+
+def record(
+    command: Sequence[str],
+    output: Path | None,
+    *,
+    streams: Path | None = None,
+    gpu_times: bool = False,
+    force: bool = False,
+    notices: Notices = SILENT,
+) -> Recorded:
+    """Run `command` and save what its ranks sent to `output`. If only the recording failed, `why` says why.
+
+    With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
+    leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
+    GPU. Raises UsageError, MachineError and RunFileError before the job is started.
+    """
+    recording.check(command)
+    if output is not None:
+        atomic_write.check(output, _DOING, "--output", force=force)
+    plugin = recording.plugin()
+    with recording.signals_held() as mask:
+        folder = _streams_folder(streams)
+        older = frozenset(folder.iterdir())  # of other jobs
+        where = f"what was recorded is in {folder}: collbench record --streams {shlex.quote(str(folder))} -o FILE"
+        job: Job | None = None
+
+        def kept(problem: object) -> str:
+            return f"{problem}; {where}" if set(folder.glob("*.stream")) - older else str(problem)
+
+        try:
+            with recording.own_folder(folder) as own:
+                variables = recording.environment(os.environ, plugin, folder, own, gpu_times=gpu_times)
+                if_killed = f"collbench: record was killed, and has ended its job; {where}"
+                status = recording.run(command, variables, mask, if_killed)
+            if output is None:
+                return Recorded(status, None)
+            try:
+                with recording.signals_heeded(mask):
+                    job = merge(folder, output, command, older=older, force=force, notices=notices)
+            except (MachineError, RunFileError, OSError) as error:
+                return Recorded(status, None, kept(error))
+            except KeyboardInterrupt as error:
+                raise Interrupted(kept("interrupted before the job was saved")) from error
+            return Recorded(status, job)
+        finally:
+            if streams is None and (job is not None or not any(folder.glob("*.stream"))):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _streams_folder(named: Path | None) -> Path:
+    """Return the folder that was named, or a new one. Raises UsageError."""
+    try:
+        if named is None:
+            return Path(tempfile.mkdtemp(prefix="collbench-record-"))
+        named.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write.try_folder(named)
+        return named.resolve()
+    except OSError as error:
+        raise UsageError(f"cannot keep streams: {error}", "name another folder with --streams DIR") from error
+
+
+def merge(
+    folder: Path,
+    output: Path,
+    command: Sequence[str] = (),
+    *,
+    older: frozenset[Path] = frozenset(),
+    force: bool = False,
+    notices: Notices = SILENT,
+) -> Job:
+    """Merge a folder's streams, but none of `older`, and save them as a job.
+
+    Raises MachineError if there is none, and RunFileError.
+    """
+    from collbench.jobs import recorded  # late: numpy
+    from collbench.jobs.streams import StreamError, parse, read
+
+    try:
+        files = sorted(set(folder.iterdir()) - older)
+    except OSError as error:
+        raise RunFileError(f"cannot read {folder}: {error.strerror}") from error
+    parsed_streams = []
+    for path in files:
+        if path.suffix != ".stream":
+            continue
+        try:
+            parsed_streams.append(parse(read(path)))
+        except StreamError as error:
+            notices.say(f"the stream {one_line(str(path))} is left out: {error}")
+        except OSError as error:
+            raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    _say_failures(files, notices)
+    try:
+        merged = recorded.merge(parsed_streams, command)
+    except ValueError:
+        raise MachineError(_nothing(len(parsed_streams))) from None
+    job_file.save(merged.job, output, force=force)
+    for finding in _findings(merged):
+        notices.say(finding)
+    return merged.job
+
+
+def _findings(merged: Merged) -> Iterator[str]:
+    """Yield a notice for each thing that an incomplete recording lacks."""
+    if merged.others:
+        yield f"{merged.others} other stream(s) are of other jobs of this command: only the job that sent most is kept"
+    if merged.missing:
+        shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
+        yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
+    cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
+    if cut:
+        ended = f"{len(cut)} of {len(merged.job.ranks)} ranks were killed, or left by _exit()"
+        yield f"{ended}: their calls are recorded until then"
+    dropped = sum(rank.dropped for rank in merged.job.ranks)
+    if dropped:
+        yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
+    if merged.too_old:
+        nccl = f"this NCCL ({merged.job.nccl})" if merged.job.nccl else "this NCCL"
+        yield f"no GPU times: {nccl} does not give them to a plugin, 2.27 or newer does: {recording.INSTEAD}"
+    if merged.lacks:
+        reasons = "; ".join(
+            f"{merged.lacks[why]:,}: {explanation}" for why, explanation in _NO_TIME.items() if why in merged.lacks
+        )
+        yield f"{sum(merged.lacks.values()):,} of NCCL's calls have no GPU time ({reasons})"
+
+
+def _say_failures(files: Iterable[Path], notices: Notices) -> None:
+    """Say why processes could write no stream: they left notes whose names say it."""
+    numbers = {int(match[1]) for path in files if (match := _NOTE.search(path.name))}
+    for number in sorted(numbers & errno.errorcode.keys()):
+        notices.say(
+            f"a process could not write its stream: {os.strerror(number)}; name another folder with --streams DIR"
+        )
+
+
+def _nothing(streams: int) -> str:
+    if streams:
+        return "nothing was recorded: NCCL loaded the plugin, but no rank sent data to another rank"
+    return (
+        "nothing was recorded: no NCCL loaded the plugin. The job created no communicator of two ranks, or its NCCL is "
+        f"older than 2.23 or cannot load libraries: {recording.INSTEAD}"
+    )
+
+
+# Importing: the traces that another tool wrote.
+
+
+def import_job(
+    traces: Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    force: bool = False,
+    notices: Notices = SILENT,
+) -> Job:
+    """Save the traces that another tool wrote, one per rank, as one job, and return it (docs/import.md). Raises Error.
+
+    `kind` is the format as for `--from`; None detects the format of each file. A file may be gzipped.
+    """
+    from collbench.jobs.traces import folding, formats  # late: numpy
+
+    if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
+        raise UsageError("traces are a list of files, one for each rank")
+    files = [keywords.path(trace) for trace in traces]
+    path, source = keywords.path(output), None
+    if kind is not None:
+        source = Source(keywords.text("kind", kind, choices=IMPORTED))
+    if not files:
+        raise UsageError("no trace to import: name one file for each rank")
+    atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
+    read = formats.read(files, source)
+    job = folding.job_of(read)
+    skipped = sum(trace.skipped for trace in read)
+    if skipped:
+        notices.say(f"{skipped} rows were left out: their operation, type or size is none that collbench knows")
+    lost = sum(trace.lost for trace in read)
+    if lost:
+        notices.say(f"{lost} calls are missing: {formats.FORMATS[job.source].lost}")
+    called = [trace for trace in read if trace.calls]
+    if any(trace.own for trace in called) and folding.own_numbers(called) is None:
+        notices.say(
+            "no communicator has all ranks, so ranks are numbered in file order: check that all files are of one job"
+        )
+    missing = job.world_size - len(job.ranks)
+    if missing:
+        notices.say(f"{missing} of {job.world_size} ranks have no trace with a call: name the files of all ranks")
+    job_file.save(job, path, force=force)
+    return job
+
+
+# Recorded jobs and runs: what the links reach in isolation, and the step predicted on other links.
+
+
+# Set for recording; the links do not depend on them.
+_RECORDERS = ("NCCL_PROFILER_PLUGIN", "NCCL_VERSION")
+
+
+def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
+    """Return the position in a run of each job rank's device.
+
+    `devices` names them in the order of the ranks; None: the CUDA indices that were recorded, as nvidia-smi's. Raises
+    UsageError where the run has other devices.
+    """
+    if devices is not None:
+        chosen = visible_devices.select(run.devices, devices)
+        if len(chosen) != job.world_size:
+            raise UsageError(
+                f"--devices names {len(chosen)} devices, and the job has {job.world_size} ranks: "
+                "name one device per rank"
+            )
+        return {rank: run.devices.index(device) for rank, device in enumerate(chosen)}
+    positions = {device.index: position for position, device in enumerate(run.devices)}
+    indices = {rank.rank: rank.device for rank in job.ranks}
+    if None in indices.values() or len(indices) < job.world_size or len(set(indices.values())) < job.world_size:
+        raise UsageError(
+            "the job does not say which devices of one host its ranks had: name the run's devices in the order of the "
+            "ranks, with --devices"
+        )
+    missing = sorted(index for index in indices.values() if index is not None and index not in positions)
+    if missing:
+        raise UsageError(
+            f"the job ran on device {missing[0]}, which the run lacks: name devices of the run in rank order, with "
+            "--devices"
+        )
+    return {rank: positions[index] for rank, index in indices.items() if index is not None}
+
+
+def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: NamedRuns = ()) -> Report:
+    """Return what a job's step says, compared with what runs say of its calls.
+
+    Without `runs` it is compared with the newest saved run, if that has the job's host and devices. Raises UsageError
+    for a rank that sent nothing, and a run of other devices.
+    """
+    from collbench.jobs.calls import report as judged  # late: numpy
+    from collbench.jobs.predict.timing import gather
+
+    if rank is not None and not 0 <= rank < job.world_size:
+        raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
+    chosen = runs or _newest_run(job)
+    isolated: dict[int, float] = {}
+    concurrent: dict[int, float] = {}
+    if chosen:
+        links = _links(gather(chosen), job, overlaps=overlaps)
+        for number, call in enumerate(job.calls):
+            price = links.price(job, call)
+            if price is not None and not price.assumed:  # a column of measured figures
+                isolated[number] = price.seconds[1]
+                if overlaps:
+                    concurrent[number] = price.seconds[1] * price.concurrent
+    elif overlaps:
+        raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
+    judgement = judged(job, rank, isolated, concurrent)
+    if judgement is None:
+        rank_text = "any rank" if rank is None else f"rank {rank}"
+        raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")
+    return replace(
+        judgement,
+        compared_with=tuple(name for name, _ in chosen),
+        compared_simulated=any(capabilities(run.backend).simulated for _, run in chosen),
+    )
+
+
+def predict_job(
+    job: Job,
+    runs: NamedRuns,
+    *,
+    devices: str | None = None,
+    recorded: NamedRuns = (),
+    overlaps: NamedRuns = (),
+) -> tuple[Run, PredictedJob]:
+    """Return the run whose links are meant, and the recorded step there (docs/predict.md).
+
+    `devices` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
+    job's NCCL_* variables are theirs. Raises UsageError.
+    """
+    from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
+    from collbench.jobs.predict.timing import gather
+
+    evidence = gather(runs)
+    links = _links(evidence, job, devices, overlaps)
+    recorded_links: prediction.Links | None = None
+    if recorded:
+        devices_recorded = all(rank.device is not None for rank in job.ranks)
+        recorded_links = _links(gather(recorded), job, None if devices_recorded else devices)
+    elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
+        with suppress(UsageError):  # the runs are of other devices
+            recorded_links = _links(evidence, job)
+    return evidence.run, prediction.predict_job(job, links, recorded_links)
+
+
+def _links(evidence: Evidence, job: Job, devices: str | None = None, overlaps: NamedRuns = ()) -> Links:
+    """Return what the links between the job's devices take. Raises UsageError for runs that do not fit."""
+    from collbench.jobs.predict import contention
+    from collbench.jobs.predict.recorded import Links
+
+    return Links(evidence, positions_of(job, evidence.run, devices), contention.gather(evidence, overlaps))
+
+
+def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the NCCL_* variables that the links depend on."""
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_") and name not in _RECORDERS}
+
+
+def _newest_run(job: Job) -> NamedRuns:
+    """Return the newest saved run of links if it is of the job's only host and has its devices; none otherwise."""
+    from collbench.jobs.predict.timing import gather
+
+    hosts = {rank.host for rank in job.ranks}
+    if len(hosts) != 1 or "" in hosts:
+        return ()
+    files = saved_runs.believed().files
+    newest = next((path for path in files if CommandKind.of(saved_runs.command_of(path)).of_links), None)
+    if newest is None:
+        return ()
+    try:
+        named_runs = load_named([newest])
+        machine = named_runs[0][1].machine
+        if machine.hostname not in hosts or machine.fabric:
+            return ()
+        _links(gather(named_runs), job)  # raises if the run has no curves, or other devices
+    except (RunFileError, UsageError):
+        return ()
+    return named_runs

@@ -1,0 +1,548 @@
+"""Reports on a recorded job: each call's transfer and waiting, and which rank the others wait for. Pure.
+
+A kernel of a collective ends when the last rank has arrived and the data has moved. So the shortest duration over the
+ranks is the transfer, and the rest of a rank's own duration is waiting (docs/job-page.md). The timeline shows one step
+as bars.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
+
+Values = NDArray[np.float64]
+
+# Kineto writes the host's time in whole µs, the coarsest of the sources.
+_CLOCK_SECONDS = 1e-6
+
+
+def shown_phase(rank: JobRank) -> Phase | None:
+    """Return the step, else the longest sequence of calls that came once; None of a rank without calls."""
+    return rank.step or max(rank.phases, key=lambda phase: len(phase.positions), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedGroup:
+    """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
+
+    `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `own` are seconds of each
+    rank's kernels, (ranks, calls), and `least` those of the transfer, (calls,), NaN if unknown. `arrived` are seconds
+    on one host's clock, (ranks, samples, calls), None without such a clock. `judged` marks the calls to which a rank
+    can be late: not rooted ones, to which ranks come at different times by design, nor calls sent together with the
+    one before. `whole`: all ranks of the group were recorded.
+    """
+
+    group: int
+    ranks: tuple[int, ...]
+    calls: tuple[int, ...]
+    places: NDArray[np.intp]
+    own: Values
+    least: Values
+    arrived: Values | None
+    judged: NDArray[np.bool_]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
+
+    `waits` are the seconds of a step that the others wait for it in their kernels. If these are not known, `at_most` is
+    True and `waits` the most that they can lose: its largest lag in a step, because a lasting lag is waited for once.
+    """
+
+    rank: int
+    group: int
+    call: int | None
+    lateness: Lateness
+    last: float
+    seen: int
+    waits: float
+    at_most: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Equal calls of a step. Seconds are of one call: `own` of the rank shown, waiting included; `transfer` without it.
+
+    `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` and
+    `concurrent` are seconds of the same call measured in isolation, and during compute. None: unknown.
+    """
+
+    call: int
+    count: int
+    own: float | None
+    transfer: float | None
+    bounded: bool
+    busbw: float | None
+    alone: float | None
+    concurrent: float | None
+    late: LateRank | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank's seconds: from step to step, in kernels of communication, and of these in waiting for other ranks.
+
+    None: unknown. `calls` are those of one step.
+    """
+
+    rank: int
+    calls: int
+    repetitions: int
+    step: float | None
+    kernels: float | None
+    waiting: float | None
+    ending: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The step of a job as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
+
+    `distinct` has each call once, with its count in the step. `late` are the ranks that are significantly late, the
+    costliest first; `late_known`: lateness could be judged. `compared_with` are the names of the runs that timed
+    calls in isolation; `compared_simulated`: those runs were simulated.
+    """
+
+    job: Job
+    rank: int
+    phase: Phase
+    repeats: bool
+    rows: tuple[Row, ...]
+    distinct: tuple[Row, ...]
+    ranks: tuple[RankRow, ...]
+    late: tuple[LateRank, ...]
+    late_known: bool
+    compared_with: tuple[str, ...] = ()
+    compared_simulated: bool = False
+
+    @property
+    def mine(self) -> RankRow:
+        """The row of the rank that is shown."""
+        return next(row for row in self.ranks if row.rank == self.rank)
+
+    @property
+    def others_differ(self) -> int:
+        """How many ranks have other calls in their step than the one that is shown."""
+        wanted = tuple(_likeness(self.job.calls[position.call]) for position in self.phase.positions)
+        return sum(
+            tuple(_likeness(self.job.calls[position.call]) for position in phase.positions) != wanted
+            for rank in self.job.ranks
+            if (phase := shown_phase(rank)) is not None
+        )
+
+
+def _likeness(call: Call) -> tuple[str, int, str]:
+    return call.operation, call.size_bytes, call.dtype
+
+
+def report(
+    job: Job,
+    rank: int | None = None,
+    alone: Mapping[int, float] | None = None,
+    concurrent: Mapping[int, float] | None = None,
+) -> Report | None:
+    """Return the report on a rank's step, by default of the lowest recorded rank; None if the rank sent nothing.
+
+    `alone` and `concurrent` are seconds by index in the job's table of calls.
+    """
+    phases = {one.rank: phase for one in job.ranks if (phase := shown_phase(one)) is not None}
+    chosen = min(phases, default=None) if rank is None else rank
+    if chosen is None or chosen not in phases:
+        return None
+    groups = matched(job)
+    late_by_call = {one.call: one for group in groups for one in _late(group, by_call=True)}
+    late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
+    phase = phases[chosen]
+    least, whole = _leasts(groups, chosen, phase)
+    own = np.array([_mean(position.gpu) for position in phase.positions])
+
+    def row(call: int, indices: Sequence[int]) -> Row:
+        fields, at = job.calls[call], list(indices)
+        transfer, size, collective = _known(np.median, least[at]), job.groups[fields.group].size, fields.collective
+        factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
+        return Row(
+            call=call,
+            count=len(indices),
+            own=_known(np.mean, own[at]),
+            transfer=transfer,
+            bounded=not whole[at].all(),
+            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
+            alone=(alone or {}).get(call),
+            concurrent=(concurrent or {}).get(call),
+            late=late_by_call.get(call),
+        )
+
+    runs, by_call = _folded(job, phase)
+    return Report(
+        job=job,
+        rank=chosen,
+        phase=phase,
+        repeats=phase.repetitions > 1,
+        rows=tuple(row(call, indices) for call, indices in runs),
+        distinct=tuple(row(call, indices) for call, indices in by_call.items()),
+        ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
+        late=tuple(late),
+        late_known=any(group.arrived is not None and group.judged.any() for group in groups),
+    )
+
+
+# From this many samples of whole repetitions on, the step is their median: a mean would include the warm-up,
+# evaluations and whatever else happened once between two steps.
+_FEWEST_STEPS = 5
+
+
+def step_seconds(phase: Phase) -> float | None:
+    """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
+
+    None if a pause is unknown.
+    """
+    pauses = [position.pause for position in phase.positions]
+    if any(pause is None for pause in pauses):
+        return None
+    begins = [(one.repetition, one.starts[0]) for one in phase.samples if one.starts]
+    steps = [(after - before) / (later - sooner) for (sooner, before), (later, after) in pairwise(begins)]
+    total = median(steps) if len(steps) >= _FEWEST_STEPS else sum(pause.mean for pause in pauses if pause is not None)
+    return total * MICRO if np.isfinite(total) and total > 0 else None
+
+
+def pauses_of(phase: Phase) -> list[float]:
+    """Return the seconds before each call of a usual step, which add up to the step; zeros if they are unknown."""
+    step = step_seconds(phase)
+    medians = [0.0 if position.pause is None else max(0.0, position.pause.median) for position in phase.positions]
+    total = sum(medians)
+    return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
+
+
+def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
+    """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
+    array = np.array(seconds, dtype=float)
+    first = 0
+    for index, position in enumerate(positions):
+        if position.together and index:
+            both = array[[first, index]]
+            array[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
+            array[index] = 0.0
+        else:
+            first = index
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """A rank that calls collectives of a group in its step: at which positions, after how many in earlier phases."""
+
+    rank: JobRank
+    phase: Phase
+    indices: tuple[int, ...]
+    sent_before: int
+
+    def calls(self) -> tuple[int, ...]:
+        """Return the calls, as places in the job's table."""
+        return tuple(self.phase.positions[index].call for index in self.indices)
+
+
+def matched(job: Job) -> list[MatchedGroup]:
+    """Return the collectives that are known to be the same on several ranks, by group.
+
+    Ranks of a group that sent different calls in their step, or a different number before it, are not matched.
+    """
+    callers: dict[int, list[_Caller]] = defaultdict(list)
+    for rank in sorted(job.ranks, key=lambda one: one.rank):
+        phase = shown_phase(rank)
+        if phase is None:
+            continue
+        indices: dict[int, list[int]] = defaultdict(list)
+        for index, position in enumerate(phase.positions):
+            call = job.calls[position.call]
+            if call.collective is not None:
+                indices[call.group].append(index)
+        sent = _sent_before(job, rank, phase)
+        for group, own in indices.items():
+            known = job.groups[group].ranks
+            if not known or rank.rank in known:
+                callers[group].append(_Caller(rank, phase, tuple(own), sent.get(group, 0)))
+    groups = (_matched_group(job, group, ours) for group, ours in sorted(callers.items()))
+    return [group for group in groups if group is not None]
+
+
+def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
+    """Return how many collectives a rank sent to each group before a phase."""
+    sent: dict[int, int] = defaultdict(int)
+    for earlier in rank.phases:
+        if earlier is phase:
+            break
+        for position in earlier.positions:
+            if job.calls[position.call].collective is not None:
+                sent[job.calls[position.call].group] += earlier.repetitions
+    return sent
+
+
+def _matched_group(job: Job, group: int, callers: Sequence[_Caller]) -> MatchedGroup | None:
+    first, size = callers[0], job.groups[group].size
+    if not 2 <= len(callers) <= size:
+        return None
+    if any((one.sent_before, one.calls()) != (first.sent_before, first.calls()) for one in callers):
+        return None
+    phases = [one.phase for one in callers]
+    indices = np.array([one.indices for one in callers])
+    samples = _common(phases)
+    own, least = _durations(phases, indices, samples)
+    hosts = {one.rank.host for one in callers}
+    arrived = None
+    if len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown:
+        starts = [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, indices, strict=True)]
+        stamps = np.array(starts) * MICRO
+        arrived = stamps if np.isfinite(stamps).all() else None
+    judged = []
+    for index in first.indices:
+        position = first.phase.positions[index]
+        collective = job.calls[position.call].collective
+        judged.append(collective is not None and not collective.rooted and not position.together)
+    return MatchedGroup(
+        group,
+        tuple(one.rank.rank for one in callers),
+        first.calls(),
+        indices,
+        own,
+        least,
+        arrived,
+        np.array(judged),
+        whole=len(callers) == size,
+    )
+
+
+def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
+    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] if there are none."""
+    kept = set.intersection(*({sample.repetition for sample in phase.samples} for phase in phases))
+    if not kept:
+        return []
+    by_repetition = [{sample.repetition: sample for sample in phase.samples} for phase in phases]
+    return [[mine[repetition] for repetition in sorted(kept)] for mine in by_repetition]
+
+
+def _durations(
+    phases: Sequence[Phase], indices: NDArray[np.intp], samples: Sequence[Sequence[Sample]]
+) -> tuple[Values, Values]:
+    """Return each rank's mean seconds by call, and the least over the ranks.
+
+    With whole samples, the least is the median over samples; else it is the least of the means, which may include some
+    waiting.
+    """
+    own = np.array(
+        [[_mean(phase.positions[index].gpu) for index in row] for phase, row in zip(phases, indices, strict=True)]
+    )
+    least = own.min(axis=0)  # NaN where any rank's is unknown
+    if not any(one.gpu for mine in samples for one in mine):
+        return own, least
+    times = np.array(
+        [
+            [np.array(one.gpu)[row] if one.gpu else np.full(len(row), np.nan) for one in mine]
+            for mine, row in zip(samples, indices, strict=True)
+        ]
+    )
+    times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
+    for call in range(times.shape[2]):
+        whole = times[:, ~np.isnan(times[:, :, call]).any(axis=0), call]  # of the repetitions that all ranks timed
+        if whole.size:
+            own[:, call], least[call] = whole.mean(axis=1), np.median(whole.min(axis=0))
+    return own, least
+
+
+def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
+    """Return the transfer of each position in seconds, and whether all ranks of its group say so.
+
+    If no other rank is known, it is the rank's own median, which includes waiting.
+    """
+    medians = [one.gpu.median * MICRO if one.gpu is not None and _sound(one.gpu) else np.nan for one in phase.positions]
+    least, whole = np.array(medians), np.zeros(len(medians), dtype=bool)
+    for matched_group in matched_groups:
+        if rank in matched_group.ranks:
+            row = matched_group.places[matched_group.ranks.index(rank)]
+            known = ~np.isnan(matched_group.least)
+            least[row] = np.where(known, matched_group.least, least[row])
+            whole[row] = known & matched_group.whole
+    return least, whole
+
+
+def transfers(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> Values:
+    """Return the transfer of each position in seconds, NaN if unknown; if ranks are unknown it may include waiting."""
+    return _leasts(matched_groups, rank, phase)[0]
+
+
+def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
+    if phase is None:
+        return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
+    own = np.array([_mean(position.gpu) for position in phase.positions])
+    waiting = np.full(len(own), np.nan)
+    for position, one in enumerate(phase.positions):
+        waiting[position] = 0.0 if one.together and position else np.nan  # it has no kernel of its own
+    for matched_group in matched_groups:
+        if rank.rank in matched_group.ranks and matched_group.whole:
+            at = matched_group.ranks.index(rank.rank)
+            waiting[matched_group.places[at]] = np.maximum(matched_group.own[at] - matched_group.least, 0.0)
+    together = kernels(phase.positions, own)
+    return RankRow(
+        rank.rank,
+        len(phase.positions),
+        phase.repetitions,
+        step_seconds(phase) if phase.repetitions > 1 and Unknown.PAUSES not in job.unknown else None,
+        None if np.isnan(together).any() else float(together.sum()),
+        None if np.isnan(waiting).any() else float(kernels(phase.positions, waiting).sum()),
+        str(rank.ending),
+        rank.dropped,
+    )
+
+
+def _late(matched_group: MatchedGroup, *, by_call: bool = False) -> Iterator[LateRank]:
+    """Yield the ranks that come significantly late to a group's collectives, or to each call of its own."""
+    if matched_group.arrived is None:
+        return
+    for call in dict.fromkeys(matched_group.calls) if by_call else (None,):
+        wanted = [at for at, one in enumerate(matched_group.calls) if matched_group.judged[at] and call in (None, one)]
+        if not wanted:
+            continue
+        late_ranks = list(_late_to(matched_group, call, wanted, matched_group.arrived[:, :, wanted]))
+        if late_ranks:
+            yield from [max(late_ranks, key=lambda one: one.waits)] if by_call else late_ranks
+
+
+def _late_to(
+    matched_group: MatchedGroup, call: int | None, wanted: Sequence[int], arrived: Values
+) -> Iterator[LateRank]:
+    ranks, samples, _ = arrived.shape
+    flat = arrived.reshape(ranks, -1)
+    ordered = np.sort(flat, axis=0)
+    after = after_others(flat)
+    behind = ordered[-1] - ordered[-2]
+    low = (quantile_ranks(samples, 50) or (1, samples))[0]
+    for index, rank in enumerate(matched_group.ranks):
+        # Calls of one step are not independent: a rank that is late to the first one may stay late.
+        by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
+        lateness_of_rank = lateness(after[index], _CLOCK_SECONDS)
+        if lateness_of_rank.significant and by_step[low - 1] > _CLOCK_SECONDS:
+            last = flat[index] == ordered[-1]
+            steps = last.reshape(samples, -1)
+            waits, at_most = _waits_in_kernels(matched_group, wanted, index, steps.mean(axis=0)), False
+            if waits is None:
+                lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
+                waits, at_most = float(np.median(lags)), True
+            yield LateRank(
+                rank, matched_group.group, call, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most
+            )
+
+
+def _waits_in_kernels(matched_group: MatchedGroup, wanted: Sequence[int], index: int, last: Values) -> float | None:
+    """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown."""
+    others = np.delete(matched_group.own[:, wanted], index, axis=0) - matched_group.least[wanted]
+    if np.isnan(others).any():
+        return None
+    return float((others.min(axis=0).clip(min=0.0) * last).sum())
+
+
+def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
+    """Return the positions of consecutive equal calls, in order, and of all equal ones.
+
+    Sends to several peers are alike: one call stands for all.
+    """
+    first: dict[Call, int] = {}
+    runs: list[tuple[int, list[int]]] = []
+    distinct: dict[int, list[int]] = defaultdict(list)
+    for index, position in enumerate(phase.positions):
+        call = first.setdefault(replace(job.calls[position.call], peer=None), position.call)
+        if not runs or runs[-1][0] != call:
+            runs.append((call, []))
+        runs[-1][1].append(index)
+        distinct[call].append(index)
+    return runs, distinct
+
+
+def _sound(spread: Spread | None) -> bool:
+    return spread is not None and bool(np.isfinite([spread.mean, spread.median]).all()) and spread.mean > 0
+
+
+def _mean(spread: Spread | None) -> float:
+    """Return the mean in seconds, NaN where it is unknown."""
+    return spread.mean * MICRO if spread is not None and _sound(spread) else float("nan")
+
+
+def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
+    """Return a statistic of the known values, None if none is."""
+    known = values[~np.isnan(values)]
+    return float(statistic(known)) if len(known) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One call: when the host made it, seconds from the timeline's start, and its kernel's seconds, None if unknown.
+
+    The kernel may have begun later than the host's call: only its length is known.
+    """
+
+    call: int
+    start: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One repetition of the step on the ranks that kept it. `seconds` is its length.
+
+    Without `common_clock` each rank counts from its own first call.
+    """
+
+    repetition: int
+    lanes: tuple[tuple[int, tuple[Bar, ...]], ...]
+    seconds: float
+    common_clock: bool
+
+
+def timeline(job: Job) -> Timeline | None:
+    """Return the repetition that most ranks kept whole; None if none did, or the times of calls are unknown."""
+    if Unknown.PAUSES in job.unknown:
+        return None
+    kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}
+    hosts = {}
+    for one in sorted(job.ranks, key=lambda one: one.rank):
+        phase = shown_phase(one)
+        if phase is None:
+            continue
+        hosts[one.rank] = one.host
+        calls = tuple(position.call for position in phase.positions)
+        kept[one.rank] = {
+            sample.repetition: (sample, calls) for sample in phase.samples if all(map(isfinite, sample.starts))
+        }
+    counts = Counter(repetition for samples in kept.values() for repetition in samples)
+    if not counts:
+        return None
+    repetition = max(counts, key=lambda one: (counts[one], -one))
+    samples_by_number = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
+    names = {hosts[number] for number in samples_by_number}
+    common = len(samples_by_number) == 1 or (len(names) == 1 and names != {""})
+    first = min(min(sample.starts) for sample, _ in samples_by_number.values())
+    lanes = tuple(
+        (number, _bars(sample, calls, first if common else min(sample.starts)))
+        for number, (sample, calls) in samples_by_number.items()
+    )
+    seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
+    return Timeline(repetition, lanes, seconds, common)
+
+
+def _bars(sample: Sample, calls: tuple[int, ...], first: float) -> tuple[Bar, ...]:
+    lengths = sample.gpu or (float("nan"),) * len(calls)
+    return tuple(
+        Bar(call, (start - first) * MICRO, length * MICRO if isfinite(length) and length > 0 else None)
+        for call, start, length in zip(calls, sample.starts, lengths, strict=True)
+    )

@@ -1,0 +1,126 @@
+"""A recorded job as a file: JSON, with a version; read back with every field checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from collbench import untrusted
+from collbench.jobs.job import Call, Group, Job, JobRank, Phase
+from collbench.model.errors import RunFileError
+from collbench.runfile import atomic_write, codec
+
+FORMAT = "collbench-job"
+VERSION = 1
+MOST_BYTES = 2**30  # a thousand ranks, each with 32 whole repetitions of a thousand calls
+
+
+def is_job(fields: Any) -> bool:
+    """True if parsed JSON says that it is a job. Commands that take a run or a job decide by this."""
+    return isinstance(fields, dict) and fields.get("format") == FORMAT
+
+
+def holds_job(path: Path) -> bool:
+    """True if a file can be read and says that it is a job."""
+    try:
+        text = untrusted.read_text(path, MOST_BYTES) if path.is_file() else ""  # a pipe can be read once alone
+        return f'"{FORMAT}"' in text and is_job(json.loads(text))
+    except (OSError, ValueError, RecursionError):
+        return False  # loading it as a run reports what is wrong
+
+
+def dumps(job: Job) -> str:
+    """Return the file's text: one line, for most of it is numbers."""
+    fields = {"format": FORMAT, "format_version": VERSION, **codec.plain(job)}
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def save(job: Job, path: Path, *, force: bool = False) -> None:
+    """Write the file whole or not at all. Raises RunFileError, Taken if another file stands there."""
+    atomic_write.write(dumps(job), path, "save the job", "--output", force=force)
+
+
+def load(path: Path) -> Job:
+    """Read a file. Raises RunFileError, which says what is wrong and where."""
+    try:
+        text = untrusted.read_text(path, MOST_BYTES)
+    except OSError as error:
+        raise RunFileError(f"cannot read job {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"job {path} is not UTF-8 text") from error
+    return loads(text, str(path))
+
+
+def loads(text: str, name: str) -> Job:
+    """Return the job in a file's text. Raises RunFileError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunFileError(f"{name} is not a recorded job: {codec.json_fault(error)}") from error
+    if not is_job(fields):
+        raise RunFileError(f"{name} is not a recorded job: make one with 'collbench record' or 'collbench import'")
+    if fields.get("format_version") != VERSION:
+        raise RunFileError(f"job {name} has version {fields.get('format_version')}, this collbench reads {VERSION}")
+    try:
+        job: Job = codec.build(Job, fields, "job")
+        _check(job)
+    except ValueError as error:
+        raise RunFileError(f"job {name}: {error}") from error
+    return job
+
+
+def _check(job: Job) -> None:
+    """Raise ValueError for what no job can have: a call without a group, a group with ranks that do not exist."""
+    for number, group in enumerate(job.groups):
+        wrong = [rank for rank in group.ranks if not 0 <= rank < job.world_size]
+        if wrong or len(set(group.ranks)) != len(group.ranks) or len(group.ranks) not in {0, group.size}:
+            raise ValueError(f"job.groups[{number}] has ranks {group.ranks} and size {group.size}")
+    for number, call in enumerate(job.calls):
+        _check_call(call, job.groups, f"job.calls[{number}]")
+    seen = [rank.rank for rank in job.ranks]
+    if len(set(seen)) != len(seen) or any(not 0 <= number < job.world_size for number in seen):
+        raise ValueError(f"job.ranks are {seen}, of {job.world_size}")
+    for rank in job.ranks:
+        for phase in rank.phases:
+            _check_phase(phase, len(job.calls), f"rank {rank.rank}")
+        _check_order(rank)
+
+
+def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
+    try:
+        _ = call.collective
+    except ValueError:
+        raise ValueError(f"{where}.operation is '{call.operation}', which is not a collective") from None
+    if not 0 <= call.group < len(groups):
+        raise ValueError(f"{where} is of group {call.group}, of {len(groups)}")
+    for end, number in (("root", call.root), ("peer", call.peer)):
+        if number is not None and not 0 <= number < groups[call.group].size:
+            raise ValueError(f"{where}.{end} is {number}, of {groups[call.group].size} ranks")
+
+
+def _check_order(rank: JobRank) -> None:
+    """Raise ValueError where the order repeats phases more or less often than they say."""
+    if rank.order:
+        repeated = [0] * len(rank.phases)
+        for phase, repetitions in rank.order:
+            if not 0 <= phase < len(repeated) or repetitions < 1:
+                raise ValueError(f"rank {rank.rank} has phase {phase}, {repetitions} times, in its order")
+            repeated[phase] += repetitions
+        if repeated != [phase.repetitions for phase in rank.phases]:
+            raise ValueError(f"rank {rank.rank} repeats its phases otherwise than its order says")
+
+
+def _check_phase(phase: Phase, calls: int, where: str) -> None:
+    if not phase.positions:
+        raise ValueError(f"{where} has a phase without calls")
+    if any(not 0 <= position.call < calls for position in phase.positions):
+        raise ValueError(f"{where} sends a call that the job's table lacks")
+    for sample in phase.samples:
+        times = (sample.starts, *(sample_times for sample_times in (sample.gpu, sample.gpu_starts) if sample_times))
+        if (
+            {len(sample_times) for sample_times in times} != {len(phase.positions)}
+            or len(sample.gpu_before) not in {0, 2}
+            or not 0 <= sample.repetition < phase.repetitions
+        ):
+            raise ValueError(f"{where} has a sample of another length than its phase")

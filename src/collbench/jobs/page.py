@@ -1,0 +1,425 @@
+"""The page of a recorded job: its step as a table and a timeline, waiting against transfer, late ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timeline
+from collbench.jobs.job import Call, Ending, Job, PointToPoint, Unknown
+from collbench.model.printable import one_line
+from collbench.model.units import amount, figure, fixed, format_size
+from collbench.report.text.layout import NARROW, Block, Lines, both, filled, more, named, short, table, whole
+
+_FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
+_FEW_RANKS, _MOST_RANKS = 6, 64
+_FEW_LATE = 3  # late ranks
+_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
+_LONGEST = 8  # letters of a type
+_COLUMNS = 64  # of a timeline
+_MICRO, _MILLI = 1e6, 1e3
+_SHORT = 6  # letters of a size, of a group's name
+# The letter of an operation in a timeline; any other operation gets the first free one.
+_LETTERS = {
+    "allreduce": "R",
+    "allgather": "G",
+    "reducescatter": "S",
+    "alltoall": "A",
+    "alltoallv": "A",
+    "broadcast": "B",
+    "reduce": "D",
+    PointToPoint.SEND: ">",
+    PointToPoint.RECV: "<",
+}
+_LACKS = {
+    Unknown.REDUCTION: "the reduction of each call",
+    Unknown.ROOT: "the root of each call",
+    Unknown.PEER: "the peer of each send and receive",
+    Unknown.GROUP_RANKS: "the ranks of each group",
+    Unknown.PAUSES: "when the host made each call: no step time, no late ranks",
+    Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
+    Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
+    Unknown.ORDER: "the order of calls of different groups",
+    Unknown.OVERLAP: "the concurrent compute",
+}
+
+
+def page(report: Report) -> Iterator[Block]:
+    """Yield the page's blocks."""
+    yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
+    steps = amount(len(report.phase.positions), "call")
+    if report.repeats:
+        steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
+    else:
+        steps = f"no repeated step found: the longest sequence, {steps}"
+    caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
+    yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
+    few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
+    calls = _call_table(report, report.rows[:_MOST_ROWS])
+    yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > _FEW_ROWS)
+    if len(report.rows) > _FEW_ROWS:
+        remaining = len(report.distinct) - len(few)
+        others = f", and {remaining} more" if remaining > 0 else ""
+        yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
+    yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
+    yield from _ranks(report)
+    yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
+    job_timeline = timeline(report.job)
+    if job_timeline is not None:
+        few_lines, lines = (
+            Text("\n" + "\n".join(timeline_lines(report.job, job_timeline, most))) for most in (_FEW_RANKS, _MOST_RANKS)
+        )
+        yield from _lengths(few_lines, lines, differ=len(job_timeline.lanes) > _FEW_RANKS)
+
+
+def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Iterator[Block]:
+    """Yield `few` on the short page and `every` on the whole one, or one block on both if they do not differ."""
+    if differ:
+        yield from short(few)
+        yield from whole("tables", every)
+    else:
+        yield from both("tables", every)
+
+
+def headline(report: Report) -> str:
+    """Return the answer in a sentence: the share of communication, the dominant operation, the late rank."""
+    mine = report.mine
+    what = "a step" if report.repeats else "the recorded calls"
+    clauses = []
+    if mine.kernels is not None and mine.step is not None:
+        share = mine.kernels / mine.step
+        over = " (kernels overlap each other)" if share > 1 else ""
+        clauses.append(f"communication is {share:.0%} of {what}{over}: {milli(mine.kernels)} of {milli(mine.step)}")
+        if mine.waiting is not None:
+            clauses[-1] += f", {milli(mine.waiting)} of it waiting"
+    elif mine.kernels is not None:
+        clauses.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
+    else:
+        sent = sum(_bytes(report, row) for row in report.distinct)
+        took = f" in {milli(mine.step)}" if mine.step is not None else ""
+        lack = "not all kernel times are known" if any(row.own for row in report.rows) else "kernel times are unknown"
+        verb = "sends" if report.repeats else "send"
+        clauses.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
+    top = dominant(report)
+    if top is not None:
+        clauses.append(top)
+    if report.late:
+        worst = report.late[0]
+        each = " a step" if report.repeats else ""
+        clauses.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
+    return "; ".join(clauses)
+
+
+def dominant(report: Report) -> str | None:
+    """Return which operation has most of a step's kernel time, or most of its bytes; None with a single operation."""
+    times: dict[str, float] = defaultdict(float)
+    sent: dict[str, float] = defaultdict(float)
+    known = all(row.own is not None for row in report.distinct)
+    for row in report.distinct:
+        operation = report.job.calls[row.call].operation
+        times[operation] += (row.own or 0.0) * row.count
+        sent[operation] += _bytes(report, row)
+    weights, of = (times, "the kernel time") if known else (sent, "the bytes")
+    total = sum(weights.values())
+    if len(weights) < 2 or not total:
+        return None
+    most = max(weights, key=lambda one: (weights[one], one))
+    return f"{most} dominates with {weights[most] / total:.0%} of {of}"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
+    return {
+        "format": "collbench-job-report",
+        "format_version": 1,
+        "job": {
+            "source": str(report.job.source),
+            "started": report.job.started,
+            "world_size": report.job.world_size,
+            "recorded_ranks": [rank.rank for rank in report.job.ranks],
+            "unknown": list(map(str, report.job.unknown)),
+        },
+        "compared_with": compared_with(report) or None,
+        "rank": report.rank,
+        "repetitions": report.phase.repetitions,
+        "calls": [_row_json(report, row) for row in report.rows],
+        "ranks": [
+            {
+                "rank": row.rank,
+                "calls": row.calls,
+                "repetitions": row.repetitions,
+                "step_seconds": row.step,
+                "kernel_seconds": row.kernels,
+                "waiting_seconds": row.waiting,
+                "ending": row.ending,
+                "dropped": row.dropped,
+            }
+            for row in report.ranks
+        ],
+        "late": [_late_json(one) for one in report.late] if report.late_known else None,
+    }
+
+
+def _row_json(report: Report, row: Row) -> dict[str, Any]:
+    call = report.job.calls[row.call]
+    group = report.job.groups[call.group]
+    return {
+        "operation": call.operation,
+        "size_bytes": call.size_bytes,
+        "dtype": call.dtype or None,
+        "reduction": call.reduction or None,
+        "group": {"size": group.size, "ranks": list(group.ranks) or None, "name": group.name or None},
+        "captured": call.captured,
+        "count": row.count,
+        "kernel_seconds": row.own,
+        "transfer_seconds": row.transfer,
+        "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
+        "busbw_gbs": row.busbw,
+        "alone_seconds": row.alone,
+        "concurrent_seconds": row.concurrent,
+        "late": None if row.late is None else _late_json(row.late),
+    }
+
+
+def _late_json(one: LateRank) -> dict[str, Any]:
+    late = one.lateness
+    return {
+        "rank": one.rank,
+        "group": one.group,
+        "median_seconds": late.median,
+        "interval_seconds": list(late.interval) if late.interval else None,
+        "last_share": one.last,
+        "calls_seen": one.seen,
+        "waits_seconds_per_step": one.waits,
+        "waits_at_most": one.at_most,
+    }
+
+
+def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]:
+    """Yield a step as characters: a row for each rank, a letter for each operation, as long as its kernel ran."""
+    operations = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
+    free = iter("CEFHIJKLMNOPQTUVWXYZ")
+    letters = {operation: _LETTERS.get(operation) or next(free, "?") for operation in operations}
+    clock = "" if job_timeline.common_clock else "; hosts have no common clock: each rank starts at its own first call"
+    yield filled(
+        f"one step (repetition {job_timeline.repetition}), {milli(job_timeline.seconds)} from the first call{clock}",
+        NARROW,
+    )
+    wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
+    scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
+    for rank, bars in job_timeline.lanes[:most]:
+        row = ["."] * _COLUMNS
+        for bar in bars:
+            first = int(bar.start * scale)
+            last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
+            row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
+        yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
+    names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
+    others = len(job_timeline.lanes) - most
+    yield filled(names + (f"; and {amount(others, 'rank')} more" if others > 0 else ""), NARROW)
+
+
+def size(size_bytes: int) -> str:
+    """Return bytes in about six characters: "25M", "11.77M" for a size that is no whole number of a binary unit."""
+    exact = format_size(size_bytes)
+    if len(exact) <= _SHORT:
+        return exact
+    for suffix, unit in (("T", 2**40), ("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if size_bytes >= unit:
+            return f"{fixed(size_bytes / unit)}{suffix}"
+    return exact
+
+
+def group_text(job: Job, call: Call) -> str:
+    """Return the ranks of a group as text: "all 8", "ranks 0-3", else the group's name and size."""
+    group = job.groups[call.group]
+    if group.size == job.world_size:
+        return f"all {group.size}"
+    if group.name and len(group.name) <= _SHORT:
+        return f"{one_line(group.name)} ({group.size})"
+    ranks = group.ranks
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    listed = ",".join(map(str, ranks))
+    return listed if ranks and len(listed) <= _SHORT + 1 else amount(group.size, "rank")
+
+
+def milli(seconds: float) -> str:
+    """Return "12.3 ms"."""
+    return f"{fixed(seconds * _MILLI, 3)} ms"
+
+
+def _bytes(report: Report, row: Row) -> int:
+    return report.job.calls[row.call].size_bytes * row.count
+
+
+def _weightiest(rows: Sequence[Row]) -> list[Row]:
+    """Return the calls that take the longest in a step, in its order; calls with known kernel times go first."""
+    weighed = sorted(rows, key=lambda row: (-(row.own or 0.0) * row.count, -(row.alone or 0.0) * row.count))
+    kept = {id(row) for row in weighed[:_FEW_ROWS]}
+    return [row for row in rows if id(row) in kept]
+
+
+def call_table(report: Report) -> Table:
+    """Return all calls of the step in order."""
+    return _call_table(report, report.rows)
+
+
+def _call_table(report: Report, rows: Sequence[Row]) -> Table:
+    job = report.job
+    concurrently = any(row.concurrent is not None for row in report.distinct)
+    isolated = any(row.alone is not None for row in report.distinct)
+    heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
+    mark = "sim " if report.compared_simulated else ""
+    heads += [f"{mark}alone"] if isolated else []
+    heads += [f"{mark}overlap"] if concurrently else []
+    calls = table(*heads, left=("call", "dtype", "group"), keys=2)
+    for row in rows:
+        call = job.calls[row.call]
+        cells = [
+            call.operation + ("*" if call.captured else ""),
+            size(call.size_bytes),
+            one_line(call.dtype)[:_LONGEST] or "?",
+            group_text(job, call),
+            f"×{row.count}",
+            micro(row.own),
+            ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
+            ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
+        ]
+        if isolated:
+            cells.append(_rate(_busbw(job, call, row.alone)))
+        if concurrently:
+            cells.append(_rate(_busbw(job, call, row.concurrent)))
+        calls.add_row(*cells)
+    return calls
+
+
+def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
+    if not seconds or call.collective is None:
+        return None
+    return call.size_bytes / seconds * call.collective.busbw_factor(job.groups[call.group].size) / 1e9
+
+
+def micro(seconds: float | None) -> str:
+    """Return seconds in µs for a table, "-" where unknown."""
+    return "-" if seconds is None else _narrow(seconds * _MICRO)
+
+
+def _rate(gbs: float | None) -> str:
+    return "-" if gbs is None else f"<{_LEAST_RATE}" if gbs < _LEAST_RATE else _narrow(gbs)
+
+
+def _narrow(value: float) -> str:
+    return figure(value) if value < _MANY else f"{value:.0f}"
+
+
+def _ranks(report: Report) -> Iterator[Block]:
+    """Yield a table of ranks; of many the short page has those that wait least and most."""
+    if len(report.ranks) < 2 or all(row.kernels is None and row.step is None for row in report.ranks):
+        return
+    yield from both("tables", Text("\nper step, ms; waiting: a rank's kernel time beyond the transfer"))
+    few = list(report.ranks)
+    if len(few) > _FEW_RANKS:
+        by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
+        half = _FEW_RANKS // 2
+        few = [*by_waiting[:half], *by_waiting[-half:]]
+    every = rank_table(report.ranks[:_MOST_ROWS])
+    yield from _lengths(rank_table(few), every, differ=len(report.ranks) > _FEW_RANKS)
+    if len(report.ranks) > _FEW_RANKS:
+        yield from short(Text(f"{len(report.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
+
+
+def rank_table(rows: Sequence[RankRow]) -> Table:
+    """Return a row for each rank: its calls, and in ms its step, its kernels, their waiting and their transfer."""
+    ranks = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
+    for row in rows:
+        moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
+        ranks.add_row(
+            str(row.rank),
+            str(row.calls),
+            str(row.repetitions),
+            *("-" if one is None else figure(one * _MILLI, 2) for one in (row.step, row.kernels, row.waiting, moving)),
+        )
+    return ranks
+
+
+def compared_with(report: Report) -> str:
+    """Return the names of the runs that the job is compared with, marked if they are simulated; "" for none."""
+    return f"{'sim ' if report.compared_simulated else ''}{', '.join(report.compared_with)}"
+
+
+def origin(report: Report) -> Iterator[str]:
+    """Yield where the job comes from, and the run it is compared with: lines of a name and a sentence."""
+    job = report.job
+    ranks = amount(job.world_size, "rank")
+    if len(job.ranks) < job.world_size:
+        ranks = f"{len(job.ranks)} of {ranks}"
+    nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
+    started = f", started {one_line(job.started)}" if job.started else ""
+    yield f"job       {ranks}, by {job.source}{nccl}{started}"
+    if job.command:
+        yield f"command   {one_line(' '.join(job.command))}"
+    if report.compared_with:
+        none = "" if any(row.alone is not None for row in report.distinct) else ": it measured none of these calls"
+        yield f"against   {one_line(compared_with(report))}{none}"
+
+
+def remarks(report: Report) -> Iterator[str]:
+    """Yield which ranks are late, and the limits of the figures: lines of a name and a sentence."""
+    job = report.job
+    for one in report.late[:_FEW_LATE]:
+        yield f"late      {late_text(job, one)}"
+    if len(report.late) > _FEW_LATE:
+        yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
+    if not report.late:
+        if report.late_known:
+            yield "late      no rank arrives significantly later than the others at any group's calls"
+        else:
+            yield "late      not judged: this needs samples of all ranks of a group on one host"
+    if any(row.bounded and row.transfer is not None for row in report.distinct):
+        yield "≤ ≥       some ranks of these calls are missing: the time may include waiting"
+    if any(job.calls[row.call].captured for row in report.distinct):
+        yield "*         inside a CUDA graph"
+    for lacking in job.unknown:
+        yield f"unknown   {_LACKS[lacking]}"
+    yield from _incomplete(report)
+
+
+def _incomplete(report: Report) -> Iterator[str]:
+    differ = report.others_differ
+    if differ:
+        yield f"others    {amount(differ, 'rank')} made different calls in a step: --rank N shows them"
+    cut = [str(row.rank) for row in report.ranks if row.ending == Ending.CUT_OFF]
+    if cut:
+        many = f"of {len(cut)} ranks" if len(cut) > _FEW_RANKS else f"of rank {', '.join(cut)}"
+        yield f"cut off   the record {many} ends before the job ended"
+    dropped = sum(row.dropped for row in report.ranks)
+    if dropped:
+        were = "was" if dropped == 1 else "were"
+        yield f"dropped   {amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
+
+
+def late_text(job: Job, one: LateRank) -> str:
+    """Return which rank is late, among which ranks, by how much and how often."""
+    group = job.groups[one.group]
+    among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
+    by = figure(one.lateness.median * _MICRO)
+    return (
+        f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
+        f"{one.last:.0%} of {one.seen} calls: the others wait {_waited(one)} a step for it"
+    )
+
+
+def _waited(one: LateRank) -> str:
+    return f"{'up to ' if one.at_most else ''}{milli(one.waits)}"
+
+
+def _folded(lines: Iterator[str]) -> Iterator[str]:
+    return (named(line, NARROW) for line in lines)

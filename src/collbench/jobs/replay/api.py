@@ -1,0 +1,207 @@
+"""A recorded step, replayed: from typed options and a job to a request, and to a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from collbench.api import keywords
+from collbench.api.measured_run import MeasuredRun
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
+from collbench.api.notices import SILENT, Notices
+from collbench.api.sessions import WorkerSession, new_seed
+from collbench.jobs.job import Job
+from collbench.jobs.replay import measure as bench
+from collbench.jobs.replay.measure import ReplayRequest
+from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
+from collbench.jobs.replay.schedule import Assumption, Schedule, schedule_of, step_number
+from collbench.launch import ablation
+from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
+from collbench.model.errors import UsageError
+from collbench.model.operations import Registration
+from collbench.model.run import Device, Pauses, Run
+from collbench.model.units import amount
+from collbench.runfile import run_file
+
+# What an arm may go without.
+WITHOUT = ("p2p",)
+# About as many as for a data point that overlaps compute (docs/method.md 4.8): a median of eight has a 95% interval.
+_GPU_TRIALS, _CORE_TRIALS = 8, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(RunOptions):
+    """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
+
+    `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`).
+    `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
+    """
+
+    phase: int | None = None
+    pauses: Pauses = Pauses.NONE
+    without: tuple[str, ...] = ()
+    registration: Registration = Registration.NONE
+    trials: int | None = None
+    ranks: int | None = None
+
+
+def request_of(
+    job: Job, name: str, options: ReplayOptions, command: Sequence[str], notices: Notices = SILENT
+) -> ReplayRequest:
+    """Return what the options ask for of a job, whose file is called `name`; the command line is `command`.
+
+    Raises UsageError, for a job that cannot be replayed too.
+    """
+    check_no_launcher("replay")
+    backend = resolved_backend(options.backend, options.fabric, notices)
+    rank_count = options.ranks
+    if options.devices is not None:
+        rank_count = len([device for device in options.devices.split(",") if device.strip()])
+    phase = None if options.phase is None else options.phase - 1
+    schedule = schedule_of(job, rank_count, phase)
+    backend_capabilities = capabilities(backend)
+    _check_backend(backend_capabilities, options, schedule)
+    for assumption in schedule.assumed:
+        notices.say(f"replaying {assumption}")
+    arms = [ReplayArm()]
+    if options.without:
+        arms.append(ReplayArm(options.without, _settings(options.without)))
+    return ReplayRequest(
+        backend=backend,
+        job=name,
+        phase=step_number(job, phase),
+        recorded_ranks=job.world_size,
+        schedule=schedule,
+        arms=tuple(arms),
+        pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else options.pauses,
+        registration=options.registration,
+        trials=options.trials or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
+        seed=new_seed() if options.seed is None else options.seed,
+        command=tuple(command),
+        devices=options.devices,
+        fabric=options.fabric,
+        force=options.force,
+    )
+
+
+def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
+    """Return the request with an arm on each of these sets of devices, rank 0's first."""
+    positions = {
+        device.uuid: position
+        for position, device in enumerate(dict.fromkeys(member for devices in sets for member in devices))
+    }
+    return replace(
+        request,
+        devices=",".join(positions),
+        arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in devices)) for devices in sets),
+        independent=independent,
+    )
+
+
+def _settings(without: Sequence[str]) -> dict[str, str]:
+    return {name: value for switch in without for name, value in ablation.SWITCHES[switch].items()}
+
+
+def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Schedule) -> None:
+    """Raise UsageError for what this backend cannot replay."""
+    name = backend.name
+    if options.without and not backend.nvml:
+        raise UsageError(f"the {name} backend has no P2P to deny NCCL: leave out --without")
+    for name in _settings(options.without):
+        if os.environ.get(name):
+            raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
+    if options.registration is not Registration.NONE and not backend.nvml:
+        raise UsageError(f"the {name} backend registers no memory: leave out --registration")
+    posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
+    for post in posts if backend.gloo else ():
+        if post.reduction == "avg" or post.dtype.startswith("float8"):
+            what = "by avg" if post.reduction == "avg" else post.dtype
+            raise UsageError(f"gloo cannot reduce {what} as the job does: replay it on GPUs")
+
+
+class Replaying(WorkerSession[ReplayBackend]):
+    """A request of `collbench replay` on open workers."""
+
+    def __init__(self, request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> None:
+        self._request = request
+        super().__init__(path, notices, replace=request.force)
+
+    def _open(self) -> ReplayOpened:
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.jobs.replay import simulated  # late: simulations are rare
+
+            return simulated.open_replay(request.fabric, request.devices, request.seed, self._chosen, request.arms)
+        from collbench.jobs.replay.worlds import open_replay
+
+        return open_replay(
+            request.backend, request.devices, request.arms, self._chosen, independent=request.independent
+        )
+
+    def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return a device for each rank: those that were named, else the first ones; all if arms have their own."""
+        ranks = len(self._request.schedule.ranks)
+        if any(arm.places for arm in self._request.arms):
+            return devices
+        if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
+            return devices[:ranks]
+        raise UsageError(
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
+            "per rank, or fewer if every group of the job has all ranks"
+        )
+
+    def _begun(self, opened: ReplayOpened) -> Run:
+        return bench.begun_run(self._request, opened)
+
+    def _measure(self, opened: ReplayOpened, saved: Callable[[], None]) -> None:
+        with self._notices.progress(f"replaying {self._request.job}") as progress:
+            bench.measure(self._request, opened, self.run, saved, progress)
+
+
+# The Python call.
+
+
+def replay(  # noqa: PLR0913 - keywords, each an option of the command line
+    job: Job,
+    *,
+    devices: Iterable[int | str] | None = None,
+    compute: str = "none",
+    without: str | None = None,
+    registration: str = "none",
+    phase: int | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> MeasuredRun:
+    """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
+
+    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
+    start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
+    """
+    keywords.check_only_process("replay")
+    keywords.check_job(job)
+    options = ReplayOptions(
+        phase=keywords.optional(keywords.whole, "phase", phase, least=1),
+        pauses=Pauses(keywords.text("compute", compute, choices=tuple(Pauses))),
+        without=() if without is None else (keywords.text("without", without, choices=WITHOUT),),
+        registration=Registration(keywords.text("registration", registration, choices=tuple(Registration))),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.file_name, fabric),
+        seed=keywords.seed(seed),
+    )
+    command_line = keywords.command_line(
+        ["replay", "--compute", compute, "--registration", registration, "--backend", backend],
+        {"--devices": options.devices, "--without": without, "--fabric": options.fabric},
+    )
+    request = request_of(job, "job", options, command_line)
+    done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return MeasuredRun.of(run_file.again(done.run))

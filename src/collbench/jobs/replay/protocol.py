@@ -1,0 +1,113 @@
+"""The backend that replays a recorded step, and the messages to its workers. Does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from collbench.jobs.replay.schedule import MIXED, P2P, Schedule, Unit
+from collbench.measurement.backends.protocol import OpenWorkers
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Pauses
+
+
+def operation_of(name: str) -> Operation:
+    """Return the operation as which a kind of call of a schedule is measured."""
+    return {P2P: Operation.SENDRECV, MIXED: Operation.ALLREDUCE}.get(name) or Operation(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLoad:
+    """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
+
+    `delay_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
+    torch's profiler: its units are as long as their kernels, and its step is of no use.
+    """
+
+    steps: int
+    pauses: bool = True
+    calls: bool = True
+    delay_s: float = 0.0
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTimes:
+    """One rank's seconds: of a step, the mean, and of each of its units, from its begin to its end, the mean.
+
+    `units` is () without calls, and where a trace does not say which kernel is whose. A unit's seconds include the wait
+    for other ranks. `queued` is False if the host fell behind its device.
+    """
+
+    step: float
+    units: tuple[float, ...] = ()
+    queued: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayArm:
+    """What an arm differs in: what NCCL goes `without`, the variables that make it so, and its devices.
+
+    `places` are positions among the opened devices, rank 0's first; () for all of them.
+    """
+
+    without: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[int, ...] = ()
+
+    def members(self, devices: int) -> tuple[int, ...]:
+        """Return the positions of its ranks' devices, of so many that are open."""
+        return self.places or tuple(range(devices))
+
+
+class ReplayBackend(Protocol):
+    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
+
+    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+        """Make groups and buffers. Raises MachineError if they do not fit."""
+
+    def verify(self) -> int | None:
+        """Run a step, untimed, on data that was not sent before.
+
+        Return how many elements were wrong in any buffer; None if it cannot be known.
+        """
+
+    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
+        """Run a load, which should take `expected_s` seconds. Raises BackendError."""
+
+
+ReplayOpened = OpenWorkers[ReplayBackend]
+
+
+# Between the parent and a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """What a rank will do: the groups of all ranks, its own units, and its pause at the end of a step."""
+
+    groups: tuple[tuple[int, ...], ...]
+    units: tuple[Unit, ...]
+    rest: float
+    pauses: Pauses
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer to Prepare; `problem` says why there is no room, "" if there is."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Asks for a step whose data is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The answer to Verify: wrong elements, None if nothing could be compared."""
+
+    wrong: int | None

@@ -1,0 +1,530 @@
+"""The schedule of a replay from a recorded job: what each rank posts, in which order, after which pauses. Pure.
+
+What cannot be replayed as recorded is refused here, in one line, before a process starts: a missing rank, groups whose
+members disagree, calls that would wait for each other forever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean, median
+
+from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import ReplayedCall
+from collbench.model.units import DTYPE_BYTES, REDOPS, format_size
+
+P2P, MIXED = "p2p", "mixed"
+# What only moves is moved as bytes, as NCCL does it [nccl 2.28 src/collectives.cc: ncclAllGather and ncclBroadcast].
+_BYTES = "uint8"
+# torch.distributed reduces no unsigned words; a sum of signed ones of the same width is the same work.
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+
+
+class Assumption(StrEnum):
+    """What a recording lacks and a replay has to assume."""
+
+    REDUCTION = "sums: the recording does not have the reduction"
+    DTYPE = "float32 where the recording does not have the type"
+    PAUSES = "no pauses: the recording has none"
+    LAUNCHES = "plain launches of calls that the job captured in CUDA graphs"
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One call of a rank in the replay. `size_bytes` is a whole number of elements, and of blocks if blocks are shared.
+
+    `operation` is a collective's value or a PointToPoint's. `root` and `peer` are ranks of the replay.
+    """
+
+    operation: str
+    size_bytes: int
+    dtype: str = _BYTES
+    reduction: str = ""
+    root: int | None = None
+    peer: int | None = None
+
+    @property
+    def is_message(self) -> bool:
+        """True for a send or a receive."""
+        return self.operation in set(PointToPoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Calls that a rank passes to NCCL together, on one group, `pause` seconds after the unit before.
+
+    `group` is an index into Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
+    """
+
+    group: int
+    posts: tuple[Post, ...]
+    pause: float = 0.0
+    meeting: int = -1
+
+    @property
+    def messages(self) -> bool:
+        """True if it sends and receives, False for collectives."""
+        return self.posts[0].is_message
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes: the sum of its collectives, or the most that it sends or receives."""
+        if not self.messages:
+            return sum(post.size_bytes for post in self.posts)
+        totals = {
+            direction: sum(post.size_bytes for post in self.posts if post.operation == direction)
+            for direction in PointToPoint
+        }
+        return max(totals.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A step of all ranks: `ranks[r]` are rank r's units, after which it pauses for `rests[r]` seconds.
+
+    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is the kind of call of meeting m.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    ranks: tuple[tuple[Unit, ...], ...]
+    rests: tuple[float, ...]
+    meetings: tuple[int, ...]
+    kinds: tuple[ReplayedCall, ...]
+    recorded_seconds: float | None = None
+    assumed: tuple[Assumption, ...] = ()
+
+    @property
+    def pause_seconds(self) -> float:
+        """The longest sum of pauses that a rank makes in a step."""
+        return max(rest + sum(unit.pause for unit in units) for rest, units in zip(self.rests, self.ranks, strict=True))
+
+
+def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) -> Schedule:
+    """Return what each of `ranks` ranks does in a step, by default as many as recorded; of another phase from 0.
+
+    Raises UsageError for what cannot be replayed.
+    """
+    _check_whole(job)
+    by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
+    phases = [_phase_of(rank, phase) for rank in by_rank]
+    if phase is None:
+        phases = _aligned(job, phases)
+    wanted = job.world_size if ranks is None else ranks
+    if wanted < 2:
+        raise UsageError("a replay needs two or more ranks: name more --devices")
+    order = list(range(wanted))
+    if wanted != job.world_size:
+        _check_scales(job, phases, wanted)
+        phases = [phases[rank % job.world_size] for rank in order]
+    made = [_units(job, rank, each, wanted) for rank, each in zip(order, phases, strict=True)]
+    if not any(one.units for one in made):
+        raise UsageError("the phase sends nothing between two ranks: there is nothing to replay")
+    used = sorted({unit.group for one in made for unit in one.units})
+    groups = tuple(_members(job, group, wanted) for group in used)
+    index_of = {group: index for index, group in enumerate(used)}
+    units = [[replace(unit, group=index_of[unit.group]) for unit in one.units] for one in made]
+    meetings = _met(groups, units)
+    meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
+    scheduled = tuple(
+        tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
+        for rank, own in enumerate(units)
+    )
+    recorded = _recorded(meetings, made, phases) if wanted == job.world_size else [None] * len(meetings)
+    kinds, which = _kinds(meetings, scheduled, recorded)
+    totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
+    known = all(seconds is not None for own in totals for seconds in own)
+    return Schedule(
+        groups=groups,
+        ranks=scheduled,
+        rests=tuple(one.rest for one in made),
+        meetings=which,
+        kinds=kinds,
+        recorded_seconds=max(sum(filter(None, own)) for own in totals) if known else None,
+        assumed=tuple(_assumed(job, phases)),
+    )
+
+
+def step_number(job: Job, phase: int | None) -> int:
+    """Return which phase of the first rank is replayed, from 0."""
+    first = min(job.ranks, key=lambda rank: rank.rank)
+    return first.phases.index(_phase_of(first, phase))
+
+
+# What can be replayed.
+
+
+def _check_whole(job: Job) -> None:
+    if Unknown.ORDER in job.unknown:
+        raise UsageError(
+            "the recording does not say how calls of several groups followed one another, and in another order they "
+            "might wait forever: record the job with the plugin"
+        )
+    missing = sorted(set(range(job.world_size)) - {rank.rank for rank in job.ranks})
+    if missing:
+        names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
+        raise UsageError(f"the job has no record of rank {names} of {job.world_size}: its partners would wait forever")
+    dropped = [rank.rank for rank in job.ranks if rank.dropped]
+    if dropped:
+        raise UsageError(f"calls of rank {dropped[0]} were dropped while recording: the other calls would not match")
+
+
+def _phase_of(rank: JobRank, number: int | None) -> Phase:
+    if number is None:
+        if rank.step is None:
+            raise UsageError(f"rank {rank.rank} repeated no calls, so it has no step: name a phase with --phase 1")
+        return rank.step
+    if not 0 <= number < len(rank.phases):
+        raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases; there is no phase {number + 1}")
+    return rank.phases[number]
+
+
+def _aligned(job: Job, phases: Sequence[Phase]) -> list[Phase]:
+    """Return the steps, each rotated so that its groups' collectives are in the same order as on the ranks before.
+
+    What a rank sent before its first step decides where the recorder begins to count, so one rank's step may begin in
+    the middle of another's. A step repeats, so a rotated one is the same. Steps with messages, whose two sides differ,
+    and steps that fit with no rotation stay as they are.
+    """
+    orders: dict[int, list[int]] = {}
+    aligned = []
+    for phase in phases:
+        own = _fitting(job, phase, orders)
+        for group, calls in _order(job, own).items():
+            orders.setdefault(group, calls)
+        aligned.append(own)
+    return aligned
+
+
+def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Phase:
+    as_it_is = _order(job, phase)
+    counts = all(sorted(orders.get(group, calls)) == sorted(calls) for group, calls in as_it_is.items())
+    if counts and all(call.collective for call in job.called(phase)):
+        for at in range(len(phase.positions)):
+            own = _begun(phase, at)
+            if own is not None and all(orders.get(group, calls) == calls for group, calls in _order(job, own).items()):
+                return own
+    return phase
+
+
+def _begun(phase: Phase, at: int) -> Phase | None:
+    """Return the step rotated to begin at another position; None if that is inside a group of calls."""
+    if not at:
+        return phase
+    if phase.positions[at].together:
+        return None
+    # Samples are of whole repetitions; of the rotated step they would be parts of two.
+    return replace(phase, positions=(*phase.positions[at:], *phase.positions[:at]), samples=())
+
+
+def _order(job: Job, phase: Phase) -> dict[int, list[int]]:
+    """Return each group's calls of a step in order, as places in the job's table."""
+    order: dict[int, list[int]] = {}
+    for position in phase.positions:
+        order.setdefault(job.calls[position.call].group, []).append(position.call)
+    return order
+
+
+def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
+    """Raise UsageError unless all ranks do the same with all others, so that another number of ranks is meaningful."""
+    why = ""
+    calls = [job.called(phase) for phase in phases]
+    sent = [call for call in calls[0] if job.groups[call.group].size > 1]
+    if any(call.collective is None for call in sent):
+        why = "it sends between single ranks"
+    elif any(job.groups[call.group].size != job.world_size for own in calls for call in own if _shared(job, call)):
+        why = "not all of its groups hold all ranks"
+    elif any(own != calls[0] for own in calls):
+        why = "its ranks do not make the same calls"
+    elif any(call.root is not None and call.root >= ranks for call in sent):
+        why = "its root is not one of its ranks"
+    if why:
+        raise UsageError(f"the job has {job.world_size} ranks and cannot be replayed on {ranks}: {why}")
+
+
+def _shared(job: Job, call: Call) -> bool:
+    return job.groups[call.group].size > 1
+
+
+def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
+    members = job.groups[group]
+    if members.size == job.world_size:
+        return tuple(range(ranks))
+    if not members.ranks:
+        raise UsageError(
+            f"the recording does not say which {members.size} ranks are in a group: record the job with the plugin"
+        )
+    return tuple(sorted(members.ranks))
+
+
+def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
+    calls = {call for phase in phases for call in job.called(phase) if _shared(job, call)}
+    reducing = [call for call in calls if call.collective is not None and call.collective.reduces]
+    if any(call.reduction not in REDOPS for call in reducing):
+        yield Assumption.REDUCTION
+    if any(call.dtype not in DTYPE_BYTES for call in reducing):
+        yield Assumption.DTYPE
+    if all(position.pause is None for phase in phases for position in phase.positions):
+        yield Assumption.PAUSES
+    if any(call.captured for call in calls):
+        yield Assumption.LAUNCHES
+
+
+# From positions to units.
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A rank's units, the positions of its phase that each was made of, and the pause at the end."""
+
+    units: tuple[Unit, ...]
+    positions: tuple[tuple[int, ...], ...]
+    rest: float
+
+
+def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
+    """Return a rank's units: calls of one NCCL group are one for each communicator, as torch batches them."""
+    units, positions, pause = list[Unit](), list[tuple[int, ...]](), 0.0
+    for together in _together(phase):
+        pause += sum(spread.median for at in together if (spread := phase.positions[at].pause)) * MICRO
+        by_group: dict[int, list[int]] = {}
+        for at in together:
+            call = job.calls[phase.positions[at].call]
+            if _shared(job, call) and call.size_bytes:  # other calls take no time: only their pauses are kept
+                by_group.setdefault(call.group, []).append(at)
+        for group, own in by_group.items():
+            members = _members(job, group, ranks)
+            if rank not in members:
+                raise UsageError(f"rank {rank} calls a group that it is not in: {', '.join(map(str, members))}")
+            posts = [post for at in own for post in _posts(job, job.calls[phase.positions[at].call], members, rank)]
+            if len({post.is_message for post in posts}) > 1:
+                raise UsageError(f"rank {rank} puts sends and collectives into one group: that cannot be replayed")
+            units.append(Unit(group, tuple(posts), pause))
+            positions.append(tuple(own))
+            pause = 0.0
+    return _Made(tuple(units), tuple(positions), pause)
+
+
+def _together(phase: Phase) -> Iterator[list[int]]:
+    """Yield the positions of each NCCL group, of a single call one."""
+    together: list[int] = []
+    for at, position in enumerate(phase.positions):
+        if together and not position.together:
+            yield together
+            together = []
+        together.append(at)
+    yield together
+
+
+def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[Post]:
+    """Yield what a rank posts for a recorded call. Roots and peers are ranks of the recorded group's own order."""
+    order = job.groups[call.group].ranks or tuple(members)
+    ranks, operation = len(members), call.collective
+    if operation is None:
+        if call.peer is None:
+            raise UsageError("the recording does not have the peers of sends: record the job with the plugin")
+        yield Post(call.operation, call.size_bytes, peer=order[call.peer])
+        return
+    if operation is Operation.SENDRECV:
+        at = members.index(rank)
+        yield Post(PointToPoint.SEND, call.size_bytes, peer=members[(at + 1) % ranks])
+        yield Post(PointToPoint.RECV, call.size_bytes, peer=members[at - 1])
+        return
+    if operation.irregular:
+        raise UsageError(f"the recording has {operation} without its block sizes: the bytes per peer are unknown")
+    if operation.rooted and call.root is None:
+        raise UsageError(
+            f"the recording does not say which rank is the root of a {operation}: record the job with the plugin"
+        )
+    dtype = _BYTES
+    if operation.reduces:
+        dtype = _SIGNED.get(call.dtype, call.dtype) if call.dtype in DTYPE_BYTES else "float32"
+    unit = DTYPE_BYTES[dtype] * (ranks if operation.shares else 1)
+    yield Post(
+        operation.value,
+        -(-call.size_bytes // unit) * unit,
+        dtype,
+        (call.reduction if call.reduction in REDOPS else "sum") if operation.reduces else "",
+        None if not operation.rooted or call.root is None else order[call.root],
+    )
+
+
+# Which units wait for each other: the step is executed without time.
+
+_UnitKey = tuple[int, int]  # a rank, and the number of one of its units
+
+
+def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_UnitKey, ...]]:
+    """Return the meetings, for each group in the order in which they end.
+
+    A rank posts without waiting, but each group runs one unit after another, as a stream does. Raises UsageError if
+    some units would wait forever.
+    """
+    met: list[tuple[_UnitKey, ...]] = []
+    for group, members in enumerate(groups):
+        met += _Streams(group, members, units).met()
+    return met
+
+
+class _Streams:
+    """The units that each member of a group has yet to run, and those that have met."""
+
+    def __init__(self, group: int, members: Sequence[int], units: Sequence[Sequence[Unit]]) -> None:
+        self._members, self._units = members, units
+        self._left = {
+            rank: deque((rank, number) for number, unit in enumerate(units[rank]) if unit.group == group)
+            for rank in members
+        }
+        self._partners: dict[_UnitKey, set[_UnitKey]] = {}
+        self._ended: dict[_UnitKey, int] = {}  # in which order
+        self._open: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in, those without a partner
+
+    def met(self) -> list[tuple[_UnitKey, ...]]:
+        """Run all of it; return the meetings in order. Raises UsageError."""
+        while waiting := [queue[0] for queue in self._left.values() if queue]:
+            if not (self._collective(waiting) or self._messages(waiting)):
+                raise UsageError(self._stuck(waiting[0]))
+        return sorted(_joined(self._partners), key=lambda meeting: max(self._ended[key] for key in meeting))
+
+    def _unit(self, key: _UnitKey) -> Unit:
+        return self._units[key[0]][key[1]]
+
+    def _collective(self, waiting: Sequence[_UnitKey]) -> bool:
+        """Perform the collectives that all members have reached; return whether there were any."""
+        if len(waiting) < len(self._members) or any(self._unit(key).messages for key in waiting):
+            return False
+        _check_alike([(key[0], self._unit(key)) for key in waiting])
+        for key in waiting:
+            self._partners[key] = set(waiting) if key is waiting[0] else {waiting[0]}
+            self._end(key)
+        return True
+
+    def _messages(self, waiting: Sequence[_UnitKey]) -> bool:
+        """Let ranks send what others expect; return whether any got further."""
+        begun = [key for key in waiting if self._unit(key).messages and key not in self._partners]
+        for key in begun:
+            self._partners[key] = {key}
+            self._open[key[0]] = list(self._unit(key).posts)
+        matched = [self._matched(rank, peer) for rank in self._open for peer in self._open]
+        for rank in [rank for rank, posts in self._open.items() if not posts]:
+            del self._open[rank]
+            self._end(self._left[rank][0])
+        return bool(begun) or any(matched)
+
+    def _matched(self, rank: int, peer: int) -> bool:
+        """Match what a rank sends to a peer with what the peer expects, in order; return whether there was any."""
+        sends = [post for post in self._open[rank] if (post.operation, post.peer) == (PointToPoint.SEND, peer)]
+        recvs = [post for post in self._open[peer] if (post.operation, post.peer) == (PointToPoint.RECV, rank)]
+        for send, recv in zip(sends, recvs, strict=False):
+            if send.size_bytes != recv.size_bytes:
+                raise UsageError(
+                    f"rank {rank} sends {format_size(send.size_bytes)} to rank {peer}, which expects "
+                    f"{format_size(recv.size_bytes)}: the steps of the ranks do not match"
+                )
+            self._open[rank].remove(send)
+            self._open[peer].remove(recv)
+            here, there = self._left[rank][0], self._left[peer][0]
+            self._partners[here].add(there)
+            self._partners[there].add(here)
+        return bool(sends and recvs)
+
+    def _end(self, key: _UnitKey) -> None:
+        self._ended[key] = len(self._ended)
+        self._left[key[0]].popleft()
+
+    def _stuck(self, key: _UnitKey) -> str:
+        group = ", ".join(map(str, self._members))
+        return (
+            f"call {key[1] + 1} of rank {key[0]} ({_name(self._unit(key))}, group {group}) would wait forever: "
+            "the steps of the ranks do not match"
+        )
+
+
+def _joined(partners: Mapping[_UnitKey, set[_UnitKey]]) -> Iterator[tuple[_UnitKey, ...]]:
+    """Yield the sets of units that wait for each other, directly or by others."""
+    left = dict(partners)
+    while left:
+        joined, pending = set[_UnitKey](), [next(iter(left))]
+        while pending:
+            one = pending.pop()
+            if one not in joined:
+                joined.add(one)
+                pending += left.pop(one)
+        yield tuple(sorted(joined))
+
+
+def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
+    (first, one), *others = units
+    for rank, other in others:
+        if other.posts != one.posts:
+            raise UsageError(
+                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the "
+                "steps of the ranks do not match"
+            )
+
+
+def _name(unit: Unit) -> str:
+    post = unit.posts[0]
+    more = f" and {len(unit.posts) - 1} more" if len(unit.posts) > 1 else ""
+    return f"{post.operation} of {format_size(post.size_bytes)}{more}"
+
+
+# Kinds of call, and how long they took in the job.
+
+
+def _kinds(
+    meetings: Sequence[Sequence[_UnitKey]], ranks: Sequence[Sequence[Unit]], recorded: Sequence[float | None]
+) -> tuple[tuple[ReplayedCall, ...], tuple[int, ...]]:
+    """Return the kinds, the largest messages first, and the kind of each meeting."""
+    keys = []
+    for meeting in meetings:
+        units = [ranks[rank][number] for rank, number in meeting]
+        names = {P2P if post.is_message else post.operation for unit in units for post in unit.posts}
+        keys.append((names.pop() if len(names) == 1 else MIXED, max(u.size_bytes for u in units), len(units)))
+    order = sorted(set(keys), key=lambda key: (-key[1], key))
+    kinds = []
+    for key in order:
+        seconds = [one for one, own in zip(recorded, keys, strict=True) if own == key]
+        known = [one for one in seconds if one is not None]
+        # A rank that sends only to itself is a meeting of one rank, without communication.
+        kinds.append(ReplayedCall(*key, len(seconds), fmean(known) if len(known) == len(seconds) else None))
+    return tuple(kinds), tuple(order.index(key) for key in keys)
+
+
+def _recorded(
+    meetings: Iterable[Sequence[_UnitKey]], made: Sequence[_Made], phases: Sequence[Phase]
+) -> list[float | None]:
+    """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
+
+    They are exact from repetitions that every rank kept whole, an upper bound from medians.
+    """
+    kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
+    common = sorted(set.intersection(*map(set, kept))) if kept else []
+
+    def sampled(key: _UnitKey, repetition: int) -> float | None:
+        rank, number = key
+        times = [kept[rank][repetition][at] for at in made[rank].positions[number]]
+        return max(times) if min(times) > 0 else None
+
+    def summed(key: _UnitKey) -> float | None:
+        rank, number = key
+        spreads = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
+        medians = [spread.median for spread in spreads if spread is not None]
+        return max(medians) if len(medians) == len(spreads) else None
+
+    def least(times: Iterable[float | None]) -> float | None:
+        known = list(times)
+        return None if None in known else min(time for time in known if time is not None)
+
+    seconds: list[float | None] = []
+    for meeting in meetings:
+        each = [least(sampled(key, repetition) for key in meeting) for repetition in common]
+        known = [one for one in each if one is not None] or [
+            one for one in [least(map(summed, meeting))] if one is not None
+        ]
+        seconds.append(median(known) * MICRO if known else None)
+    return seconds

@@ -1,0 +1,176 @@
+"""The traces of a job's ranks as one job: its groups, its calls, and what repeats, with all that is known of times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
+from collbench.jobs.repeats import SAMPLES, PhaseOrder, fold, spreads
+from collbench.jobs.traces.trace import Trace, TracedCall
+from collbench.model.errors import UsageError
+
+_FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
+
+
+def job_of(traces: Sequence[Trace]) -> Job:
+    """Return the traces of a job's ranks as one job. Raises UsageError if none called, or ranks are unclear."""
+    traces = [trace for trace in traces if trace.calls]
+    if not traces:
+        raise UsageError("no trace has a collective: trace every rank while the job trains")
+    sources = {trace.source for trace in traces}
+    if len(sources) > 1:
+        raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
+    numbers = _numbered(traces)
+    order = sorted(range(len(traces)), key=lambda index: numbers[index])
+    ranked = [(numbers[index], traces[index]) for index in order]
+    _find_members(ranked)
+    members = [rank for trace in traces for group in trace.members.values() for rank in group]
+    world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
+    groups: dict[tuple[str, tuple[int, ...], int], int] = {}
+    job_groups: list[Group] = []
+    calls: dict[Call, int] = {}
+
+    def group_of(trace: Trace, key: str) -> int:
+        group_key = key, trace.members[key], trace.size(key)
+        if group_key not in groups:
+            groups[group_key] = len(job_groups)
+            job_groups.append(Group(group_key[1], group_key[2], trace.names[key]))
+        return groups[group_key]
+
+    def number_of(trace: Trace, call: TracedCall) -> int:
+        job_call = Call(
+            call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
+        )
+        return calls.setdefault(job_call, len(calls))
+
+    starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
+    began = min(starts, default=0.0)
+    ranks = tuple(
+        _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
+    )
+    return Job(
+        source=sources.pop(),
+        started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
+        world_size=world,
+        groups=tuple(job_groups),
+        calls=tuple(calls),
+        ranks=ranks,
+        nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
+        unknown=_unknown(traces, job_groups, calls),
+    )
+
+
+def _numbered(traces: Sequence[Trace]) -> list[int]:
+    """Return each trace's rank of the job. Raises UsageError if it is unclear."""
+    numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        if any(number is not None for number in numbers) and len(traces) > 1:
+            raise UsageError("unknown ranks of the files: name the files by rank: trace-0.json, trace-1.json, …")
+        return list(range(len(traces)))
+    return [number or 0 for number in numbers]
+
+
+def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
+    """Return each trace's rank on the communicator of all ranks, which numbers them; None if there is none."""
+    largest = max(size for trace in traces for size in trace.sizes.values())
+    world_group = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
+    if world_group is None:
+        return None
+    numbers = [trace.own[world_group] for trace in traces]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError("two traces are of the same rank: name each process's file once, of one job")
+    return numbers
+
+
+def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
+    """Find the members of groups whose traces name only their own rank, if all of these traces are here."""
+    ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
+    for number, trace in ranked:
+        for key, own_rank in trace.own.items():
+            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own_rank] = number
+            trace.world_size = max(trace.world_size, trace.sizes[key])
+    for _, trace in ranked:
+        for key in trace.own:
+            size = trace.sizes[key]
+            members = ranks_by_index[key, size]
+            if len(members) == size and len(set(members.values())) == size:
+                trace.members[key] = tuple(members[own_rank] for own_rank in range(size))
+
+
+def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection[Call]) -> tuple[Unknown, ...]:
+    """Return what these traces do not say, in Unknown's order."""
+    traced = [call for trace in traces for call in trace.calls]
+    collectives = [(call, call.collective) for call in calls if call.collective is not None]
+    messages = [call for call in calls if call.collective is None]
+    unknown = {
+        # torch's own names of kernels call every reduction a sum.
+        Unknown.REDUCTION: any(collective.reduces for _, collective in collectives),
+        Unknown.ROOT: any(collective.rooted and call.root is None for call, collective in collectives),
+        Unknown.PEER: any(call.peer is None for call in messages),
+        Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
+        Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
+        Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
+        Unknown.GRAPH_REPLAYS: any(trace.replays for trace in traces),
+        Unknown.ORDER: any(not trace.ordered for trace in traces),
+        Unknown.OVERLAP: True,
+    }
+    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
+
+
+def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
+    """Return one rank's calls folded, with all that is known of their times."""
+    starts = np.array([call.start for call in trace.calls]) - began
+    pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
+    gpu = np.array([call.gpu for call in trace.calls])
+    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
+    begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
+    sequence = PhaseOrder()
+    folded = (
+        (first + start, period, repetitions)
+        for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
+        for start, period, repetitions in fold(np.array(call_numbers[first : first + _FOLDED_AT_ONCE]))
+    )
+    for start, period, repetitions in folded:
+        symbols = tuple(call_numbers[start : start + period])
+        sequence.add(symbols, repetitions)
+        begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
+    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
+    order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
+
+
+def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
+    length = len(symbols)
+    rows = np.array(begins)[:, None] + np.arange(length)
+
+    positions = tuple(
+        Position(symbol, pause=pause, gpu=took)
+        for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
+    )
+    samples = []
+    for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
+        calls = rows[repetition]
+        if not np.isnan(starts[calls]).any():
+            before = calls[0] - 1
+            samples.append(
+                Sample(
+                    repetition,
+                    _rounded(starts[calls]),
+                    _rounded(gpu[calls]),
+                    _rounded(gpu_starts[calls]),
+                    _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
+                )
+            )
+    return Phase(positions, len(begins), tuple(samples))
+
+
+def _rounded(values: Any) -> tuple[float, ...]:
+    """Return times for a file; () if one of them is unknown."""
+    if np.isnan(values).any():
+        return ()
+    return tuple(round(float(value), 3) for value in values)

@@ -1,0 +1,184 @@
+"""How much a bandwidth varies from run to run, beyond its trials: estimated, or a default (docs/method.md 8.7)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+from statistics import fmean, median, variance
+
+from collbench.judge.data_points import Key, Named
+from collbench.judge.tiers import NOISIER, Estimate
+from collbench.model.operations import Operation, Work
+
+# Each run has a process, communicators, memory and clocks of its own. The trials of one run share these, so that they
+# do not show how much another run may differ.
+
+
+class Origin(StrEnum):
+    """How the variation between runs is known."""
+
+    DEFAULT = "default"  # measured on other machines
+    HISTORY = "history"  # from earlier runs of the base's machine
+    COMPARISON = "comparison"  # the links of the two runs changed more differently than the default explains
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Standard deviations of a log bandwidth from run to run: what all links of a run share, and what is a link's own.
+
+    Each is known to so many degrees of freedom.
+    """
+
+    common: float = 0.0
+    own: float = 0.0
+    common_freedom: float = 0.0
+    own_freedom: float = 0.0
+    origin: Origin = Origin.DEFAULT
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of one data point."""
+        return math.hypot(self.common, self.own)
+
+
+NO_VARIATION = Variation()
+
+
+# What runs on the same GPUs, seconds to minutes apart, differ by, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
+# latency in seconds, the same for all sizes below 16 MiB, and a ratio, which is what is left at large sizes. Estimated
+# by benchmarks/repeats_variation.py from 254 runs (benchmarks/results/2026-11-24-between-runs).
+_DEFAULTS = {
+    "ce-write": (20e-9, 0.001),
+    "ce-read": (120e-9, 0.001),
+    "copies by kernel": (70e-9, 0.0005),
+    "collectives": (80e-9, 0.0015),
+    "copies of host memory": (120e-9, 0.007),
+}
+# Of the standard deviation all links of a run share at most so much (four GPUs, all sizes and operations).
+_COMMON_SHARE = 0.4
+# On another machine the variance may be different: groups of repeats differ in theirs as estimates with two (engine's
+# reads) to more than thirty degrees of freedom (kernels) do.
+DEFAULT_FREEDOM = 10.0
+
+
+def kind_of(work: Work) -> str:
+    """Return which works vary alike."""
+    if work.operation.is_collective:
+        return "collectives"
+    if work.variant.host_memory:
+        return "copies of host memory"
+    return "copies by kernel" if work.operation in (Operation.SM_WRITE, Operation.SM_READ) else work.operation.value
+
+
+def default(named: Named, seconds: float) -> Variation:
+    """Return how much a data point that takes so long varies on machines that were measured."""
+    latency, ratio = _DEFAULTS.get(kind_of(named.work), (0.0, 0.0))
+    sigma = math.hypot(latency / seconds, ratio)
+    own = sigma * math.sqrt(1 - _COMMON_SHARE**2)
+    return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
+
+
+def with_shown(known: Variation, shown: Variation) -> Variation:
+    """Return what a default and two or more runs say together, each by its degrees of freedom; not below the default.
+
+    Source: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), section 4.
+    """
+    common_freedom = known.common_freedom + shown.common_freedom
+    own_freedom = known.own_freedom + shown.own_freedom
+    common = known.common_freedom * known.common**2 + shown.common_freedom * shown.common**2
+    own = known.own_freedom * known.own**2 + shown.own_freedom * shown.own**2
+    return Variation(
+        max(known.common, math.sqrt(common / common_freedom)),
+        max(known.own, math.sqrt(own / own_freedom)),
+        common_freedom,
+        own_freedom,
+        shown.origin,
+    )
+
+
+# Points of one kind of work at one size, on as many devices, vary alike; each set of devices counts once, because what
+# slows a link for a run may slow all of its works.
+
+
+def _alike(points: Mapping[Key, Named]) -> list[list[Key]]:
+    groups: dict[tuple[str, int, int], list[Key]] = defaultdict(list)
+    for key, named in points.items():
+        groups[kind_of(named.work), key.size_bytes, len(key.members)].append(key)
+    return list(groups.values())
+
+
+def from_history(points: Mapping[Key, Named], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
+    """Return what two or more runs of one machine show of the points that all of them have (analysis of variance)."""
+    shared = {key: named for key, named in points.items() if all(key in run for run in runs)}
+    freedom = len(runs) - 1
+    shown = {}
+    for keys in _alike(shared) if freedom else ():
+        levels = {key: [run[key].middle for run in runs] for key in keys}
+        # What is left of each point's variance when that of its trials is taken away.
+        left = {key: variance(levels[key]) - fmean(run[key].error ** 2 for run in runs) for key in keys}
+        total = max(0.0, fmean(left.values()))
+        sets = len({frozenset(key.members) for key in keys})
+        common = total
+        if sets > 1:
+            of_means = variance([fmean(run[key].middle for key in keys) for run in runs])
+            common = min(total, max(0.0, (of_means - total / sets) * sets / (sets - 1)))
+        pooled = Variation(
+            math.sqrt(common),
+            math.sqrt(total - common),
+            freedom,
+            freedom * max(1, sets - 1),
+            Origin.HISTORY,
+        )
+        usual = max(0.0, median(left.values()))
+        for key in keys:
+            noisier = left[key] > max(total, NOISIER**2 * usual)
+            own = replace(pooled, own=math.sqrt(max(0.0, left[key] - common)), own_freedom=freedom)
+            shown[key] = own if noisier else pooled
+    return shown
+
+
+# With fewer links that are not all the same, a real change of one of them could pass for variation.
+_FEWEST_LINKS = 6
+# So many times what trials and default explain is more than chance makes of them.
+_MORE = 1.3
+
+
+def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -> dict[Key, Variation]:
+    """Return by how much more than expected the links of two runs changed differently, where it is clearly more.
+
+    Each change is a point, a log ratio, the variance of it that the trials explain, and what else is expected. The
+    scale withstands that up to half of the links truly became slower.
+    """
+    shown = {}
+    for keys in _alike({key: named for key, (named, *_) in changes.items()}):
+        rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
+        for key in keys:
+            rows[key.work, key.members != tuple(sorted(key.members))].append(key)
+        wide = [row for row in rows.values() if len(row) >= _FEWEST_LINKS]
+        if not wide:
+            continue
+        spread = median(_scale([changes[key][1] for key in row]) ** 2 for row in wide)
+        trials = fmean(changes[key][2] for row in wide for key in row)
+        expected = trials + 2 * fmean(changes[key][3].sigma ** 2 for row in wide for key in row)
+        if spread > _MORE**2 * expected:
+            own = math.sqrt((spread - trials) / 2)
+            freedom = (min(map(len, wide)) - 1) / 2
+            for key in keys:
+                shown[key] = Variation(own=own, own_freedom=freedom, origin=Origin.COMPARISON)
+    return shown
+
+
+def _scale(values: Sequence[float]) -> float:
+    """Return the standard deviation of normal values by Q_n, half of which may be wild.
+
+    Source: Rousseeuw & Croux, JASA 88 (1993), section 3; the factor for few values from their program.
+    """
+    count = len(values)
+    half = count // 2 + 1
+    differences = sorted(abs(a - b) for a, b in combinations(values, 2))
+    factor = count / (count + (1.4 if count % 2 else 3.8))
+    return 2.2219 * factor * differences[half * (half - 1) // 2 - 1]

@@ -1,0 +1,571 @@
+"""One run against another, data point by data point: faster, slower, the same or undecided (docs/exchange.md)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum, auto
+from statistics import median
+
+from collbench.judge import between_runs
+from collbench.judge.between_runs import NO_VARIATION, Variation
+from collbench.judge.data_points import Key, Named, Part, estimates, points_by_key, reach
+from collbench.judge.outcome import outcome
+from collbench.judge.stats import FEWEST_TRIALS, summarize
+from collbench.judge.tiers import Estimate, Members, tolerance
+from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import FlagKind, Layout, Path, Run
+from collbench.model.units import TELLING_BYTES, amount
+
+# Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How devices correspond: `positions` maps positions of the new run to those of the base.
+
+    `by_uuid` counts the devices that are the same; `by_order` are the others (position in the new run, in the base),
+    matched by their order in the list. `only_base` and `only_new` are devices without a counterpart.
+    """
+
+    positions: dict[int, int]
+    by_uuid: int
+    by_order: tuple[tuple[int, int], ...]
+    only_base: tuple[int, ...]
+    only_new: tuple[int, ...]
+
+
+def match_devices(base: Run, new: Run) -> Match:
+    """Return how the devices of two runs correspond."""
+    position_of = {device.uuid: position for position, device in enumerate(base.devices)}
+    same = {
+        position: position_of[device.uuid] for position, device in enumerate(new.devices) if device.uuid in position_of
+    }
+    left = [position for position in range(len(base.devices)) if position not in same.values()]
+    rest = [position for position in range(len(new.devices)) if position not in same]
+    by_order = dict(zip(rest, left, strict=False))
+    count = len(by_order)
+    return Match(same | by_order, len(same), tuple(by_order.items()), tuple(left[count:]), tuple(rest[count:]))
+
+
+# Whether a data point became faster or slower from one run to another: the same statistics as between links.
+#
+# Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
+# on.
+
+_TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90% interval within ±δ
+
+
+class Verdict(StrEnum):
+    """What became of a data point or a group."""
+
+    SAME = "same"
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class PointPair:
+    """One data point of both runs before it is judged."""
+
+    base: Named
+    new: Named
+    old: Estimate
+    now: Estimate
+    between: Variation = NO_VARIATION
+
+    @property
+    def key(self) -> Key:
+        """The data point's name, the same in both runs."""
+        return self.base.key
+
+    @property
+    def decided(self) -> bool:
+        """True if both runs have the trials that show noise."""
+        return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
+
+    @property
+    def difference(self) -> float:
+        """The log of new over base bandwidth."""
+        return self.now.middle - self.old.middle
+
+    @property
+    def of_trials(self) -> float:
+        """The variance of the difference that comes from the trials."""
+        return self.old.cautious_error**2 + self.now.cautious_error**2
+
+
+def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
+    """Yield the parts of the variance of a weighted mean of differences.
+
+    Trials of each data point are its own. What varies between the two runs is shared: by all data points, and by those
+    of one set of devices.
+    """
+    own: dict[frozenset[int], float] = defaultdict(float)
+    for weight, one in weighted:
+        own[frozenset(one.key.members)] += weight * one.between.own
+        for run, estimate in (("base", one.old), ("new", one.now)):
+            yield Part((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
+    runs = [one.between for _, one in weighted]
+    yield Part(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
+    common = sum(weight * one.between.common for weight, one in weighted)
+    yield Part(2 * common**2, min(one.common_freedom for one in runs), "runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
+
+    `ratio` is new over base bandwidth. With 99%, its `interval` and those of all data points and groups hold at the
+    same time; None below three trials in either run. `delta` is the ratio up to which a difference changes no decision.
+    `regressed`: the data point is significantly slower by more than the comparison allows. `between` is how much the
+    data point varies from run to run.
+    """
+
+    key: Key
+    operation: Operation
+    base_gbs: float
+    new_gbs: float
+    base_seconds: float
+    new_seconds: float
+    ratio: float
+    interval: tuple[float, float] | None
+    delta: float
+    verdict: Verdict
+    regressed: bool
+    trials: tuple[int, int]
+    between: Variation
+
+
+def in_both(
+    base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path], history: Sequence[Mapping[Key, Named]]
+) -> list[PointPair]:
+    """Return the data points that both runs have, with their estimates and how much these vary between runs.
+
+    `paths` are the base's, `history` other runs of its machine. No data point varies less than by default.
+    """
+    old, now = estimates(base, paths), estimates(new, paths)
+    found = [
+        PointPair(
+            base[key],
+            new[key],
+            old[key],
+            now[key],
+            between_runs.default(base[key], summarize(base[key].measurement).seconds),
+        )
+        for key in base
+        if key in new
+    ]
+    if history:
+        seen = between_runs.from_history(base, [old, *(estimates(run, paths) for run in history)])
+    else:
+        seen = between_runs.from_changes(
+            {one.key: (one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
+        )
+    return [
+        replace(one, between=between_runs.with_shown(one.between, seen[one.key])) if one.key in seen else one
+        for one in found
+    ]
+
+
+def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
+    """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05."""
+    old, now = change.old, change.now
+    before, after = summarize(change.base.measurement), summarize(change.new.measurement)
+    delta, difference = tolerance(change.key.size_bytes), change.difference
+    far = reach([*parts_of([(1.0, change)])], alpha) if change.decided else math.inf
+    return Change(
+        key=change.key,
+        operation=change.base.work.operation,
+        base_gbs=before.busbw,
+        new_gbs=after.busbw,
+        base_seconds=before.seconds,
+        new_seconds=after.seconds,
+        ratio=math.exp(difference),
+        interval=(math.exp(difference - far), math.exp(difference + far)) if change.decided else None,
+        delta=delta,
+        verdict=_verdict(change, far, delta) if change.decided else Verdict.UNDECIDED,
+        regressed=change.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
+        trials=(len(old.trials), len(now.trials)),
+        between=change.between,
+    )
+
+
+def _verdict(change: PointPair, far: float, delta: float) -> Verdict:
+    old, now = change.old, change.now
+    if _below(old, now, far, delta):
+        return Verdict.WORSE
+    if _below(now, old, far, delta):
+        return Verdict.BETTER
+    tie = abs(change.difference) + reach([*parts_of([(1.0, change)])], _TIE_ALPHA)
+    return Verdict.SAME if tie <= delta else Verdict.UNDECIDED
+
+
+def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
+    """Return whether `other` is slower than `top` by more than δ, by the interval and by nearly every trial.
+
+    The trials guard against a data point that is noisier than its pool, or that was disturbed for a moment.
+    """
+    apart = top.middle - other.middle > delta + far
+    return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
+
+
+# Groups of data points that are judged together: all works of a set of devices, and all sets of a work, at the largest
+# size.
+#
+# A link that is 8% slower is slower for every copy and collective. The noise of one data point may hide that; that of
+# all of them does not.
+
+
+class Kind(StrEnum):
+    """What a group's data points share."""
+
+    DEVICES = "devices"
+    WORK = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
+
+    `ratio` is new over base bandwidth, the mean weighted by the data points' precision. With 99%, its `interval` and
+    those of all data points and groups hold at the same time.
+    """
+
+    kind: Kind
+    work: str
+    members: tuple[int, ...]
+    points: int
+    size_bytes: int
+    ratio: float
+    interval: tuple[float, float]
+    delta: float
+    verdict: Verdict
+    regressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnjudgedGroup:
+    """The data points of a group before they are judged."""
+
+    kind: Kind
+    work: str
+    members: tuple[int, ...]
+    pairs: tuple[PointPair, ...]
+
+
+def find_groups(candidates: Sequence[PointPair]) -> list[UnjudgedGroup]:
+    """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
+    largest: dict[str, int] = defaultdict(int)
+    for one in candidates:
+        largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
+    by_devices: dict[tuple[int, ...], list[PointPair]] = defaultdict(list)
+    works: dict[tuple[str, int], list[PointPair]] = defaultdict(list)
+    for one in candidates:
+        if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
+            by_devices[tuple(sorted(one.key.members))].append(one)
+            works[one.key.work, len(one.key.members)].append(one)
+    unjudged = [UnjudgedGroup(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
+    unjudged += [UnjudgedGroup(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
+    return [group for group in unjudged if len(group.pairs) > 1]
+
+
+def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
+    """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
+    differences = [one.difference for one in group.pairs]
+    # By each data point's variance; equal weights if some have none.
+    inverse = [one.of_trials + 2 * one.between.sigma**2 for one in group.pairs]
+    inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
+    weights = [one / sum(inverse) for one in inverse]
+    middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
+    parts = [*parts_of([*zip(weights, group.pairs, strict=True)])]
+    delta = max(change.delta for change in changes)
+    far = reach(parts, alpha)
+    # One disturbed data point must not decide: most of them have to agree.
+    typical = median(differences)
+    verdict = Verdict.UNDECIDED
+    if -middle > delta + far and typical < -delta:
+        verdict = Verdict.WORSE
+    elif middle > delta + far and typical > delta:
+        verdict = Verdict.BETTER
+    elif abs(middle) + reach(parts, _TIE_ALPHA) <= delta:
+        verdict = Verdict.SAME
+    limit = max(delta, -math.log1p(-fail_below))
+    return Group(
+        kind=group.kind,
+        work=group.work,
+        members=group.members,
+        points=len(group.pairs),
+        size_bytes=max(one.key.size_bytes for one in group.pairs),
+        ratio=math.exp(middle),
+        interval=(math.exp(middle - far), math.exp(middle + far)),
+        delta=delta,
+        verdict=verdict,
+        regressed=-middle > limit + far and typical < -limit,
+    )
+
+
+# Differences between two runs apart from their rates: each may be why something became faster or slower.
+
+# NVIDIA's container images set it; it does not affect NCCL.
+_IDLE = {"NCCL_VERSION"}
+_MOST_LABELS = 4  # if many labels differ, the first ones show which
+
+
+class Subject(StrEnum):
+    """What may differ between two runs, the likeliest causes of a change first."""
+
+    HOSTNAME = auto()
+    DRIVER = auto()
+    CUDA = auto()
+    NCCL = auto()
+    NCCL_PATH = auto()
+    KERNEL_IMAGE = auto()
+    SYSTEM = auto()
+    CPU = auto()
+    VIRTUALIZATION = auto()
+    MULTICAST = auto()
+    FABRIC = auto()
+    VARIABLE = auto()
+    DTYPE = auto()
+    REDOP = auto()
+    PROCESSES = auto()
+    COMMAND = auto()
+    SIZES = auto()
+    COPIES = auto()
+    COLLECTIVES = auto()
+    LAYOUT = auto()
+    QUICK = auto()
+    PRECISION = auto()
+    BUDGET = auto()
+    ITERATIONS = auto()
+    WARMUP = auto()
+    VERIFY = auto()
+    ROOT = auto()
+    NCCL_CONFIG = auto()
+    DEVICES = auto()
+    LABEL = auto()
+    MORE_LABELS = auto()
+    FLAGS = auto()
+    FAILED = auto()
+    COMPLETE = auto()
+    VERSION = auto()
+    STARTED = auto()
+
+
+Fact = str | int | float | bool | Sequence[object] | None
+
+
+def _flags(run: Run) -> list[tuple[FlagKind, int]]:
+    """Return how many trials have a flag of each kind, most first."""
+    kinds = Counter(
+        kind
+        for measurement in run.measurements
+        for sample in measurement.samples
+        for kind in dict.fromkeys(flag.kind for flag in sample.flags)
+    )
+    return kinds.most_common()
+
+
+def _layout(run: Run) -> Fact:
+    layout = run.settings.layout
+    return (layout, run.settings.split) if layout is Layout.SPLIT else (layout,)
+
+
+# The seed is another one every time. Variables and labels are compared one by one.
+_FACTS: dict[Subject, Callable[[Run], Fact]] = {
+    Subject.HOSTNAME: lambda run: run.machine.hostname,
+    Subject.DRIVER: lambda run: run.machine.driver,
+    Subject.CUDA: lambda run: run.machine.cuda,
+    Subject.NCCL: lambda run: run.machine.nccl,
+    Subject.NCCL_PATH: lambda run: run.machine.nccl_path,
+    Subject.KERNEL_IMAGE: lambda run: run.machine.kernel_image,
+    Subject.SYSTEM: lambda run: run.machine.system,
+    Subject.CPU: lambda run: run.machine.cpu,
+    Subject.VIRTUALIZATION: lambda run: run.machine.virtualization,
+    Subject.MULTICAST: lambda run: run.machine.multicast,
+    Subject.FABRIC: lambda run: run.machine.fabric,
+    Subject.DTYPE: lambda run: run.settings.dtype,
+    Subject.REDOP: lambda run: run.settings.redop,
+    Subject.PROCESSES: lambda run: run.settings.processes,
+    Subject.COMMAND: lambda run: run.settings.command_name,
+    Subject.SIZES: lambda run: run.settings.requested_sizes,
+    Subject.COPIES: lambda run: run.settings.copies,
+    Subject.COLLECTIVES: lambda run: run.settings.collectives,
+    Subject.LAYOUT: _layout,
+    Subject.QUICK: lambda run: run.settings.quick,
+    Subject.PRECISION: lambda run: run.settings.precision,
+    Subject.BUDGET: lambda run: run.settings.budget_seconds,
+    Subject.ITERATIONS: lambda run: run.settings.iterations,
+    Subject.WARMUP: lambda run: run.settings.warmup,
+    Subject.VERIFY: lambda run: run.settings.verify,
+    Subject.ROOT: lambda run: run.settings.root,
+    Subject.NCCL_CONFIG: lambda run: sorted(run.settings.nccl_config.items()),
+    Subject.DEVICES: lambda run: tuple(device.name for device in run.devices),
+    Subject.FLAGS: _flags,
+    Subject.FAILED: lambda run: sum(bool(measurement.failure) for measurement in run.measurements),
+    Subject.COMPLETE: lambda run: run.complete,
+    Subject.VERSION: lambda run: run.version,
+    Subject.STARTED: lambda run: run.started,
+}
+_OF_COLLECTIVES = (Subject.DTYPE, Subject.REDOP)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same, and what it is in the base and in the new run; None if it has none.
+
+    `name` is an NCCL variable's, `devices` the positions in the base of those whose label differs.
+    """
+
+    subject: Subject
+    base: Fact
+    new: Fact
+    name: str = ""
+    devices: Members = ()
+
+
+def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
+    """Return what differs, in the order of Subject; `positions` are the new run's devices as the base's."""
+    old, now = base.settings.environment, new.settings.environment
+    variables = sorted({*old, *now} - _IDLE)
+    collectives = any(operation.is_collective for operation in base.settings.operations)
+    found = [
+        *(Difference(subject, of(base), of(new)) for subject, of in _FACTS.items()),
+        *(Difference(Subject.VARIABLE, old.get(name), now.get(name), name) for name in variables),
+        *_of_labels(base, new, positions),
+    ]
+    order = list(Subject)
+    return tuple(
+        one
+        for one in sorted(found, key=lambda one: order.index(one.subject))
+        if one.base != one.new and (collectives or one.subject not in _OF_COLLECTIVES)
+    )
+
+
+def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Difference]:
+    old = {frozenset(path.devices): path for path in base.paths}
+    changed = []
+    for path in new.paths:
+        before = old.get(frozenset(positions.get(device, -1) for device in path.devices))
+        if before is not None and before.label != path.label:
+            changed.append(Difference(Subject.LABEL, before.label, path.label, devices=tuple(before.devices)))
+    yield from changed[:_MOST_LABELS]
+    if len(changed) > _MOST_LABELS:
+        yield Difference(Subject.MORE_LABELS, None, len(changed) - _MOST_LABELS)
+
+
+# Two runs data point by data point: what is the same, better, worse or undecided, what else differs, and what only one
+# of them has.
+
+# The chance that any answer of a comparison is wrong where the true difference is exactly δ.
+_ALPHA = 0.01
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """What became of each data point of `base` in `new`. `fail_below` is the share of its rate that each may lose.
+
+    Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run. `lost` are those
+    of `only_base` that the new run was asked for, too, or measured elsewhere. `history` counts the earlier runs that
+    show how much runs of this machine vary.
+    """
+
+    base: Run
+    new: Run
+    match: Match
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...]
+    groups: tuple[Group, ...]
+    only_base: tuple[Key, ...]
+    only_new: tuple[Key, ...]
+    lost: tuple[Key, ...]
+    fail_below: float
+    history: int = 0
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        counts = ", ".join(f"{count} {verdict}" for verdict in Verdict if (count := self.count(verdict)))
+        points = amount(len(self.changes), "data point")
+        return f"<Comparison of {points} in both: {counts or 'none judged'}; {len(self.regressions)} regressions>"
+
+    @property
+    def regressions(self) -> tuple[Change | Group, ...]:
+        """The groups and data points that are significantly slower by more than `fail_below` allows."""
+        beyond = tuple(group for group in self.groups if group.regressed)
+        return (*beyond, *(change for change in self.changes if change.regressed))
+
+    @property
+    def judged(self) -> int:
+        """The number of data points with enough trials in both runs to estimate noise; the others are not judged."""
+        return sum(change.interval is not None for change in self.changes)
+
+    @property
+    def status(self) -> ExitStatus:
+        """The command's exit status: not DONE if nothing was judged, or the new run failed or lacks something."""
+        regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
+        whole = self.judged and not self.lost and self.new.complete
+        judged = ExitStatus.DONE if whole else ExitStatus.FAILED
+        return max(regressed, judged, outcome(self.new).status)
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many data points have this verdict."""
+        return Counter(change.verdict for change in self.changes)[verdict]
+
+
+def compare(
+    base: Run, new: Run, fail_below: float, operation: Operation | None = None, history: Sequence[Run] = ()
+) -> Comparison:
+    """Return the comparison of two runs of one backend; of one operation where it is given.
+
+    `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary.
+    """
+
+    def wanted(named_points: dict[Key, Named]) -> dict[Key, Named]:
+        return {key: named for key, named in named_points.items() if operation in (None, named.work.operation)}
+
+    match = match_devices(base, new)
+    if any(match_devices(base, run).by_uuid < len(base.devices) for run in history):
+        raise UsageError("a run of the history lacks GPUs of the base: it does not show how much runs on these vary")
+    old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
+    earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
+    paired = in_both(old, now, base.paths, earlier)
+    unjudged = find_groups(paired)
+    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(unjudged))
+    judged = {one.key: judge_change(one, alpha, fail_below) for one in paired}
+    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
+    own = wanted(points_by_key(new))
+    renamed = dict(zip(now, own, strict=True))
+    only_base = sorted((key for key in old if key not in now), key=_order)
+    measured = {(key.work, key.size_bytes) for key in old if key in now}
+    return Comparison(
+        base=base,
+        new=new,
+        match=match,
+        differences=differences(base, new, match.positions),
+        changes=tuple(sorted(judged.values(), key=lambda change: (change.ratio, _order(change.key)))),
+        groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
+        only_base=tuple(only_base),
+        only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
+        lost=tuple(key for key in only_base if (key.work, key.size_bytes) in measured or _asked(new, base, old[key])),
+        fail_below=fail_below,
+        history=len(history),
+    )
+
+
+def _asked(new: Run, base: Run, named: Named) -> bool:
+    """Return whether the new run was asked for a data point of the base, whatever it holds of that."""
+    asked, work = new.settings, named.work
+    if work.operation not in asked.operations or named.key.size_bytes not in asked.sizes:
+        return False
+    if work.operation.is_collective:
+        return asked.layout is base.settings.layout and work in asked.collectives
+    return work.variant in asked.copies
+
+
+def _order(key: Key) -> tuple[str, tuple[int, ...], int]:
+    return key.work, key.members, key.size_bytes

@@ -1,0 +1,48 @@
+"""Verdicts: where the labels of a run and its measured links disagree (docs/method.md 10). Pure."""
+
+from __future__ import annotations
+
+from collbench.judge.diagnose.blame import unhealthy_devices
+from collbench.judge.diagnose.collectives import collectives
+from collbench.judge.diagnose.coverage import CheckKind, Coverage, NotDone, coverage, missing
+from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, staging
+from collbench.judge.diagnose.limits import excluded_links, failures, limits
+from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers
+from collbench.judge.diagnose.readings import Facts
+from collbench.judge.diagnose.reported import reported
+from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
+from collbench.judge.registration import ordinary
+from collbench.model.run import Run
+
+__all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
+
+
+def judge(run: Run) -> tuple[Verdict, ...]:
+    """Return the verdicts on a run, strongest first. `coverage` says which pairs were judged at all."""
+    facts = Facts(ordinary(run))
+    unhealthy = unhealthy_devices(facts)
+    by_limits = list(limits(facts, unhealthy))
+    excluded = excluded_links(facts, by_limits)
+    findings = [
+        *failures(facts),
+        *reported(facts),
+        *other_processes(facts, unhealthy),
+        *interference(facts),
+        *degraded_slots(facts),
+        *by_limits,
+        *staging(facts, excluded),
+        *asymmetries(facts, excluded, unhealthy),
+        *outliers(facts, excluded, unhealthy),
+        *below_elements(facts, unhealthy),
+        *collectives(facts, excluded, unhealthy),
+    ]
+    by_elements = frozenset[Link]().union(*(finding.reach for finding in findings))
+    findings += inversions(facts, excluded, by_elements)
+    ranks = list(Severity)
+    standing = sorted(explained(findings), key=lambda finding: ranks.index(finding.verdict.severity))
+    return tuple(finding.verdict for finding in standing)
+
+
+def not_judged(run: Run) -> tuple[NotDone, ...]:
+    """Return the checks that this run has no data for, with what is missing."""
+    return tuple(missing(Facts(ordinary(run))))

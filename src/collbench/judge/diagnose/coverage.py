@@ -1,0 +1,205 @@
+"""Which pairs and checks a run has the data for: what was not judged is not agreement."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations, permutations
+
+from collbench.judge.diagnose.evidence import Source
+from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
+from collbench.judge.diagnose.verdict import Link
+from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
+from collbench.judge.stats import FEWEST_TRIALS
+from collbench.machine.labels import is_nvlink
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+
+# Which pairs of a run could be judged, and why the others could not.
+
+Pair = tuple[int, int]
+# What a pair without any work lacks, if nothing was requested.
+_FIRST = Work(Operation.CE_WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A pair (ascending positions) that could not be judged, and why."""
+
+    pair: Pair
+    absence: Absence
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The pairs that were judged, and those that were not."""
+
+    judged: tuple[Pair, ...]
+    missed: tuple[NotJudged, ...]
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are."""
+        return len(self.judged) + len(self.missed)
+
+    @property
+    def lacking(self) -> tuple[NotJudged, ...]:
+        """The pairs that should have been judged; the others are missing by design, for example without peer access."""
+        return tuple(one for one in self.missed if not one.absence.by_design)
+
+
+def coverage(run: Run) -> Coverage:
+    """Return which pairs of a run were judged.
+
+    A pair is judged by copies of 16 MiB or more both ways, or by a collective of 64 MiB or more on it, three trials
+    each, if nothing on it failed, moved wrong data or was left untried. Smaller messages show no bandwidth to hold
+    against a label.
+    """
+    facts, troubles, absences = Facts(run), outcome(run), Absences(run)
+    untried = {one.devices for one in troubles.troubles if one.kind is TroubleKind.UNTRIED}
+    judged: list[Pair] = []
+    missed: list[NotJudged] = []
+    for pair in combinations(range(len(run.devices)), 2):
+        if troubles.failed(pair):
+            missed.append(NotJudged(pair, Absence(AbsenceKind.FAILED)))
+        elif pair not in untried and _judged(facts, pair):
+            judged.append(pair)
+        else:
+            missed.append(NotJudged(pair, _why(run, absences, pair)))
+    return Coverage(tuple(judged), tuple(missed))
+
+
+def _judged(facts: Facts, pair: Pair) -> bool:
+    if facts.readings.best(pair) is not None and facts.readings.best((pair[1], pair[0])) is not None:
+        return True
+    works = facts.readings.works(collective=True)
+    return any(set(members) == set(pair) for work in works for members in facts.readings.of(work, COLLECTIVE_BYTES))
+
+
+def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
+    """Return why a pair was not judged: by design only if all that was requested for it is absent by design."""
+    there = [m for m in run.measurements if set(m.point.members) == set(pair) and _could_judge(m.point.work)]
+    given_up = next((measurement for measurement in there if measurement.failure), None)
+    if given_up is not None:
+        return absences.of(given_up.point.work, given_up.point.members)
+    large = [
+        measurement
+        for measurement in there
+        if measurement.point.size_bytes
+        >= (COLLECTIVE_BYTES if measurement.point.operation.is_collective else COPY_BYTES)
+    ]
+    if large:
+        trials = max(len(measurement.samples) for measurement in large)
+        if trials < FEWEST_TRIALS:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=FEWEST_TRIALS)
+        return Absence(AbsenceKind.ONE_WAY)
+    if there:
+        return Absence(AbsenceKind.SMALL)
+    # What was requested, on any pair, and what was skipped.
+    works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
+    works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
+    reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
+    first = next((reason for reason in reasons if reason.kind is AbsenceKind.SKIPPED), reasons[0])
+    return first if all(reason.by_design for reason in reasons) else replace(first, by_design=False)
+
+
+def _could_judge(work: Work) -> bool:
+    return work.variant is Variant.PLAIN and (work.operation.is_copy or work.operation.is_collective)
+
+
+# The checks that could not be made with the data of a run.
+
+
+class CheckKind(StrEnum):
+    """A check that a run has no data for. The comments list the fields of NotDone that each kind has."""
+
+    LINKS = "links of one work against each other"  # work, size_bytes, links, absence
+    COPIES = "links against their limits"
+    LIMITS = "limits of links"  # labels
+    STAGING = "peer access against staging"
+    COLLECTIVES = "NCCL against the links"
+    PAIRS = "NCCL pair by pair"
+    LABELS = "labels against other tools"  # sources
+    PCIE = "PCIe under load"
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """A check that a run has no data for, and why: `links` (source, destination) lack a figure of `work`, the paths of
+    `labels` have no known limit, `sources` reported nothing.
+    """
+
+    kind: CheckKind
+    work: Work | None = None
+    size_bytes: int = 0
+    links: tuple[Link, ...] = ()
+    absence: Absence | None = None
+    labels: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+def missing(facts: Facts) -> Iterator[NotDone]:
+    """Yield the checks that could not be made."""
+    yield from _points(facts)
+    if not facts.on_cores:
+        yield from _copies(facts)
+        yield from _collectives(facts)
+        yield from _sources(facts)
+
+
+def _points(facts: Facts) -> Iterator[NotDone]:
+    """Yield the links without a figure of a work, by the reason: the other links were compared without them."""
+    absences, n = Absences(facts.run), len(facts.run.devices)
+    for work in facts.readings.works(collective=False):
+        readings = facts.readings.of(work, 1)
+        size_bytes = next(iter(readings.values())).size_bytes
+        reasons: dict[Absence, list[Link]] = defaultdict(list)
+        for link in permutations(range(n), 2):
+            if link not in readings:
+                reasons[_reason(absences.of(work, link, size_bytes))].append(link)
+        for absence, links in reasons.items():
+            yield NotDone(CheckKind.LINKS, work, size_bytes, tuple(links), absence)
+
+
+def _reason(absence: Absence) -> Absence:
+    """Return the absence without what differs from link to link, to group links by the reason."""
+    skipped = absence.skipped
+    return replace(absence, failure=None, skipped=skipped and replace(skipped, work=None, members=()))
+
+
+def _copies(facts: Facts) -> Iterator[NotDone]:
+    readings = facts.readings
+    copies = [r for r in readings.points if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
+    if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
+        yield NotDone(CheckKind.COPIES)
+        return
+    unknown = sorted({r.label for r in copies if facts.limit(r.members) is None})
+    if unknown:
+        yield NotDone(CheckKind.LIMITS, labels=tuple(unknown))
+    if not readings.of(STAGED, COPY_BYTES):
+        yield NotDone(CheckKind.STAGING)
+
+
+def _collectives(facts: Facts) -> Iterator[NotDone]:
+    points = [r for r in facts.readings.points if r.work.operation.is_collective]
+    if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in points):
+        yield NotDone(CheckKind.COLLECTIVES)
+    elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in points):
+        yield NotDone(CheckKind.PAIRS)
+
+
+def _sources(facts: Facts) -> Iterator[NotDone]:
+    run = facts.run
+    answers_of: dict[Source, list[object]] = {
+        Source.TOPOLOGY: [path.tool_label for path in run.paths],
+        Source.PEERS: [path.tool_peer_access or None for path in run.paths],
+        Source.CUDA: [path.cuda_peers for path in run.paths],
+    }
+    silent = tuple(source for source, answers in answers_of.items() if all(answer is None for answer in answers))
+    if silent and run.paths:
+        yield NotDone(CheckKind.LABELS, sources=silent)
+    over_pcie = any(not is_nvlink(path.label) for path in run.paths)
+    if over_pcie and not any(state.pcie_generation or state.pcie_width for state in run.health_after):
+        yield NotDone(CheckKind.PCIE)

@@ -1,0 +1,181 @@
+"""Faults of GPUs: other processes, slots; and pairs that slow each other down (docs/method.md 10.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from collbench.judge.diagnose.blame import UnhealthyDevices, blames, verdict_on
+from collbench.judge.diagnose.causes import Check, Known, Look, OfLinks
+from collbench.judge.diagnose.elements import STAGED_FASTER
+from collbench.judge.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
+from collbench.judge.diagnose.limits import ExcludedLinks
+from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
+from collbench.judge.diagnose.verdict import Finding, Kind, Verdict, both_ways, by_name
+from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN
+from collbench.machine import theory
+from collbench.machine.labels import is_nvlink, rank_key
+from collbench.machine.theory import Theory, slot
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import InterferenceCheck
+
+_BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
+
+
+def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield the GPUs that other people's processes used during the run: what was measured on them includes those."""
+    gpus = tuple(sorted(unhealthy.shared))
+    if gpus:
+        n = len(facts.run.devices)
+        evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
+        checks = (Check(Look.GPU_PROCESSES, gpus),)
+        verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
+        links = both_ways((gpu, other) for gpu in gpus for other in range(n) if other != gpu)
+        yield Finding(verdict, links)
+
+
+def interference(facts: Facts) -> Iterator[Finding]:
+    """Yield pairs that an interference check finds slower concurrently than isolated, although they share no link.
+
+    NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. The labels of longer PCIe paths
+    imply shared links, so there it is no contradiction.
+    """
+    worse = [
+        check
+        for check in facts.run.interference_checks
+        if not check.trusted
+        and _shares_nothing(facts, check)
+        and -math.log(max(check.ratio, 1e-9)) > check.delta + _check_noise(facts, check)
+    ]
+    for over_nvlink in (True, False):
+        checks = [check for check in worse if is_nvlink(check.label) is over_nvlink]
+        if checks:
+            yield _disturbed(facts, checks, over_nvlink=over_nvlink)
+
+
+def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
+    check = min(checks, key=lambda one: one.ratio)
+    labels = tuple(sorted({one.label for one in checks}, key=rank_key))
+    works = by_name(Work(one.operation, one.variant) for one in checks)
+    links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
+    members = tuple(sorted({member for link in links for member in link}))
+    last = Check(Look.NVLINK_TRAFFIC, members[:1]) if over_nvlink else Check(Look.ACS)
+    gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
+    verdict = Verdict(
+        Kind.CONTENTION,
+        Where(Extent.DEVICES, members),
+        Disturbed(labels, check.ratio, works),
+        Known.NVLINK_TRAFFIC if over_nvlink else Known.BRIDGE_DETOUR,
+        (Check(Look.LABELS), Check(Look.RUNNING), last),
+        label=check.label,
+        theory_gbs=check.isolated_gbs,
+        measured=(gbs / off, gbs, gbs * off),
+    )
+    return Finding(verdict, links)
+
+
+def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
+    """Return whether a checked pair has its links to itself, by the labels: NVLinks in use, or one bridge with peers.
+
+    Of four GPUs there is one other pair; if each of the two pairs has its own NUMA node, they share nothing.
+    """
+    if is_nvlink(check.label):
+        ceiling = facts.pcie_ceiling(check.members)
+        return ceiling is None or check.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
+    others = [m for m in range(len(facts.run.devices)) if m not in check.members]
+    nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (check.members, others)]
+    apart = len(others) == 2 and nodes[0].isdisjoint(nodes[1]) and all(len(node) == 1 for node in nodes)
+    own = check.label == "PIX" or (apart and None not in nodes[0] | nodes[1])
+    return own and facts.has_peers(check.members)
+
+
+def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
+    """Return how far noise may lower the log ratio of an interference check, which has two medians of three trials."""
+    alike = [r for r in facts.readings.points if r.work == Work(check.operation, check.variant)]
+    if not alike:
+        return check.delta
+    # A reading's error is that of a median of at least three, as an interference check's two medians are
+    # (measurement/interference.py).
+    return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
+
+
+def degraded_slots(facts: Facts) -> Iterator[Finding]:
+    """Yield the GPUs whose PCIe link is narrower or slower than its best, read with their contexts still open.
+
+    A link that carried more than its state allows was only read after it had gone to rest. Resting lowers the
+    generation, never the width, so a low generation needs evidence that the slot is slow: copies to or from host memory
+    that are no faster than it allows. A copy to another GPU may be slow for other reasons.
+    """
+    for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
+        best = (device.pcie_generation, device.pcie_width)
+        now = (state.pcie_generation, state.pcie_width)
+        copies = (reading for reading in facts.readings.host(position) if reading.work.operation in _BY_ENGINE)
+        seen = max(copies, key=lambda reading: reading.middle, default=None)
+        carried = _carried(facts, position)
+        few_lanes = _below(now[1], best[1]) and not _beats(carried, theory.pcie(best[0] or now[0], now[1]))
+        low_generation = _below(now[0], best[0]) and not _beats(carried, theory.pcie(now[0], now[1] or best[1]))
+        if not few_lanes and not (low_generation and seen):
+            continue
+        ideal = slot(device)
+        others = [other for other in range(len(facts.run.devices)) if other != position]
+        pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]
+        verdict = Verdict(
+            Kind.PCIE_DEGRADED,
+            Where(Extent.DEVICES, (position,)),
+            SlotBelowBest(now, best),
+            Known.FEWER_LANES if few_lanes else Known.LOWER_GENERATION,
+            (Check(Look.PCIE_LINKS, (position,)),),
+            theory_gbs=ideal.gbs if ideal else None,
+            measured=facts.readings.interval(seen) if seen else None,
+        )
+        yield Finding(verdict, both_ways(pcie))
+
+
+def _below(now: int | None, best: int | None) -> bool:
+    return now is not None and best is not None and now < best
+
+
+def _beats(gbs: float, limit: Theory | None) -> bool:
+    return limit is not None and gbs > limit.gbs
+
+
+def _carried(facts: Facts, device: int) -> float:
+    """Return the lower bound in GB/s of the fastest copy over a device's slot, 0 if there is none.
+
+    Copies to other GPUs count unless their label or their rate says that they take NVLinks.
+    """
+    copies = list(facts.readings.host(device))
+    for reading in facts.readings.points:
+        if reading.work in (*CE, *SM, STAGED) and reading.size_bytes >= COPY_BYTES and device in reading.members:
+            copies.append(reading)
+    most = HIDDEN * (limit.gbs if (limit := slot(facts.run.devices[device])) else FASTEST_PCIE_GBS)
+    over_slot = [r for r in copies if r.work.variant is not Variant.PLAIN or not facts.over_nvlink(r.members)]
+    return max((facts.readings.interval(r)[0] for r in over_slot if r.gbs <= most), default=0.0)
+
+
+def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
+    """Yield the links that are faster through host memory than by peer access."""
+    direct = facts.readings.of(CE[0], COPY_BYTES)
+    through = facts.readings.of(STAGED, COPY_BYTES)
+    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if facts.has_peers(link)}
+    alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
+    slow = [
+        link
+        for link, (plain, via) in alike.items()
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_FASTER)
+    ]
+    for blame in blames(facts, slow, alike, rates=True):
+        plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
+        first = min(blame.links)
+        one = blame.single if len(alike) > 2 else None
+        verdict = verdict_on(
+            facts,
+            Kind.P2P_SLOWER_THAN_STAGED,
+            blame,
+            plains,
+            StagedFaster(facts.readings.span(vias)[1]),
+            OfLinks(Known.NVLINKS_IDLE if facts.over_nvlink(first) else Known.PEER_DETOUR, one),
+            (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
+        )
+        many = blame.gpu is None and blame.single is None  # NCCL takes the same detour
+        yield Finding(verdict, blame.links, reach=blame.reach or (blame.links if many else frozenset()))

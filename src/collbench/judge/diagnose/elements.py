@@ -1,0 +1,360 @@
+"""Which shared element explains slow links: by elimination on a model of the machine (docs/method.md 10.2).
+
+A link crosses elements: its GPUs' ports or slots, its own lanes, over PCIe also uplinks of switches, root complexes,
+the link between sockets. An element with a capacity slows what crosses it to that capacity, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.judge.diagnose.causes import Either, GpuItself, GpuPart, Shared, SharedPart
+from collbench.judge.diagnose.evidence import Extent
+from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
+from collbench.judge.diagnose.verdict import Link, both_ways, directed_links
+from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN, chained
+from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
+from collbench.model.operations import Operation, Variant
+
+Values = NDArray[np.float64]
+# Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
+OUTLYING = 0.025
+# docs/method.md 10.2: a worse label is 10% faster, as a difference of log bandwidth.
+INVERTED = math.log(1.1)
+# By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
+# makes staging a little faster. nccl#814 has a factor of 2.2.
+STAGED_FASTER = math.log(4 / 3)
+# Words without a place in the order of labels.
+NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
+OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
+# Links of one kind differ by so much without a fault, and copies to host memory by the socket on which it lies.
+_UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
+# A residual counts at most so many σ: what no element explains decides for none.
+_MOST_SIGMA = 7.0
+_PROMISING = 60  # elements that explain most alone are tried in pairs
+_MOST_FURTHER = 2  # elements than two
+# A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
+_UNDECIDED = 6.0
+# The labels of what lies below one switch or root port, one upstream switch, one host bridge.
+_BELOW = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB"))
+_IN_SOCKET = ("PIX", "PXB", "PHB", "NODE")
+_FORWARDED = ("PHB", "NODE", "SYS")
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A part that links share: these cross it, and copies between host memory and GPUs, `out` of these or `into` them.
+
+    `extent` and `devices` say where it is: one GPU, a pair, a direction, or PAIRS of several GPUs.
+    """
+
+    extent: Extent
+    devices: tuple[int, ...]
+    links: frozenset[Link]
+    cause: GpuItself | Shared | Either
+    out: frozenset[int] = frozenset()
+    into: frozenset[int] = frozenset()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several pairs cross it, and not all of its label, which is ORDER_INVERSION's to say."""
+        below = isinstance(self.cause, Shared) and self.cause.part is SharedPart.BELOW
+        return not below and len({frozenset(link) for link in self.links}) > 1
+
+    def slows(self, host: Reading) -> bool:
+        """Return whether a copy between a GPU and host memory crosses it."""
+        return host.members[0] in (self.out if host.work.operation in OUT_OF_GPU else self.into)
+
+    def crossed_by(self, seen: _Seen) -> bool:
+        """Return whether what was timed crosses it."""
+        if seen.kind == _PLAIN:
+            return not self.links.isdisjoint(seen.links)
+        return seen.sender in self.out or seen.receiver in self.into
+
+
+_PLAIN, _HOST, _STAGED = range(3)
+
+
+class _Seen(NamedTuple):
+    """How far a link's copies, or those with host memory, lie `below` (≤ 0, a log) what is `typical` of their kind."""
+
+    kind: int
+    links: frozenset[Link]
+    sender: int | None
+    receiver: int | None
+    below: float
+    typical: float
+    error: float
+
+
+def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
+    """Return what links must have in common to be compared: the products at their ends, these' slots, and the limit."""
+    devices = [facts.run.devices[member] for member in members] if not facts.on_cores else []
+    ends = sorted(str((one.name, one.pcie_generation, one.pcie_width)) for one in devices)
+    return (*ends, facts.limit(members) if len(members) == 2 else None)
+
+
+def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
+    """Return the elements that explain what is slow, by NVLinks or by PCIe; none if nothing needs an explanation."""
+    seen = list(_seen(facts, over_nvlink=over_nvlink, collective=collective))
+    candidates = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
+    if not candidates:
+        return ()
+    below, error = (np.array([getattr(one, name) for one in seen]) for name in ("below", "error"))
+    predicted = np.array([_predicted(element, seen) for element in candidates])
+    cost = 2 * math.log(len(seen)) + 2 * math.log(len(candidates))
+
+    def misfits(of: Values) -> Values:
+        squares: Values = np.minimum(((below - of) / error) ** 2, _MOST_SIGMA**2).sum(axis=-1)
+        return squares
+
+    promising = np.argsort(misfits(predicted), kind="stable")[:_PROMISING]
+    candidates, predicted = [candidates[place] for place in promising], predicted[promising]
+    # Each element alone on the diagonal, and with each other one: two faults may hide behind a third that has none.
+    fits = np.array([misfits(np.minimum(one, predicted)) for one in predicted])
+    alone, nothing = fits.diagonal(), float(misfits(np.zeros(len(seen))))
+    two = fits.min() + cost < alone.min()
+    best = float(fits.min() if two else alone.min())
+    if best + (2 if two else 1) * cost >= nothing:
+        return ()
+    if not two:
+        fits = np.where(np.eye(len(fits)) > 0, fits, np.inf)
+    places = sorted(
+        ((one, other) for one, other in np.argwhere(fits < best + _UNDECIDED) if one <= other), key=fits.item
+    )
+    alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
+    further = _further(predicted, misfits, places[0], best, cost)
+    if not further and (either := _either(alike)):
+        return (either,)
+    chosen = sorted({*places[0], *further}, key=lambda place: predicted[place].sum())
+    return tuple(candidates[place] for place in chosen)
+
+
+def _further(
+    predicted: Values, misfits: Callable[[Values], Values], two: Sequence[int], best: float, cost: float
+) -> list[int]:
+    """Return what else explains significantly more than the best one or two elements, each time the most."""
+    explained, found = predicted[list(two)].min(axis=0), list[int]()
+    while len(found) < _MOST_FURTHER:
+        misfit = misfits(np.minimum(explained, predicted))
+        place = int(np.argmin(misfit))
+        if misfit[place] + cost >= best:
+            break
+        found.append(place)
+        best, explained = float(misfit[place]), np.minimum(explained, predicted[place])
+    return found
+
+
+def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
+    """Return one element for explanations that fit equally well and blame other parts, None if there is but one."""
+
+    def parts(elements: Sequence[Element]) -> frozenset[object]:
+        causes = (one.cause for one in elements if one.shared)
+        return frozenset(cause.device if isinstance(cause, GpuItself) else cause for cause in causes)
+
+    # GPUs first: they are more than uplinks, and fail more often.
+    simple = sorted(
+        (elements for elements in alike if all(one.shared for one in elements)),
+        key=lambda elements: sum(isinstance(one.cause, Shared) for one in elements),
+    )
+    first = simple[0] if simple else ()
+    second = next((other for other in simple if parts(other) != parts(first)), None)
+    if second is None:
+        return None
+    both = [*first, *second]
+    devices = tuple(sorted({device for one in both for device in one.devices}))
+    links = frozenset[Link]().union(*(one.links for one in both))
+    causes = [
+        tuple(one.cause for one in sorted(elements, key=lambda one: one.devices) if not isinstance(one.cause, Either))
+        for elements in (first, second)
+    ]
+    return Element(Extent.PAIRS, devices, links, Either(causes[0], causes[1]))
+
+
+def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
+    """Return the candidates that something slow crosses; of those that the same things cross the narrowest, first."""
+    found: dict[tuple[bool, ...], Element] = {}
+    for element in candidates:
+        crossing = tuple(element.crossed_by(one) for one in seen)
+        if any(crosses and _slow(one) for crosses, one in zip(crossing, seen, strict=True)):
+            found.setdefault(crossing, element)
+    return list(found.values())
+
+
+def _slow(seen: _Seen) -> bool:
+    return seen.below < -2 * seen.error
+
+
+def _predicted(element: Element, seen: Sequence[_Seen]) -> list[float]:
+    """Return how far below its typical rate the element leaves each, if its capacity is what slow ones reach."""
+    rates: dict[int, list[float]] = defaultdict(list)
+    for one in seen:
+        if element.crossed_by(one) and _slow(one):
+            rates[one.kind].append(one.typical + one.below)
+    capacity = {kind: median(values) for kind, values in rates.items()}
+    direct = min((capacity[kind] for kind in (_PLAIN, _HOST) if kind in capacity), default=math.inf)
+    limits = {kind: capacity.get(kind, direct if kind != _STAGED else math.inf) for kind in range(3)}
+    return [min(0.0, limits[one.kind] - one.typical) if element.crossed_by(one) else 0.0 for one in seen]
+
+
+# What was timed, against what is typical of its kind.
+
+
+def _seen(facts: Facts, *, over_nvlink: bool, collective: bool) -> Iterator[_Seen]:
+    below: dict[tuple[int, frozenset[Link], int | None, int | None], list[tuple[float, float, float]]]
+    below = defaultdict(list)
+    staged = {} if over_nvlink else facts.readings.of(STAGED, COPY_BYTES)
+    for work in facts.readings.works(collective=collective):
+        group = [r for r in facts.readings.of(work).values() if _tells(facts, r, over_nvlink=over_nvlink)]
+        for reading, typical in _typical(facts, group, {} if collective else staged):
+            links = frozenset(directed_links(work, reading.members))
+            below[_PLAIN, links, None, None].append((reading.middle, typical, reading.error))
+    if not over_nvlink and not collective:
+        for reading, typical in _typical(facts, list(staged.values()), {}):
+            sender, receiver = reading.members
+            below[_STAGED, frozenset(), sender, receiver].append((reading.middle, typical, reading.error))
+        for hosts in with_host_memory(facts):
+            for reading, typical in _typical(facts, hosts, {}):
+                gpu, out = reading.members[0], reading.work.operation in OUT_OF_GPU
+                below[_HOST, frozenset(), gpu if out else None, None if out else gpu].append(
+                    (reading.middle, typical, reading.error)
+                )
+    for (kind, crossed, source, target), values in below.items():
+        middles, typicals, errors = zip(*values, strict=True)
+        unlike = _UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE
+        error = math.hypot(math.hypot(*errors) / len(errors), unlike)
+        typical = fmean(typicals)
+        yield _Seen(kind, crossed, source, target, min(0.0, fmean(middles) - typical), typical, error)
+
+
+def with_host_memory(facts: Facts) -> Iterator[list[Reading]]:
+    """Yield the copies between GPUs and host memory, by operation: of each GPU those with the nearest memory."""
+    best: dict[Operation, dict[int, Reading]] = defaultdict(dict)
+    for gpu in range(len(facts.run.devices)):
+        for reading in sorted(facts.readings.host(gpu), key=lambda reading: reading.middle):
+            best[reading.work.operation][gpu] = reading
+    yield from (list(of_gpus.values()) for of_gpus in best.values())
+
+
+def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
+    """Return whether a reading on a pair shows its label's links, undisturbed."""
+    if len(reading.members) != 2 or is_nvlink(reading.label) is not over_nvlink:
+        return False
+    hidden = HIDDEN * (facts.limit(reading.members) or FASTEST_PCIE_GBS)
+    return over_nvlink or ((reading.isolated or reading.confirmed) and reading.gbs <= hidden)
+
+
+def _typical(
+    facts: Facts, group: Sequence[Reading], staged: Mapping[tuple[int, ...], Reading]
+) -> Iterator[tuple[Reading, float]]:
+    """Yield a work's readings, each with what the best of its label and products reach.
+
+    A better label can do what a worse one does, and peer access what staging does.
+    """
+    alike: dict[tuple[tuple[object, ...], str], list[Reading]] = defaultdict(list)
+    for reading in group:
+        through_host = reading.work.variant is Variant.STAGED
+        like = likeness(facts, reading.members)
+        label = _in_tree(facts, reading.members) if through_host else reading.label
+        alike[like[:-1] if through_host else like, label].append(reading)
+    best = {key: _of_the_best(facts, readings) for key, readings in alike.items()}
+    for (like, label), readings in alike.items():
+        typical = best[like, label]
+        if label not in NO_ORDER and not is_nvlink(label) and readings[0].work.variant is Variant.PLAIN:
+            worse = [
+                rate
+                for (other, name), rate in best.items()
+                if other == like and name not in NO_ORDER and rank_key(name) > rank_key(label)
+            ]
+            typical = max((rate for rate in worse if rate - typical > INVERTED), default=typical)
+        for reading in readings:
+            through = staged.get(reading.members)
+            faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_FASTER
+            yield reading, through.middle if through is not None and faster else typical
+
+
+def _of_the_best(facts: Facts, readings: Collection[Reading]) -> float:
+    top = max(readings, key=lambda reading: reading.middle)
+    return median(r.middle for r in readings if not facts.readings.exceeds(top, r, OUTLYING))
+
+
+# What may be to blame, narrowest first.
+
+
+def _candidates(facts: Facts, *, over_nvlink: bool) -> Iterator[Element]:
+    every = range(len(facts.run.devices))
+    links = frozenset(link for link in permutations(every, 2) if facts.over_nvlink(link) is over_nvlink)
+    for low, high in combinations(every, 2):
+        if (low, high) in links:
+            pair = (low, high)
+            yield Element(Extent.PAIR, pair, both_ways([pair]), Shared(SharedPart.PATH, pair))
+    for link in sorted(links):
+        yield Element(Extent.DIRECTION, link, frozenset((link,)), Shared(SharedPart.PATH, link))
+    for gpu in every:
+        sent, received = (frozenset(link for link in links if link[end] == gpu) for end in (0, 1))
+        one, whole = frozenset((gpu,)), GpuItself(gpu, GpuPart.ANY)
+        one_way = GpuItself(gpu, GpuPart.ONE_DIRECTION)
+        yield Element(Extent.ALL, (gpu,), sent | received, whole, one, one)
+        yield Element(Extent.SENT, (gpu,), sent, one_way, out=one)
+        yield Element(Extent.RECEIVED, (gpu,), received, one_way, into=one)
+    if not over_nvlink and not facts.on_cores:
+        yield from _of_tree(facts, links)
+
+
+def _in_tree(facts: Facts, pair: Collection[int]) -> str:
+    """Return the label of a pair's path over PCIe, where it has NVLinks, too."""
+    path = facts.paths.get(frozenset(pair))
+    return (path.ancestor or path.label) if path else "?"
+
+
+def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
+    """Yield the parts of the PCIe tree that labels tell of."""
+    tree = {pair: _in_tree(facts, pair) for pair in facts.paths}
+
+    def groups(labels: Collection[str]) -> list[frozenset[int]]:
+        islands = chained(tuple(pair) for pair, label in tree.items() if label in labels)
+        return sorted((frozenset(one) for one in islands), key=sorted)
+
+    def element(part: SharedPart, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
+        ours = tuple(sorted(devices))
+        return Element(Extent.PAIRS, ours, frozenset(crossing), Shared(part, ours))
+
+    for labels in _BELOW:
+        part = SharedPart.ROOT if "PHB" in labels else SharedPart.UPLINK
+        for group in groups(labels):
+            devices = tuple(sorted(group))
+            up = frozenset((a, b) for a, b in links if a in group and b not in group)
+            down = frozenset((a, b) for a, b in links if b in group and a not in group)
+            cause = Shared(part, devices)
+            yield element(SharedPart.BELOW, group, (link for link in links if {*link} <= group))
+            yield Element(Extent.PAIRS, devices, up | down, cause, group, group)
+            yield Element(Extent.PAIRS, devices, up, cause, out=group)
+            yield Element(Extent.PAIRS, devices, down, cause, into=group)
+    sockets = groups(_IN_SOCKET)
+    across = [link for link in links if tree.get(frozenset(link)) == "SYS"]
+    inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
+    for socket in sockets:
+        yield element(SharedPart.FORWARDING, socket, (link for link in inside if {*link} <= socket))
+    for one, other in permutations(sockets, 2):
+        between = [(a, b) for a, b in across if a in one and b in other]
+        if min(one) < min(other):
+            yield element(SharedPart.SOCKETS, one | other, both_ways(between))
+        yield element(SharedPart.SOCKETS, one | other, between)
+    for part, labels in (
+        (SharedPart.SOCKETS, ("SYS",)),
+        (SharedPart.FORWARDING, ("PHB", "NODE")),
+        (SharedPart.FORWARDING, _FORWARDED),
+        (SharedPart.BELOW, ("PIX",)),
+        (SharedPart.BELOW, ("PIX", "PXB")),
+    ):
+        crossing = [link for link in links if tree.get(frozenset(link)) in labels]
+        yield element(part, {member for link in crossing for member in link}, crossing)

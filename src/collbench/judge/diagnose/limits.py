@@ -1,0 +1,320 @@
+"""Links that fail, and copies against the limit of their path: too slow or too fast (docs/method.md 10.2)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import median
+
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
+from collbench.judge.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks
+from collbench.judge.diagnose.elements import OUTLYING
+from collbench.judge.diagnose.evidence import (
+    Beaten,
+    Evidence,
+    Extent,
+    FewerLinks,
+    OfWorks,
+    Where,
+    WrongElements,
+)
+from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.verdict import Finding, Kind, Link, Verdict, both_ways, by_name, directed_links
+from collbench.judge.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
+from collbench.machine.labels import is_nvlink, nvlink_count
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Variant, Work
+from collbench.model.run import Measurement, SkipKind, Skipped
+
+# Wrong data, hangs and other failures: these links are useless, whatever their rate.
+
+_ACS = (Check(Look.ACS), Check(Look.LOG_IOMMU_GPUS), Check(Look.KERNEL_COMMAND))
+_FABRIC = (Check(Look.LOG_FABRIC), Check(Look.FABRIC_MANAGER), Check(Look.NVLINK_ERRORS))
+
+
+def failures(facts: Facts) -> Iterator[Finding]:
+    """Yield the devices where data was wrong, those where the work never ended, and those where it failed otherwise."""
+    yield from _corruptions(facts)
+    given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
+    hung = [bad for bad in given_up if bad.failure is not None and bad.failure.kind is FailureKind.HANG]
+    yield from _given_up(facts, Kind.HANG, hung)
+    yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad not in hung])
+
+
+def _corruptions(facts: Facts) -> Iterator[Finding]:
+    cases: dict[tuple[int, ...], Skipped | Measurement] = {}
+    for left in facts.run.skipped:
+        if left.kind is SkipKind.WRONG_DATA:
+            cases.setdefault(_affected(left.work, left.members), left)
+    for bad in facts.run.measurements:
+        if bad.wrong:
+            cases.setdefault(_affected(bad.point.work, bad.point.members), bad)
+    for members, case in cases.items():
+        evidence = WrongElements(0, None)
+        if isinstance(case, Measurement) and case.failure is None:
+            evidence = WrongElements(case.wrong or 0, case.point.work)
+        yield _failure_finding(facts, Kind.DATA_CORRUPT, _within(members), evidence, case)
+
+
+def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
+    on_links: dict[Link, list[Measurement]] = defaultdict(list)
+    elsewhere: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
+    for one in bad:
+        for link in _pair_links(one):
+            on_links[link].append(one)
+        if not _pair_links(one):
+            elsewhere[_affected(one.point.work, one.point.members)].append(one)
+    tried = {link for measurement in facts.run.measurements for link in _pair_links(measurement)}
+    cases = [
+        (blame, [one for link in sorted(blame.links) for one in on_links[link]])
+        for blame in blames(facts, on_links, tried)
+    ]
+    cases += [(_within(members), ours) for members, ours in sorted(elsewhere.items())]
+    for blame, ours in cases:
+        works = by_name(one.point.work for one in ours)
+        yield _failure_finding(facts, kind, blame, OfWorks(works), ours[0])
+
+
+def _affected(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the devices to blame: if all copy at once, the one that is timed."""
+    return work.place(members) if work and work.variant.at_once else members
+
+
+def _pair_links(measurement: Measurement) -> tuple[Link, ...]:
+    """Return the directed links that a data point on two devices uses; none for other numbers of devices."""
+    if len(_affected(measurement.point.work, measurement.point.members)) != 2:
+        return ()
+    a, b = measurement.point.members
+    directed = measurement.point.operation.is_copy and measurement.point.variant is not Variant.BOTH_WAYS
+    return ((a, b),) if directed else ((a, b), (b, a))
+
+
+def _within(members: tuple[int, ...]) -> Blame:
+    """Return all links among some devices, which are to blame together."""
+    return Blame(frozenset(permutations(members, 2)), Where(Extent.DEVICES, members))
+
+
+def _failure_finding(
+    facts: Facts, kind: Kind, blame: Blame, evidence: Evidence, case: Skipped | Measurement
+) -> Finding:
+    """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
+    cause, checks = _cause(facts, kind, blame.links)
+    verdict = Verdict(
+        kind,
+        blame.where,
+        evidence,
+        cause,
+        checks,
+        label=facts.label(min(blame.links)) if blame.links else "",
+        failure=case.failure if isinstance(case, Measurement) and kind is not Kind.HANG else None,
+        skipped=case if isinstance(case, Skipped) else None,
+    )
+    return Finding(verdict, blame.links)
+
+
+def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Known, tuple[Check, ...]]:
+    if kind is Kind.FAILED:
+        return Known.CALL_FAILED, (Check(Look.LOG_DRIVER),)
+    if facts.on_cores:
+        return Known.FAULTY_CORES, (Check(Look.LOG_MEMORY), Check(Look.MEMORY_TEST))
+    if links and all(map(facts.over_nvlink, links)):
+        return Known.FAULTY_NVLINKS, _FABRIC + _ACS
+    return Known.ACS_CORRUPTS if kind is Kind.DATA_CORRUPT else Known.ACS_STALLS, _ACS
+
+
+# Copies against the limit of their path: slower than its NVLinks, or faster than is possible.
+
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
+_HEALTHY_SHARE = 0.9
+VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
+
+
+def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
+    # The fastest copy of each link that was measured at a size that shows bandwidth.
+    pairs = permutations(range(len(facts.run.devices)), 2)
+    links = {link: reading for link in pairs if (reading := facts.readings.best(link))}
+    yield from _too_fast(facts, links)
+    yield from _too_slow(facts, links, unhealthy)
+
+
+def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
+    beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
+    for one in beaten:
+        for link in directed_links(one.point.work, one.point.members):
+            of_links[link].append(one)
+    over_pcie = {link for link in links if not facts.on_cores and not facts.over_nvlink(link)} - of_links.keys()
+    most = {link: HIDDEN * (facts.limit(link) or FASTEST_PCIE_GBS) for link in over_pcie}
+    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
+    for blame in _by_label(facts, hidden, links):
+        checks = (Check(Look.NVLINKS, blame.members[:1]), Check(Look.PCIE_DEVICES))
+        ours = [links[link] for link in blame.links]
+        verdict = verdict_on(facts, Kind.HIDDEN_NVLINK, blame, ours, OfWorks(), Known.NVLINKS_HIDDEN, checks)
+        yield Finding(verdict, blame.links)
+    judged = {
+        link
+        for measurement in facts.run.measurements
+        if measurement.samples
+        for link in directed_links(measurement.point.work, measurement.point.members)
+    }
+    for blame in _by_label(facts, set(of_links), judged):
+        yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
+    of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
+    if of_others:
+        members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
+        yield _impossible(facts, Blame(frozenset(), Where(Extent.DEVICES, members)), of_others)
+
+
+def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
+    """Yield the groups of bad links, each within one label and limit: they are compared with it."""
+    classes: dict[tuple[str, float | None], set[Link]] = defaultdict(set)
+    for link in bad:
+        classes[facts.label(link), facts.limit(link)].add(link)
+    for (label, limit), ours in sorted(classes.items(), key=lambda item: item[0][0]):
+        alike = [link for link in links if (facts.label(link), facts.limit(link)) == (label, limit)]
+        yield from blames(facts, ours, alike, rates=rates)
+
+
+def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
+    """Return the finding on rates above their limit; noise needs no margin here, because no batch can be too fast."""
+    worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
+    evidence = Beaten(
+        worst.rate_gbs,
+        worst.capacity.part,
+        by_name(one.point.work for one in beaten),
+        sum({one.point: one.batches for one in beaten}.values()),
+    )
+    rates = sorted(one.rate_gbs for one in beaten)
+    verdict = Verdict(
+        Kind.IMPOSSIBLE,
+        blame.where,
+        evidence,
+        Known.TIMING_OR_LIMIT,
+        (Check(Look.NVLINKS, blame.members[:1]), Check(Look.LABELS)),
+        label=facts.label(min(blame.links)) if blame.links else "",
+        theory_gbs=worst.capacity.gbs,
+        measured=(rates[0], median(rates), rates[-1]),
+    )
+    return Finding(verdict, blame.links)
+
+
+def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    unused: set[Link] = set()
+    degraded: set[Link] = set()
+    for link, reading in links.items():
+        limit = facts.limit(link)
+        if limit is None or not facts.over_nvlink(link):
+            continue
+        high = facts.readings.interval(reading)[2]
+        if high < DEGRADED * limit:
+            ceiling = facts.pcie_ceiling(link)
+            (unused if ceiling is not None and high <= ceiling else degraded).add(link)
+    # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
+    throttled = {link for link in unused if unhealthy.throttled.keys() & {*link}}
+    if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
+        unused, degraded = set(), degraded | throttled
+    degraded -= _as_the_best(facts, degraded, links)
+    for blame in _by_label(facts, unused, links):
+        yield _unused(facts, blame, links, unhealthy)
+    for blame in _by_label(facts, degraded, links, rates=True):
+        yield _degraded(facts, blame, links, unhealthy)
+
+
+def _as_the_best(facts: Facts, degraded: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
+    """Return the degraded links that tie with one that is not, of the same label and limit: near the threshold all are
+    equally slow, and noise chooses those that lie below.
+    """
+    return {
+        link
+        for link in degraded
+        for other, reading in links.items()
+        if other not in degraded
+        and (facts.label(other), facts.limit(other)) == (facts.label(link), facts.limit(link))
+        and not facts.readings.exceeds(reading, links[link], OUTLYING)
+    }
+
+
+def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
+    refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
+    seen = None if refused else unhealthy.cause(set[int].intersection(*({*link} for link in blame.links)))
+    verdict = verdict_on(
+        facts,
+        Kind.NV_NOT_USED,
+        blame,
+        [links[link] for link in blame.links],
+        OfWorks(),
+        seen or (Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN),
+        check_of(seen, blame.members[:2])
+        if seen
+        else (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
+    )
+    return Finding(verdict, blame.links, sure=refused)
+
+
+def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
+    count = nvlink_count(facts.label(min(blame.links)))
+    likely = (
+        OfLinks(Known.NVLINKS_DEGRADED, blame.single) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
+    )
+    gpus = blame.members[:2]
+    seen = unhealthy.cause(blame.members)
+    verdict = verdict_on(
+        facts,
+        Kind.NV_DEGRADED,
+        blame,
+        [links[link] for link in blame.links],
+        FewerLinks(_worth(facts, blame, links, count), count),
+        seen or blame.or_element(likely),
+        check_of(seen, gpus) if seen else (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
+    )
+    return Finding(verdict, blame.links, reach=blame.reach)
+
+
+def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int) -> float:
+    """Return how many healthy NVLinks of this machine would have the rate of the slow path."""
+    limit = facts.limit(min(blame.links)) or 0.0
+    healthy = [
+        reading.gbs / nvlink_count(facts.label(link))
+        for link, reading in links.items()
+        if facts.over_nvlink(link) and reading.gbs >= DEGRADED * (facts.limit(link) or float("inf"))
+    ]
+    one = median(healthy) if healthy else _HEALTHY_SHARE * limit / count
+    return median(links[link].gbs for link in blame.links) / one
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedLinks:
+    """Links and labels to leave out of comparisons, because the label does not describe the link or mixes unlike paths.
+
+    `unused` are NVLinks that copies do not use: NCCL does not use them either.
+    """
+
+    links: frozenset[Link]
+    labels: frozenset[str]
+    unused: frozenset[Link]
+
+    def comparable(self, reading: Reading) -> bool:
+        """Return whether a reading may be compared with others of its label.
+
+        PCIe paths share links, so only isolated samples count, and those of labels that interference checks found to be
+        as fast concurrently. An interference check samples two pairs. For a label that mixes unlike paths, or whose
+        copies all go through host memory, it does not stand for the other pairs.
+        """
+        if self.links & {(reading.members[0], reading.members[-1])}:
+            return False
+        return is_nvlink(reading.label) or reading.isolated or (reading.confirmed and reading.label not in self.labels)
+
+
+def excluded_links(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
+    """Return what the labels do not describe, by the findings of `limits`; in a virtual machine that is all of PCIe."""
+
+    def links_of(*kinds: Kind) -> frozenset[Link]:
+        return both_ways(link for finding in findings if finding.verdict.kind in kinds for link in finding.links)
+
+    hidden = {finding.verdict.label for finding in findings if finding.verdict.kind is Kind.HIDDEN_NVLINK}
+    virtual = facts.run.machine.virtualization in VIRTUAL
+    mixed = (virtual or path.label in hidden or not facts.has_peers(path.devices) for path in facts.run.paths)
+    labels = frozenset(path.label for path, unlike in zip(facts.run.paths, mixed, strict=True) if unlike)
+    return ExcludedLinks(links_of(Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE), labels, links_of(Kind.NV_NOT_USED))

@@ -1,0 +1,380 @@
+"""Links against each other: two ways of a pair, links of one label, label against label (docs/method.md 10.2)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import NormalDist, fmean, median, quantiles
+from typing import NamedTuple
+
+from collbench.judge.diagnose.blame import (
+    Blame,
+    UnhealthyDevices,
+    blames,
+    check_of,
+    nccl_or_link,
+    on_element,
+    verdict_on,
+)
+from collbench.judge.diagnose.causes import (
+    Check,
+    GpuItself,
+    GpuPart,
+    Known,
+    LikelyCause,
+    Look,
+    OfLabel,
+)
+from collbench.judge.diagnose.elements import (
+    INVERTED,
+    NO_ORDER,
+    OUTLYING,
+    STAGED_FASTER,
+    blamed,
+    likeness,
+    with_host_memory,
+)
+from collbench.judge.diagnose.evidence import Evidence, Extent, Inverted, Slower, Where
+from collbench.judge.diagnose.limits import ExcludedLinks
+from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.verdict import Finding, Kind, Link, both_ways, by_name, directed_links
+from collbench.judge.physics import DEGRADED, chained
+from collbench.judge.stats import MAD_TO_SIGMA
+from collbench.machine.labels import rank_key
+from collbench.model.operations import Work
+
+# The two ways of a pair, and links of one label.
+
+# docs/method.md 10.2: 10%, as a difference of log bandwidth.
+_ONE_WAY = -math.log(0.9)
+# Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
+_REMOTE = -math.log(0.6)
+# With fewer trials of healthy peers, those of other labels and works tell what noise is like.
+_ENOUGH_TRIALS = 12
+# Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
+_FAR_BEYOND = 3.0
+# The upper quartile lies this many σ above the middle of a normal distribution.
+_UPPER_QUARTILE = 0.6745
+
+
+class Gap(NamedTuple):
+    """How far a reading lies below what it should equal, a difference of logs, with its standard error."""
+
+    reading: Reading
+    gap: float
+    error: float
+    wild: bool = False  # only a few of its trials are that low
+    chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
+
+
+def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield the links at least 10% slower than the opposite ones, by one kind of copy or by all together."""
+    gaps: dict[Link, list[Gap]] = defaultdict(list)
+    peers, everywhere = _all_peers(facts, excluded, collective=False)
+    for each in peers:
+        for there in each.readings:
+            a, b = there.members
+            back = facts.readings.of(there.work).get((b, a))
+            if back is not None and excluded.comparable(back):
+                chance = _chance(there, back.middle - there.high, each.noise(there, everywhere))
+                error = math.hypot(there.error, back.error)
+                gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance=chance))
+    slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
+    for blame in blames(facts, slow, gaps, rates=True):
+        worst, readings, works = _worst(blame, slow)
+        evidence = Slower(1 - math.exp(-worst.gap), works)
+        if blame.gpu is not None:
+            likely: LikelyCause = GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
+        else:
+            likely = Known.NVLINK_LANES if facts.over_nvlink(min(blame.links)) else Known.PCIE_DIRECTION
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, evidence, likely, unhealthy)
+
+
+def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
+    for collective in (False, True):
+        gaps: dict[Link, list[Gap]] = defaultdict(list)
+        peers, everywhere = _all_peers(facts, excluded, collective=collective)
+        for each in peers:
+            for gap in each.gaps(everywhere):
+                for link in directed_links(gap.reading.work, gap.reading.members):
+                    gaps[link].append(gap)
+        slow = {
+            link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, OUTLYING))
+        }
+        for blame in blames(facts, slow, gaps, rates=True, collective=collective):
+            worst, readings, works = _worst(blame, slow)
+            evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
+            likely = _outlier_cause(facts, blame, worst.reading)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, unhealthy)
+
+
+def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+    """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
+
+    Labels imply no rate of a link between switches: if all links across are slow, only these copies show it.
+    """
+    sockets = {device.numa_node for device in facts.run.devices}
+    slow = [
+        gap
+        for hosts in with_host_memory(facts)
+        for each in _peers(facts, hosts)
+        for gap in each.gaps(each.deviations)
+        if gap.gap - facts.readings.z * gap.error
+        > (_REMOTE if gap.reading.work.numa_node is None and len(sockets) > 1 else STAGED_FASTER)
+    ]
+    for element in blamed(facts, over_nvlink=False, collective=False) if slow else ():
+        ours = [gap for gap in slow if element.slows(gap.reading)]
+        if not ours or not element.shared:
+            continue
+        worst, works = max(ours, key=lambda gap: gap.gap), by_name(gap.reading.work for gap in ours)
+        blame = on_element(facts, element, element.links)
+        evidence = Slower(1 - math.exp(-worst.gap), works, "PCIe")
+        readings = [gap.reading for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, element.cause, unhealthy)
+
+
+def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
+    """Return the gaps of a link that exceed a threshold significantly; all of them if their mean does.
+
+    The noise of different works is independent, so the mean of four gaps has half of their error.
+    """
+    z, most = facts.readings.z, NormalDist().cdf(-facts.readings.z)
+    alone = [gap for gap in gaps if not gap.wild and gap.chance <= most and gap.gap - z * gap.error > threshold]
+    error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
+    together = fmean(gap.gap for gap in gaps) - z * error > threshold and all(gap.gap > 0 for gap in gaps)
+    return list(gaps) if together and _of_all([gap.chance for gap in gaps]) <= most else alone
+
+
+def _of_all(chances: Sequence[float]) -> float:
+    """Return the chance of independent chances that are as small, all together [Fisher's method]."""
+    half = -math.fsum(math.log(max(chance, 1e-12)) for chance in chances)  # half of χ² with twice as many degrees
+    return math.exp(-half) * math.fsum(half**n / math.factorial(n) for n in range(len(chances)))
+
+
+def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], tuple[Work, ...]]:
+    """Return the widest gap of the blamed links, its work's readings on those with its label, and all works."""
+    gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
+    worst = max(gaps, key=lambda gap: gap.gap)
+    alike = (worst.reading.work, worst.reading.label)
+    readings = [gap.reading for gap in gaps if (gap.reading.work, gap.reading.label) == alike]
+    return worst, readings, by_name(gap.reading.work for gap in gaps)
+
+
+def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
+    """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
+    groups: dict[str, list[Reading]] = defaultdict(list)
+    for members, reading in facts.readings.of(work).items():
+        if len(members) == 2 and excluded.comparable(reading):
+            groups[reading.label].append(reading)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """Readings of one work, label and limit, at least two, and what stands for those that are well.
+
+    These are the best one and what ties with it (`tied`). `typical` is their upper quartile, less what noise lifts it
+    by, because a slow GPU makes half of the links of four GPUs slow; `error` is the error of one. `deviations` are
+    those of their trials from it, ascending.
+    """
+
+    readings: Sequence[Reading]
+    tied: Sequence[Reading]
+    typical: float
+    error: float
+    deviations: Sequence[float]
+
+    def noise(self, reading: Reading, everywhere: Sequence[float]) -> Sequence[float]:
+        """Return the deviations of others that show what noise is like: of few trials those `everywhere`."""
+        own = [log - self.typical for log in reading.trials] if reading in self.tied else []
+        enough = len(self.deviations) - len(own) >= _ENOUGH_TRIALS
+        others = list(self.deviations if enough else everywhere)
+        for deviation in own:
+            others.pop(bisect_left(others, deviation))
+        return others
+
+    def gaps(self, everywhere: Sequence[float]) -> Iterator[Gap]:
+        """Yield how far each reading lies below."""
+        for reading in self.readings:
+            noise = math.hypot(reading.error, self.error / math.sqrt(len(self.tied)))
+            wild = reading.high >= self.typical - OUTLYING
+            chance = _chance(reading, self.typical - reading.high, self.noise(reading, everywhere))
+            yield Gap(reading, self.typical - reading.middle, noise, wild, chance)
+
+
+def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tuple[list[_Peers], list[float]]:
+    """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
+    works = facts.readings.works(collective=collective)
+    groups = (group for work in works for group in _by_label(facts, work, excluded).values())
+    peers = [each for group in groups for each in _peers(facts, group)]
+    return peers, sorted(deviation for each in peers for deviation in each.deviations)
+
+
+def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
+    by_kind: dict[object, list[Reading]] = defaultdict(list)
+    for reading in group:
+        by_kind[likeness(facts, reading.members)].append(reading)
+    for alike in by_kind.values():
+        if len(alike) < 2:
+            continue
+        top = max(alike, key=lambda reading: reading.middle)
+        tied = [r for r in alike if not facts.readings.exceeds(top, r, OUTLYING)]
+        error = max(reading.error for reading in tied)
+        middles = [reading.middle for reading in tied]
+        typical = middles[0] if len(tied) == 1 else quantiles(middles, n=4, method="inclusive")[2]
+        typical -= _UPPER_QUARTILE * error if len(tied) > 1 else 0.0
+        yield _Peers(alike, tied, typical, error, sorted(log - typical for reading in tied for log in reading.trials))
+
+
+def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> float:
+    """Return the chance that noise alone makes all trials of a reading (of seven, all but one) lie so far below.
+
+    By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
+    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling. Far beyond all of
+    its peers' trials a few are enough. A reading that is noisier than its peers lies less far below, in its own noise.
+    """
+    if not deviations:
+        return 1.0
+    below /= reading.noisier  # its peers' trials show what noise is like, for a reading as noisy as they are
+    if below > _FAR_BEYOND * -deviations[0]:
+        return 0.0
+    own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)
+    if reading.high == reading.trials[-1]:
+        return math.comb(own + lower, own) / math.comb(own + peers, own)
+    lowest = own - 1 + lower
+    ways = math.comb(lowest, own - 1) * (own + peers - lowest) + math.comb(lowest, own)
+    return ways / math.comb(own + peers, own)
+
+
+def _slow(
+    facts: Facts,
+    kind: Kind,
+    blame: Blame,
+    readings: Collection[Reading],
+    evidence: Evidence,
+    likely: LikelyCause,
+    unhealthy: UnhealthyDevices,
+) -> Finding:
+    """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
+    seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
+    checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
+    verdict = verdict_on(facts, kind, blame, readings, evidence, seen or blame.or_element(likely), checks)
+    reach = blame.reach
+    if seen and blame.gpu is not None:  # whatever their labels
+        reach |= both_ways((blame.gpu, other) for other in range(len(facts.run.devices)) if other != blame.gpu)
+    return Finding(verdict, blame.links, reach=reach)
+
+
+def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
+    """Return the checks that show the state of a link."""
+    if facts.on_cores:
+        return Check(Look.CORES), Check(Look.NUMA)
+    if facts.over_nvlink(link):
+        return Check(Look.NVLINKS, link), Check(Look.NVLINK_ERRORS, link)
+    return (Check(Look.PCIE_LINKS, link),)
+
+
+def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
+    if facts.on_cores:
+        return Known.SHARED_CORES
+    if blame.gpu is not None:
+        return GpuItself(blame.gpu, GpuPart.ANY)
+    if worst.work.operation.is_collective:
+        return nccl_or_link(facts, blame.links, Known.NCCL_PAIR)
+    if len(blame.links) > 2:
+        return Known.SEVERAL
+    return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
+
+
+# Labels against each other: is a better one faster?
+
+_MEDIAN_ERROR = 1.2533  # of the median of many normal values, over σ/√n
+
+Members = tuple[int, ...]
+
+
+class _Beaten(NamedTuple):
+    """Readings that those of a worse label exceed by `gap`, a difference of logs."""
+
+    worse: str
+    gap: float
+    readings: Sequence[Reading]
+
+
+def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]) -> Iterator[Finding]:
+    """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label.
+
+    Links that an element slows which is to blame already are left out.
+    """
+    beaten: dict[Members, list[_Beaten]] = defaultdict(list)
+    for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
+        groups = {
+            label: [r for r in readings if explained.isdisjoint(directed_links(work, r.members))]
+            for label, readings in _by_label(facts, work, excluded).items()
+        }
+        ordered = sorted((label for label in groups if label not in NO_ORDER), key=rank_key)
+        for better, worse in combinations(ordered, 2):
+            for members, part in _joined(groups[better]).items():
+                kinds = {likeness(facts, reading.members)[:-1] for reading in part}
+                others = [r for r in groups[worse] if likeness(facts, r.members)[:-1] in kinds]
+                gap = _inversion(facts, part, others) if others else None
+                if gap is not None:
+                    beaten[members].append(_Beaten(worse, gap, part))
+    for members, cases in beaten.items():
+        yield _inverted(facts, members, cases)
+
+
+def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
+    worst = max(cases, key=lambda case: case.gap)
+    links = both_ways(
+        link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
+    )
+    first = min(links)
+    if not all(map(facts.has_peers, links)):
+        likely: LikelyCause = OfLabel(Known.NO_PEER_ACCESS, facts.label(first))
+    elif facts.over_nvlink(first):
+        likely = Known.NVLINKS_OF_LABEL_UNUSED
+    else:
+        likely = OfLabel(Known.UPLINK_SHARED, facts.label(first))
+    works = by_name(reading.work for case in cases for reading in case.readings)
+    evidence = Inverted(1 - math.exp(-worst.gap), worst.worse, works)
+    checks = Check(Look.PEERS), *link_state(facts, first)
+    blame = Blame(links, Where(Extent.DEVICES, members))
+    return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, evidence, likely, checks), links)
+
+
+def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
+    """Return a label's readings by the GPUs that it joins, such as those below a switch, which share its faults."""
+    islands = chained(reading.members for reading in group)
+    return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
+
+
+def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
+    """Return by how much (a difference of logs) the worse label is faster, None if not significantly.
+
+    A better label on slower slots is no contradiction if it reaches what these slots allow.
+    """
+    upper, upper_error = _typical(worse)
+    lower, lower_error = _typical(better)
+    gap = upper - lower
+    if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= INVERTED:
+        return None
+    limits = [[facts.limit(reading.members) for reading in group] for group in (better, worse)]
+    known = [[limit for limit in group if limit is not None] for group in limits]
+    if all(known) and median(known[0]) < median(known[1]) and lower > math.log(DEGRADED * median(known[0])):
+        return None
+    return gap
+
+
+def _typical(group: Sequence[Reading]) -> tuple[float, float]:
+    """Return the median log rate of a label's links and its error, from noise and from differences between links."""
+    middles = [reading.middle for reading in group]
+    middle = median(middles)
+    spread = MAD_TO_SIGMA * median(abs(value - middle) for value in middles)
+    error = math.hypot(max(reading.error for reading in group), spread)
+    return middle, error if len(group) == 1 else _MEDIAN_ERROR * error / math.sqrt(len(group))

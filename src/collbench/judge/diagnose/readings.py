@@ -1,0 +1,295 @@
+"""The rate of each data point that decides, with an error that is simultaneous for all (docs/method.md 10.1)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from statistics import NormalDist, median
+
+from collbench.judge.diagnose.verdict import Interval, Link
+from collbench.judge.physics import Hardware
+from collbench.judge.stats import (
+    FEWEST_TRIALS,
+    OwnNoise,
+    log_rates,
+    median_deviation,
+    most_measured,
+    own_noise,
+    trial_noise,
+)
+from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
+from collbench.machine.labels import is_nvlink
+from collbench.machine.theory import slot
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import DataPoint, Measurement, Path, Run
+
+# The chance that any bound of a run's readings lies on the wrong side of its true rate, all together. Thresholds lie
+# beyond the bounds, so a false contradiction is rarer still.
+_CHANCE_OF_ANY = 0.005
+# Fewer trials than this make a poor σ̂: the wider pool then counts, too.
+_FEW_TRIALS = 30
+# From this many trials on, a data point may have noise of its own; with fewer only all of its link's together.
+_TRIALS_FOR_OWN_NOISE = 5
+# Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
+# this low.
+_SHARES = 0.9
+# Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5% of
+# its plateau, and an all-reduce of 64 MiB within 20%.
+_RELATIVE_BYTES = 2**20
+COPY_BYTES, COLLECTIVE_BYTES = 16 * 2**20, 64 * 2**20
+
+CE = (Work(Operation.CE_WRITE), Work(Operation.CE_READ))
+SM = (Work(Operation.SM_WRITE), Work(Operation.SM_READ))
+CPU = (Work(Operation.CPU_WRITE), Work(Operation.CPU_READ))
+STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One data point: the median log of its trials' busbw (GB/s) and that median's standard error.
+
+    `trials` are the logs, ascending. `isolated`: nothing else ran. `confirmed`: isolated, or an interference check
+    found that its label is as fast concurrently. `noisier`: by what factor its link or pair is noisier than its kind,
+    1 if it may be equally noisy.
+    """
+
+    work: Work
+    members: tuple[int, ...]
+    size_bytes: int
+    label: str
+    middle: float
+    error: float
+    confirmed: bool
+    isolated: bool
+    trials: tuple[float, ...]
+    noisier: float = 1.0
+
+    @property
+    def high(self) -> float:
+        """The highest trial, of seven or more the second highest: nearly all are below it."""
+        return self.trials[-1 - int(len(self.trials) >= TRIALS_WITH_AN_OUTLIER)]
+
+    @property
+    def gbs(self) -> float:
+        """The median in GB/s."""
+        return math.exp(self.middle)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All readings of a run, at one size for each work: the one that most links have, of equal ones the largest.
+
+    A bound lies `z` standard errors from the median.
+    """
+
+    points: tuple[Reading, ...]
+    z: float
+    _by_work: dict[Work, list[Reading]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sort the readings by work: judging a link asks for each work's in turn."""
+        for reading in self.points:
+            self._by_work.setdefault(reading.work, []).append(reading)
+
+    def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
+        """Return the readings of a work by members; none if its messages were smaller than that."""
+        return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
+
+    def host(self, member: int) -> tuple[Reading, ...]:
+        """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
+        copies = (r for r in self.points if r.work.variant is Variant.HOST and r.work.operation.is_copy)
+        return tuple(r for r in copies if r.members == (member,) and r.size_bytes >= COPY_BYTES)
+
+    def works(self, *, collective: bool) -> tuple[Work, ...]:
+        """Return the works that were measured plainly, in the run's order."""
+        kinds = dict.fromkeys(r.work for r in self.points if r.work.variant is Variant.PLAIN)
+        return tuple(work for work in kinds if work.operation.is_collective is collective)
+
+    def interval(self, reading: Reading) -> Interval:
+        """Return (lo, mid, hi) in GB/s."""
+        off = self.z * reading.error
+        return math.exp(reading.middle - off), reading.gbs, math.exp(reading.middle + off)
+
+    def best(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
+        """Return the fastest copy on a link, by copy engine if any: that shows the link (docs/method.md 2.2)."""
+        for kinds in (CE, SM, CPU):
+            there = [best for work in kinds if (best := self.of(work, least_bytes).get(link))]
+            if there:
+                return max(there, key=lambda reading: reading.middle)
+        return None
+
+    def exceeds(self, higher: Reading, lower: Reading, by: float) -> bool:
+        """Return whether one reading is above another by more than `by` (a difference of logs), noise included."""
+        return higher.middle - lower.middle - self.z * math.hypot(higher.error, lower.error) > by
+
+    def span(self, readings: Iterable[Reading]) -> Interval:
+        """Return the lowest bound, the middle and the highest bound of several readings, GB/s."""
+        intervals = [self.interval(reading) for reading in readings]
+        return min(i[0] for i in intervals), median(i[1] for i in intervals), max(i[2] for i in intervals)
+
+
+class Facts:
+    """What verdicts are made from: the run, its readings, and its paths by unordered pair."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
+
+    @cached_property
+    def readings(self) -> Readings:
+        """The rates that verdicts rest on."""
+        return read(self.run)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The capacities of links, ports and slots, by the labels."""
+        return Hardware(self.run)
+
+    @cached_property
+    def on_cores(self) -> bool:
+        """True if the devices are CPU cores, whose labels are our own."""
+        return capabilities(self.run.backend).cores
+
+    def label(self, link: Sequence[int]) -> str:
+        """Return the label between two positions, "?" where none was reported."""
+        path = self.paths.get(frozenset(link))
+        return path.label if path else "?"
+
+    def over_nvlink(self, link: Sequence[int]) -> bool:
+        """Return whether the label between two positions is one of NVLinks."""
+        return is_nvlink(self.label(link))
+
+    def limit(self, link: Sequence[int]) -> float | None:
+        """Return the theory of a path in GB/s; of a PCIe path the slower slot's where the path has none."""
+        a, b = link
+        return self.hardware.link(a, b)
+
+    def pcie_ceiling(self, members: Collection[int]) -> float | None:
+        """Return the most that PCIe carries between devices in GB/s, by their slots or as measured; None if unknown."""
+        slots = [slot(self.run.devices[member]) for member in members]
+        if all(slots):
+            return min(limit.gbs for limit in slots if limit)
+        host = [reading for member in members for reading in self.readings.host(member)]
+        staged = [r for pair, r in self.readings.of(STAGED, COPY_BYTES).items() if set(pair) <= set(members)]
+        return max((self.readings.interval(reading)[2] for reading in (*host, *staged)), default=None)
+
+    def has_peers(self, link: Sequence[int]) -> bool:
+        """Return whether no source denies peer access to a pair."""
+        path = self.paths.get(frozenset(link))
+        return path is not None and path.cuda_peers is not False and not path.peers_denied
+
+
+def read(run: Run) -> Readings:
+    """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""
+    counts: dict[Work, Counter[int]] = defaultdict(Counter)
+    for measurement in run.measurements:
+        if measurement.samples:
+            counts[measurement.point.work][measurement.point.size_bytes] += 1
+    sizes = {work: most_measured(have) for work, have in counts.items()}
+    points: dict[DataPoint, Measurement] = {}
+    for measurement in run.measurements:
+        if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
+            # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
+            confirming = [sample for sample in measurement.samples if sample.confirms]
+            alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
+            used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
+            if len(used.samples) >= FEWEST_TRIALS:
+                points[used.point] = used
+    of_pairs = pair_labels(run.paths)
+    labels = {point: _label_of(of_pairs, point.members) for point in points}
+    logs = {point: log_rates(measurement) for point, measurement in points.items()}
+    noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
+    chance = _CHANCE_OF_ANY / 2 / max(1, len(points))
+    z = NormalDist().inv_cdf(1 - chance)
+    own_noises = _own_noises(noise, logs)
+    trusted = _trusted(run)
+    own = {point: is_nvlink(labels[point]) or _isolated(measurement) for point, measurement in points.items()}
+
+    def error(point: DataPoint) -> float:
+        of_middle = noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0)
+        noisy = own_noises.get(point)
+        return of_middle * noisy.widen(z, chance) if noisy else of_middle
+
+    readings = tuple(
+        Reading(
+            work=point.work,
+            members=point.members,
+            size_bytes=point.size_bytes,
+            label=labels[point],
+            # Concurrent copies can only slow a copy over PCIe down, and partners change: the fastest trial counts.
+            middle=median(logs[point]) if own[point] else max(logs[point]),
+            error=error(point),
+            confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
+            isolated=_isolated(measurement),
+            trials=tuple(sorted(logs[point])),
+            noisier=own_noises[point].ratio if point in own_noises else 1.0,
+        )
+        for point, measurement in points.items()
+    )
+    return Readings(readings, z)
+
+
+def _trusted(run: Run) -> set[tuple[Work, str]]:
+    """Return the works whose groups may run concurrently on a label, according to the interference checks.
+
+    An interference check samples two pairs, and chance decides whether these share a PCIe link. So if one work's check
+    found sharing on a PCIe label, no work is trusted on it.
+    """
+    sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}
+    trusted = {
+        (Work(check.operation, check.variant), check.label) for check in run.interference_checks if check.trusted
+    }
+    return {(work, label) for work, label in trusted if label not in sharing}
+
+
+def _isolated(measurement: Measurement) -> bool:
+    return not any(sample.concurrent for sample in measurement.samples)
+
+
+def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> str:
+    """Return the label that members share, "" for one device, "mixed" where several differ."""
+    names = {labels.get(frozenset(pair), "?") for pair in combinations(members, 2)}
+    return next(iter(names), "") if len(names) < 2 else "mixed"
+
+
+def _noise(
+    pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
+) -> dict[DataPoint, float]:
+    """Return σ̂ of one trial's log of each point's kind: within its work and label, more widely if these are few."""
+    narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
+    wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
+    for point, pool in pools.items():
+        narrow[pool].append(logs[point])
+        wide[pool[0].operation.is_collective].append(logs[point])
+    pooled = {pool: trial_noise(parts) for pool, parts in narrow.items()}
+    everywhere = {kind: trial_noise(parts) for kind, parts in wide.items()}
+    for pool, parts in narrow.items():
+        if sum(map(len, parts)) < _FEW_TRIALS:
+            pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
+    return {point: pooled[pool] for point, pool in pools.items()}
+
+
+def _own_noises(
+    noise: Mapping[DataPoint, float], logs: Mapping[DataPoint, Sequence[float]]
+) -> dict[DataPoint, OwnNoise]:
+    """Return the points whose noise is their own: of all data points on the same devices, or theirs alone.
+
+    A link that is noisy shows it in every kind of copy and collective, both ways: three trials of each are enough then.
+    """
+    of_devices: dict[frozenset[int], list[DataPoint]] = defaultdict(list)
+    for point in noise:
+        of_devices[frozenset(point.members)].append(point)
+    found = {}
+    for alike in of_devices.values():
+        together = own_noise((logs[point], noise[point]) for point in alike)
+        for point in alike:
+            alone = own_noise([(logs[point], noise[point])]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else None
+            noises = [one for one in (together, alone) if one is not None]
+            if noises:
+                found[point] = max(noises, key=lambda one: one.ratio)
+    return found

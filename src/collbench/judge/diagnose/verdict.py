@@ -1,0 +1,215 @@
+"""Verdicts: what is wrong, where, and why; of verdicts with one cause only the strongest stands (docs/method.md 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from collbench.judge.diagnose.causes import Check, LikelyCause, NewErrors, Throttled, VariableSet
+from collbench.judge.diagnose.evidence import Evidence, Where
+from collbench.model.failures import Failure
+from collbench.model.operations import Endpoints, Variant, Work
+from collbench.model.run import Skipped
+
+Link = tuple[int, int]
+Interval = tuple[float, float, float]
+
+
+class Kind(StrEnum):
+    """The kinds of docs/method.md 10. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
+
+    DATA_CORRUPT = "DATA_CORRUPT"
+    HANG = "HANG"
+    CONTENTION = "CONTENTION"
+    P2P_CAP_MISMATCH = "P2P_CAP_MISMATCH"
+    LINKCOUNT_MISMATCH = "LINKCOUNT_MISMATCH"
+    NV_NOT_USED = "NV_NOT_USED"
+    NV_DEGRADED = "NV_DEGRADED"
+    HIDDEN_NVLINK = "HIDDEN_NVLINK"
+    IMPOSSIBLE = "IMPOSSIBLE"
+    PCIE_DEGRADED = "PCIE_DEGRADED"
+    P2P_SLOWER_THAN_STAGED = "P2P_SLOWER_THAN_STAGED"
+    ORDER_INVERSION = "ORDER_INVERSION"
+    ASYMMETRY = "ASYMMETRY"
+    INTRA_LABEL_OUTLIER = "INTRA_LABEL_OUTLIER"
+    COLLECTIVE_CONTRADICTION = "COLLECTIVE_CONTRADICTION"
+    FAILED = "FAILED"
+    VIRTUAL_FLAT = "VIRTUAL_FLAT"
+    LABELS_DIFFER = "LABELS_DIFFER"
+
+
+class Severity(StrEnum):
+    """How bad it is: `hard` is data corruption or a hang, `failure` any other failed data point, `info` is no fault."""
+
+    HARD = "hard"
+    CONTRADICTION = "contradiction"
+    FAILURE = "failure"
+    INFO = "info"
+
+
+_SEVERITIES = {
+    Kind.DATA_CORRUPT: Severity.HARD,
+    Kind.HANG: Severity.HARD,
+    Kind.FAILED: Severity.FAILURE,
+    Kind.VIRTUAL_FLAT: Severity.INFO,
+    Kind.LABELS_DIFFER: Severity.INFO,
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verdict:
+    """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
+
+    `evidence` is what was seen, `where` on which devices and links, `label` the label of these links, "" if there is
+    none. `cause` is the likely one, `checks` show whether it is (`output.causes` words both: `collbench.explain`).
+    `confirmed` is False if only concurrent samples showed it, and no interference check says that those count.
+    `explains` are kinds that would have been found for the same links without this verdict. `pairs` are those that it
+    and what it explains are about; none if it is about devices. `failure` and `skipped` are the first ones that it
+    rests on, if there are any.
+    """
+
+    kind: Kind
+    where: Where
+    evidence: Evidence
+    cause: LikelyCause
+    checks: tuple[Check, ...]
+    label: str = ""
+    theory_gbs: float | None = None
+    measured: Interval | None = None
+    confirmed: bool = True
+    explains: tuple[Kind, ...] = ()
+    pairs: tuple[Link, ...] = ()
+    failure: Failure | None = None
+    skipped: Skipped | None = None
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        label = f" ({self.label})" if self.label else ""
+        return f"<Verdict {self.kind} on devices {self.members}{label}: {self.severity}>"
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is, which its kind decides."""
+        return _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all."""
+        return self.where.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict and the directed links that it is about, until it is known whether a stronger one explains it.
+
+    `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed. `reach`: the links that cross
+    the element to blame, if several pairs share it.
+    """
+
+    verdict: Verdict
+    links: frozenset[Link]
+    sure: bool = False
+    reach: frozenset[Link] = frozenset()
+
+
+def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
+    """Return the directed links of a work on two devices, both for a collective; none for other numbers of devices."""
+    if len(members) != 2 or work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
+        return ()
+    a, b = members
+    both = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
+    return ((a, b), (b, a)) if both else ((a, b),)
+
+
+def both_ways(links: Iterable[Link]) -> frozenset[Link]:
+    """Return the links and their opposites."""
+    return frozenset(link for a, b in links for link in ((a, b), (b, a)))
+
+
+def by_name(works: Iterable[Work]) -> tuple[Work, ...]:
+    """Return each work once, in the order of their names."""
+    return tuple(sorted(set(works), key=str))
+
+
+# One root cause, one verdict: a verdict names the weaker ones that it explains, and these are not reported.
+
+_SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
+_RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
+# What each kind explains on its links, strongest kind first. A verdict that is explained explains nothing itself.
+_EXPLAINS = {
+    Kind.DATA_CORRUPT: (Kind.HANG, Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.HANG: (Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.P2P_CAP_MISMATCH: (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES),
+    Kind.CONTENTION: (Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
+    Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *_SLOW_LINK),
+    Kind.HIDDEN_NVLINK: _SLOW_LINK,
+    Kind.IMPOSSIBLE: (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION),
+    Kind.NV_NOT_USED: (Kind.NV_DEGRADED, *_RATES),
+    Kind.NV_DEGRADED: (Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
+    Kind.PCIE_DEGRADED: _RATES,
+    Kind.P2P_SLOWER_THAN_STAGED: (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER),
+    Kind.VIRTUAL_FLAT: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.COLLECTIVE_CONTRADICTION: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.ORDER_INVERSION: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.ASYMMETRY: (Kind.INTRA_LABEL_OUTLIER,),
+    Kind.INTRA_LABEL_OUTLIER: (Kind.INTRA_LABEL_OUTLIER,),  # copies that are slow explain NCCL's
+}
+
+
+# A variable that is set slows collectives whatever other jobs do: where it was seen, contention does not explain them.
+_WITH_CAUSE_SEEN = (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)
+
+
+def explained(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that stand, strongest first, each with the kinds that it explains."""
+    order = [*_EXPLAINS, *(kind for kind in Kind if kind not in _EXPLAINS)]
+    left = sorted(findings, key=lambda finding: order.index(finding.verdict.kind))
+    standing: list[Finding] = []
+    while left:
+        # Of what one device explains, the verdict on the device stands.
+        alike = [finding for finding in left if finding is left[0] or _by_one_cause(left[0], finding)]
+        strong = next(filter(_of_device, alike), left[0])
+        left.remove(strong)
+        covered = [weak for weak in left if _covers(strong, weak)]
+        left = [weak for weak in left if weak not in covered]
+        kinds = tuple(dict.fromkeys(w.verdict.kind for w in covered if w.verdict.kind is not strong.verdict.kind))
+        links = strong.links.union(*(weak.links for weak in covered))
+        pairs = tuple(sorted({(min(link), max(link)) for link in links}))
+        standing.append(replace(strong, verdict=replace(strong.verdict, explains=kinds, pairs=pairs)))
+    return standing
+
+
+# What one cause that was seen on some devices slows, whatever their labels, links and kinds of work.
+_SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
+
+
+def _of_device(finding: Finding) -> bool:
+    """Return whether a finding is about the one device on which its cause was seen."""
+    return len(finding.verdict.members) == 1 and isinstance(finding.verdict.cause, Throttled | NewErrors)
+
+
+def _by_one_cause(one: Finding, other: Finding) -> bool:
+    """Return whether both are slow by one cause that was seen."""
+    cause = one.verdict.cause
+    seen = isinstance(cause, Throttled | NewErrors | VariableSet) and cause == other.verdict.cause
+    return seen and {one.verdict.kind, other.verdict.kind} <= {*_SLOWED}
+
+
+def _covers(strong: Finding, weak: Finding) -> bool:
+    """Return whether one finding explains another.
+
+    It does if all that the other is about crosses the element to blame; if both are slow by one cause that was seen,
+    and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
+    if no cause was seen for it.
+    """
+    kind = weak.verdict.kind
+    if kind in _SLOWED and not weak.sure and weak.links and weak.links <= both_ways(strong.reach):
+        return True
+    if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.verdict.members} <= {*strong.verdict.members}):
+        return True
+    if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
+        return False
+    if strong.verdict.kind is Kind.CONTENTION and weak.sure and kind in _WITH_CAUSE_SEEN:
+        return False
+    return weak.links <= both_ways(strong.links)

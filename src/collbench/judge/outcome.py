@@ -1,0 +1,225 @@
+"""How a run ended: what failed, where, why a figure is missing, and the exit status that the run earns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import Failure, FailureKind
+from collbench.model.operations import Endpoints, Operation, Work
+from collbench.model.run import Measurement, Overlap, Replay, Run, SkipKind, Skipped
+
+# Why a run has no figure for a set of devices: one answer for every page and command.
+
+
+Members = tuple[int, ...]
+
+# Kernels address the other GPU's memory; the copy engine and NCCL have other ways.
+_BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ, Operation.CHASE)
+
+
+class AbsenceKind(StrEnum):
+    """Why there is no figure, or too little for one."""
+
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    FEW_TRIALS = "few trials"
+    ONE_WAY = "one way"
+    SMALL = "small messages"
+    NOT_REACHED = "not reached"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why there is no figure. `by_design`: nothing is amiss, there never is one here.
+
+    `failure` or `skipped` say why if more than the kind is known. Of too few trials, `trials` were made, and `needed`
+    are needed; None: more than these.
+    """
+
+    kind: AbsenceKind
+    by_design: bool = False
+    failure: Failure | None = None
+    skipped: Skipped | None = None
+    trials: int = 0
+    needed: int | None = None
+
+
+class Absences:
+    """The reasons of one run, by work, members and size."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._measured: dict[tuple[Work, Members, int], Measurement] = {}
+        self._failed: dict[tuple[Work, Members], Measurement] = {}
+        for measurement in run.measurements:
+            work = measurement.point.work
+            key = work, unordered(work, measurement.point.members)
+            self._measured[*key, measurement.point.size_bytes] = measurement
+            if measurement.failure:
+                self._failed.setdefault(key, measurement)
+        self._skipped = {
+            (left.work, unordered(left.work, left.members)): left for left in run.skipped if left.work is not None
+        }
+        self._paths = {frozenset(path.devices): path for path in run.paths}
+
+    def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
+        """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
+        key = work, unordered(work, members)
+        measurement = self._failed.get(key) if size_bytes is None else self._measured.get((*key, size_bytes))
+        if measurement is not None and measurement.failure:
+            return Absence(AbsenceKind.FAILED, failure=measurement.failure)
+        left = self._skipped.get(key)
+        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no devices
+            left = Skipped(SkipKind.NO_PEERS, work, members)
+        if left is not None:
+            return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
+        if measurement is not None and measurement.samples:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=len(measurement.samples))
+        return Absence(AbsenceKind.NOT_MEASURED if self._run.complete else AbsenceKind.NOT_REACHED)
+
+    def _refused(self, work: Work, members: Members) -> bool:
+        """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
+        path = self._paths.get(frozenset(members))
+        if path is None or work.operation not in _BY_KERNEL or work.variant.host_memory:
+            return False
+        return path.peers_denied if path.cuda_peers is None else not path.cuda_peers
+
+
+def unordered(work: Work, members: Members) -> Members:
+    """Return members so that those of one data point are equal, whatever order they were listed in."""
+    if work.operation.is_collective or work.variant.endpoints is Endpoints.PAIR:
+        return tuple(sorted(members))
+    if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:  # one device faces all the others, which have no order
+        return (members[0], *sorted(members[1:]))
+    return members
+
+
+# How a run ended: what failed, where, and the exit status. It is decided only here; pages print it.
+
+
+class TroubleKind(StrEnum):
+    """What is wrong with data points, the worst first. FAILED: an older version saved no kind of failure."""
+
+    WRONG_DATA = "wrong data"
+    HANG = "hang"
+    IMPOSSIBLE = "impossible"
+    CRASH = "crash"
+    ERROR = "error"
+    FAILED = "failed"
+    UNTRIED = "not tried"
+
+
+STATUS = {
+    TroubleKind.WRONG_DATA: ExitStatus.UNTRUSTED,
+    TroubleKind.HANG: ExitStatus.UNTRUSTED,
+    TroubleKind.IMPOSSIBLE: ExitStatus.CONTRADICTION,
+    TroubleKind.CRASH: ExitStatus.FAILED,
+    TroubleKind.ERROR: ExitStatus.FAILED,
+    TroubleKind.FAILED: ExitStatus.FAILED,
+    TroubleKind.UNTRIED: ExitStatus.FAILED,
+}
+_FAILURES = {
+    FailureKind.HANG: TroubleKind.HANG,
+    FailureKind.CRASH: TroubleKind.CRASH,
+    FailureKind.ERROR: TroubleKind.ERROR,
+    FailureKind.UNTRIED: TroubleKind.UNTRIED,
+    None: TroubleKind.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong on a set of devices (positions, ascending; () if unknown), with the number of data points.
+
+    `figure` is the highest rate in GB/s of an impossible one, None otherwise.
+    """
+
+    kind: TroubleKind
+    devices: tuple[int, ...]
+    count: int
+    figure: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that is wrong with a run's data points, the worst kind and the smallest sets of devices first."""
+
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status of the command that measured the run, or judges it."""
+        return max((STATUS[trouble.kind] for trouble in self.troubles), default=ExitStatus.DONE)
+
+    @property
+    def device_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of devices where something went wrong, each once; what was not tried is not known to be wrong."""
+        return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
+
+    def failed(self, members: Collection[int]) -> bool:
+        """Return whether something went wrong on this very set of devices."""
+        return tuple(sorted(members)) in self.device_sets
+
+    def impossible(self, members: Collection[int]) -> bool:
+        """Return whether a rate above a limit is all that is wrong on this very set."""
+        kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
+        return kinds == {TroubleKind.IMPOSSIBLE}
+
+    def within(self, members: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the smallest sets of devices among these positions where something went wrong."""
+        inside = [some for some in self.device_sets if set(some) <= set(members)]
+        return tuple(some for some in inside if not any(set(other) < set(some) for other in inside))
+
+
+def timed_points(run: Run) -> tuple[int, int]:
+    """Return how many data points a run has, and how many of them have a trial."""
+    timed = [
+        *(bool(measurement.samples) for measurement in run.measurements),
+        *(bool(overlap.trials) for overlap in run.overlaps),
+        *(bool(replay.trials) for replay in run.replays),
+    ]
+    return len(timed), sum(timed)
+
+
+def outcome(run: Run) -> Outcome:
+    """Return what is wrong with the run's data points."""
+    counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()
+    for left in run.skipped:
+        if left.kind is SkipKind.WRONG_DATA:
+            affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
+            counts[TroubleKind.WRONG_DATA, affected] += 1
+        elif left.kind is SkipKind.PEERS_REFUSED and left.work:
+            counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)
+    for measurement in run.measurements:
+        if measurement.wrong or measurement.failure is not None:
+            failed = measurement.failure
+            kind = TroubleKind.WRONG_DATA if measurement.wrong or failed is None else _FAILURES[failed.kind]
+            counts[kind, measurement.point.work.place(measurement.point.members)] += 1
+    others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
+    for other in others:
+        wrong = other.wrong or (isinstance(other, Overlap) and other.wrong_compute)
+        if wrong or other.failure is not None:
+            kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
+            counts[kind, tuple(sorted(other.members))] += 1
+    troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
+    kinds = list(TroubleKind)
+    troubles = sorted(
+        [*troubles, *_impossible(run)],
+        key=lambda one: (kinds.index(one.kind), len(one.devices), -one.count, one.devices),
+    )
+    return Outcome(tuple(troubles))
+
+
+def _impossible(run: Run) -> Iterator[Trouble]:
+    """Yield the devices whose link, port or slot some data points beat."""
+    beaten: dict[tuple[int, ...], list[float]] = {}
+    from collbench.judge.physics import impossible  # late: numpy, which --help does not need
+
+    for one in impossible(run):
+        beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
+    yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())

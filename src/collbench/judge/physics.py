@@ -1,0 +1,430 @@
+"""The capacity of the hardware, and the batches that exceed it (docs/method.md 9.3). Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+from statistics import median
+
+from collbench.judge.stats import rate_gbs, trial_seconds
+from collbench.machine import theory
+from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
+from collbench.model.skew import across, leaving
+
+# Whether NCCL used NVLink SHARP (NVLS) in a run: it decides what an all-reduce can reach.
+
+NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
+
+
+class Nvls(StrEnum):
+    """What a run shows of NVLS. POSSIBLE: NCCL was free to use it."""
+
+    ON = "on"
+    OFF = "off"
+    POSSIBLE = "possible"
+    UNKNOWN = "unknown"
+
+
+def nvls(run: Run) -> Nvls:
+    """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
+    if any(choice.multicast for choice in run.chosen):
+        return Nvls.ON
+    if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
+        return Nvls.OFF
+    return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
+
+
+# The most that an operation can reach on a run's devices: its narrowest link, port or slot.
+#
+# Everything is GB/s in one direction. A message of S bytes loads what it crosses; a link of capacity C takes at least
+# load × S / C for it, so no rate exceeds the smallest C / load of all that is crossed.
+
+# Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
+_LIGHT_S = 2 * 0.05 / 299_792_458
+_ACCESS_BYTES = 8  # of a load of the pointer chase
+# Twice the largest L2 that we know (B200: 126 MB).
+_BEYOND_CACHES = 256 * 2**20
+
+
+class Part(StrEnum):
+    """What sets a limit: a link, all links of a device, its way to the host, its own memory, or light."""
+
+    LINK = "link"
+    PORT = "port"
+    SLOT = "slot"
+    MEMORY = "memory"
+    LIGHT = "light"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most that a data point's rate can be, in GB/s (algbw of a copy, busbw of a collective), and what sets it.
+
+    `devices` are the positions whose `part` it is.
+    """
+
+    gbs: float
+    part: Part
+    devices: tuple[int, ...]
+
+
+class Hardware:
+    """The capacities of a run's devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
+
+    If the number of links is unknown, it is taken as the GPU's maximum.
+    """
+
+    def __init__(self, run: Run, hidden: Iterable[frozenset[int]] = ()) -> None:
+        self._devices: tuple[Device, ...] = run.devices
+        self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
+        self._hidden = frozenset(hidden)
+        # Neighbours by NVLinks, because in a cluster of a thousand devices each has only a few.
+        joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
+        self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
+        for pair in joined:
+            for position in pair:
+                self._neighbours[position] += pair - {position}
+        self._root = run.settings.root
+        # NCCL may have used NVLS wherever it could: which algorithm it chose is known after the sweep, or never.
+        self._in_switch = nvls(run) is not Nvls.OFF
+        self._on_cores = capabilities(run.backend).cores
+        self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
+        self._ports = {position: self._reach(position, range(len(run.devices))) for position in range(len(run.devices))}
+        self._limits: dict[object, Capacity | None] = {}
+
+    def of(self, point: DataPoint) -> Capacity | None:
+        """Return the most that a data point can reach; None if it is not known, as for CPU cores."""
+        if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
+            return None  # messages that fit in a cache need not reach the memory
+        # The limit is the same for all sizes, unless blocks have sizes of their own, which are whole units.
+        uneven = None if point.skew is None else (point.skew, point.size_bytes)
+        alike = (point.operation, point.variant, point.members, uneven)
+        if alike not in self._limits:
+            self._limits[alike] = self._limit(point)
+        return self._limits[alike]
+
+    def _limit(self, point: DataPoint) -> Capacity | None:
+        if self._on_cores or not self._known(point.members):
+            return None
+        if point.operation is Operation.CHASE:
+            return Capacity(_ACCESS_BYTES / _LIGHT_S / 1e9, Part.LIGHT, point.members)
+        if point.variant is Variant.LOCAL:
+            memory = theory.memory_gbs(self._devices[point.members[0]].name)
+            return None if memory is None else Capacity(memory / 2, Part.MEMORY, point.members)  # each byte, twice
+        limits = list(self._collective(point) if point.operation.is_collective else self._copies(point))
+        known = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.part is not Part.LINK)
+        return min(known, key=lambda limit: limit.gbs, default=None)
+
+    def link(self, a: int, b: int) -> float | None:
+        """Return the limit of the path between two devices, GB/s; for PCIe without one, that of the slower slot."""
+        path = self._paths.get(frozenset((a, b)))
+        if self._on_cores or not self._known((a, b)):
+            return None
+        if frozenset((a, b)) in self._hidden:
+            return min(theory.most_nvlink_gbs(self._devices[position].name) for position in (a, b))
+        if path is not None and (path.theory_gbs is not None or is_nvlink(path.label)):
+            return path.theory_gbs
+        return min((limit.gbs for position in (a, b) if (limit := theory.slot(self._devices[position]))), default=None)
+
+    def over_nvlink(self, a: int, b: int) -> bool:
+        """Return whether NVLinks join two devices, by their label or as measured."""
+        pair = frozenset((a, b))
+        return pair in self._hidden or (pair in self._paths and is_nvlink(self._paths[pair].label))
+
+    def switched(self, position: int) -> bool:
+        """Return whether a device's NVLinks lead to a switch."""
+        return self._switched[position]
+
+    def _known(self, members: Sequence[int]) -> bool:
+        """Return whether the path between any two members is known: between hosts it is the network's."""
+        hosts = [self._devices[member].host for member in members]
+        pairs = zip(combinations(members, 2), combinations(hosts, 2), strict=True)
+        return all(first != second or frozenset(pair) in self._paths for pair, (first, second) in pairs)
+
+    def _joined(self, position: int, others: Iterable[int]) -> list[int]:
+        wanted = set(others)
+        return sorted(other for other in self._neighbours[position] if other in wanted)
+
+    def _on_a_switch(self, position: int) -> bool:
+        """Return whether a device's links, summed over its neighbours, are more than it has: a switch shares them."""
+        others = self._joined(position, range(len(self._devices)))
+        counts = [self._paths[frozenset((position, other))] for other in others]
+        links = sum(map(nvlinks, counts))
+        hidden = any(frozenset((position, other)) in self._hidden for other in others)
+        return hidden or links > theory.most_nvlinks(self._devices[position].name)
+
+    def _reach(self, position: int, others: Iterable[int]) -> float | None:
+        """Return the capacity of a device's NVLinks to some others, 0 without any; None if a link is not known.
+
+        Through a switch it is the capacity of one path, which has all of the links.
+        """
+        limits = [self.link(position, other) for other in self._joined(position, others)]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            return None
+        return max(known) if known and self.switched(position) else sum(known)
+
+    def _slot(self, position: int) -> float | None:
+        """Return the limit of a device's link to its host, GB/s; if its slot was not reported, by its PCIe paths."""
+        limit = theory.slot(self._devices[position])
+        if limit is not None:
+            return limit.gbs
+        others = (other for other in range(len(self._devices)) if other != position)
+        over_pcie = (self.link(position, other) for other in others if not self.over_nvlink(position, other))
+        return max((gbs for gbs in over_pcie if gbs is not None), default=None)
+
+    def _copies(self, point: DataPoint) -> Iterator[Capacity | None]:
+        """Yield the limit that each link, port and slot sets to all messages of a data point together."""
+        messages = _messages(point)
+        through_host = point.variant.host_memory or point.variant is Variant.STAGED
+        # How many messages cross each part, by direction: True is outward.
+        loads: Counter[tuple[Part, tuple[int, ...], bool]] = Counter()
+        for src, dst in messages:
+            part = Part.SLOT
+            if src is not None and dst is not None and not through_host:
+                loads[Part.LINK, (src, dst), True] += 1
+                part = Part.PORT if self.over_nvlink(src, dst) else Part.SLOT
+            if src is not None:
+                loads[part, (src,), True] += 1
+            if dst is not None:
+                loads[part, (dst,), False] += 1
+        for (part, positions, _), load in loads.items():
+            if part is Part.LINK:
+                gbs = self.link(positions[0], positions[1])
+            else:
+                gbs = self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
+            yield None if gbs is None else Capacity(len(messages) * gbs / load, part, positions)
+
+    def _collective(self, point: DataPoint) -> Iterator[Capacity | None]:
+        """Yield the limits by what leaves each rank, each group that NVLinks join, and all ranks together."""
+        members, row = point.members, point.operation.collective
+        ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
+        root = members[self._root] if self._root < ranks else members[0]
+        uneven = point.blocks if point.skew else None
+        islands = chained((member, *self._joined(member, members)) for member in members)  # by NVLinks
+        inner = [tuple(sorted(island)) for island in islands if 1 < len(island) < ranks]
+        borders: dict[tuple[int, ...], float | None] = {}
+        for inside in [*((member,) for member in members), *inner]:
+            border = self._border(inside, [member for member in members if member not in inside])
+            borders[inside] = border
+            if uneven:
+                least = across(uneven, tuple(map(members.index, inside))) / point.size_bytes
+            else:
+                least = traffic.across(len(inside), ranks, root in inside)
+            if least > 0:  # a rank that only keeps its own blocks sends nothing
+                yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
+        if not (self._in_switch and traffic.in_switch and all(map(self.switched, members))):
+            each = [borders[member,] for member in members]
+            known = [gbs for gbs in each if gbs is not None]
+            moved = leaving(uneven) / point.size_bytes if uneven else traffic.sent(ranks)
+            if moved > 0:
+                sent = sum(known) * factor / moved
+                yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
+        if traffic.neighbors:
+            yield from (self._hop(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True))
+
+    def _part(self, members: Sequence[int]) -> Part:
+        return Part.PORT if any(self._ports[member] for member in members) else Part.SLOT
+
+    def _hop(self, a: int, b: int) -> Capacity | None:
+        """Return the limit of a message to the next rank over NVLinks, infinite elsewhere: borders limit it there."""
+        gbs = self.link(a, b) if self.over_nvlink(a, b) else float("inf")
+        return None if gbs is None else Capacity(gbs, Part.LINK, (a, b))
+
+    def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float | None:
+        """Return the most that leaves some devices for others: over NVLinks, and over PCIe if some have no NVLinks.
+
+        NCCL may send each part of a message over a different path, so both count.
+        """
+        total = 0.0
+        for position in inside:
+            limits = [self._reach(position, outside)]
+            if len(self._joined(position, outside)) < len(outside):
+                limits.append(self._slot(position))
+            if None in limits:
+                return None
+            total += sum(gbs for gbs in limits if gbs is not None)
+        return total
+
+
+def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
+    """Return groups that share a member as one, over any chain of such groups."""
+    islands: list[set[int]] = []
+    for group in map(set, groups):
+        touched = [island for island in islands if island & group]
+        islands = [island for island in islands if island not in touched]
+        islands.append(group.union(*touched))
+    return islands
+
+
+def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
+    """Return (source, destination) of each message of a copy, None for host memory."""
+    first, *rest = point.members
+    if point.variant.host_memory:  # the timed copy: concurrent ones of other devices are not counted
+        return [(None, first) if point.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
+    if point.variant is Variant.BOTH_WAYS:
+        return [(first, rest[0]), (rest[0], first)]
+    if point.variant is Variant.ALL_TO_ONE:
+        return [(other, first) for other in rest]
+    return [(first, other) for other in rest]
+
+
+# Impossible rates: batches that exceed the capacity of the hardware.
+#
+# A rate above a limit means that the timing is wrong, or what the driver reports about the links. If no limit is known
+# (`Hardware.of` is None), nothing is judged.
+
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5% takes
+# NVLinks that no label shows.
+MARGIN, HIDDEN = 1.02, 1.05
+# A path below this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
+DEGRADED = 0.7
+# A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
+FASTEST_PCIE_GBS = 118.0
+# From this size on a copy shows whether a pair uses PCIe: it comes within 5% of its plateau [4 × H200].
+_SHOWS_BANDWIDTH = 16 * 2**20
+_BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)
+_BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ)
+
+Pair = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """A data point with batches that beat its limit: how many of how many, and the fastest one's rate, GB/s.
+
+    A launch loop counts as a batch.
+    """
+
+    point: DataPoint
+    capacity: Capacity
+    rate_gbs: float
+    batches: int
+    of: int
+
+
+# What the last runs were found to hold. Every ranking of a page asks the same of the same run, some dozens of times.
+_recent: deque[tuple[object, tuple[Impossible, ...]]] = deque(maxlen=4)
+
+
+def impossible(run: Run) -> list[Impossible]:
+    """Return the data points of a run that hold impossible batches, those furthest beyond their limit first."""
+    known = _decisive(run)
+    for index, (key, answer) in enumerate(_recent):
+        if key == known:
+            _recent[index] = known, answer  # of the same objects, which are compared at once: one may be read again
+            return list(answer)
+    check = Check(run)
+    checked = (check.beaten(measurement) for measurement in run.measurements)
+    answer = tuple(
+        sorted(
+            (one for one in checked if one is not None),
+            key=lambda one: (
+                -one.rate_gbs / one.capacity.gbs,
+                str(one.point.work),
+                one.point.members,
+                one.point.size_bytes,
+            ),
+        )
+    )
+    _recent.append((known, answer))
+    return list(answer)
+
+
+def _decisive(run: Run) -> object:
+    """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
+    samples = [part for measurement in run.measurements for part in (measurement.point, *measurement.samples)]
+    return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
+
+
+def by_point(run: Run) -> dict[DataPoint, Impossible]:
+    """Return the same by data point."""
+    return {one.point: one for one in impossible(run)}
+
+
+def marked(run: Run) -> bool:
+    """Set the marks of all samples to what the whole run shows, and return whether there are any."""
+    check = Check(run)
+    for measurement in run.measurements:
+        measurement.samples[:] = [check.marked(measurement.point, sample) for sample in measurement.samples]
+    return any(sample.marks for measurement in run.measurements for sample in measurement.samples)
+
+
+class Check:
+    """The limits of a run, as its labels say and as its copies show.
+
+    A pair over PCIe whose copies show more has NVLinks that no label shows. One without large copies may have: what
+    beats PCIe there by far is judged by the most that a GPU's NVLinks carry.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._labelled = Hardware(run)
+        pairs = [frozenset(path.devices) for path in run.paths]
+        over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
+        shown = _shown(run)
+        most = {pair: HIDDEN * (self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS) for pair in over_pcie}
+        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
+        self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
+        self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
+        self._open = {pair for pair in over_pcie if pair not in kept}
+
+    def limit(self, point: DataPoint, rate: float) -> Capacity | None:
+        """Return what a data point's rate in GB/s is judged by; None if it is not known."""
+        limit = self._labelled.of(point)
+        if limit is not None and rate <= MARGIN * limit.gbs:
+            return limit
+        elsewhere = point.variant.host_memory or point.variant is Variant.STAGED or point.operation is Operation.CHASE
+        pairs = set() if elsewhere else {frozenset(pair) for pair in combinations(point.members, 2)}
+        shown = bool(pairs & self.hidden)  # then a collective, slower than copies, may use the same links
+        if shown or (pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS)):
+            return self._beyond.of(point)
+        return limit
+
+    def flag(self, point: DataPoint, seconds: float) -> Mark | None:
+        """Return what a batch of this time per iteration is marked with, None if nothing is."""
+        rate = rate_gbs(point, seconds)
+        limit = self.limit(point, rate)
+        if limit is None or rate <= MARGIN * limit.gbs:
+            return None
+        return Mark(MarkKind.IMPOSSIBLE, limit.devices, rate, limit.gbs)
+
+    def marked(self, point: DataPoint, sample: Sample) -> Sample:
+        """Return the sample with its marks: one flag, of its fastest batch."""
+        flag = self.flag(point, min(_times(sample)))
+        marks = () if flag is None else (flag,)
+        return sample if sample.marks == marks else replace(sample, marks=marks)
+
+    def beaten(self, measurement: Measurement) -> Impossible | None:
+        """Return what is impossible in a data point, None if nothing is."""
+        batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
+        labelled = self._labelled.of(measurement.point)
+        if labelled and (not batches or rate_gbs(measurement.point, min(batches)) <= MARGIN * labelled.gbs):
+            return None  # as for nearly all data points; every ranking asks of every one
+        count = sum(self.flag(measurement.point, seconds) is not None for seconds in batches)
+        rate = rate_gbs(measurement.point, min(batches)) if count else 0.0
+        limit = self.limit(measurement.point, rate) if count else None
+        return None if limit is None else Impossible(measurement.point, limit, rate, count, len(batches))
+
+
+def _times(sample: Sample) -> tuple[float, ...]:
+    """Return all times of a sample: its batches', and the launch loop's."""
+    return sample.seconds if sample.launch_seconds is None else (*sample.seconds, sample.launch_seconds)
+
+
+def _shown(run: Run) -> dict[Pair, float]:
+    """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
+    by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
+    for measurement in run.measured():
+        point = measurement.point
+        if point.size_bytes < _SHOWS_BANDWIDTH or point.operation not in (*_BY_ENGINE, *_BY_KERNEL):
+            continue
+        kind = by_engine if point.operation in _BY_ENGINE else by_kernel
+        middle = rate_gbs(point, median(trial_seconds(measurement)))
+        kind[frozenset(point.members)] = max(kind.get(frozenset(point.members), 0.0), middle)
+    return by_kernel | by_engine

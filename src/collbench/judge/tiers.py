@@ -1,0 +1,467 @@
+"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md 8)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations, permutations
+from statistics import median
+
+from collbench.judge.outcome import Absences, Outcome, outcome, unordered
+from collbench.judge.stats import (
+    DELTA,
+    FEWEST_TRIALS,
+    OwnNoise,
+    exceeds,
+    log_rates,
+    median_deviation,
+    own_noise,
+    range_quantile,
+    summarize,
+    trial_noise,
+)
+from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
+from collbench.model.run import Measurement, Path, Run
+from collbench.model.units import TELLING_BYTES, amount, figure, format_size
+
+# Estimates from the trials of a link, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
+#
+# Everything is in log bandwidth, so that differences are ratios.
+
+Members = tuple[int, ...]
+
+# Below 1 MiB three times as much: the launch of a small message may vary by 6% of its 5 µs.
+_SMALL_DELTA = 3 * DELTA
+_PUBLISHING_TRIALS = 5  # with fewer trials a difference needs the higher level
+_LEVEL, _SCREENING_LEVEL = 0.95, 0.99
+# Two one-sided tests, each at 2.5%: the 95% interval of the difference lies within ±δ.
+_TIE_CHANCE = 0.025
+# σ̂ from differences of trials is as precise as a standard deviation of about half as many (benchmarks/ties.py).
+_FREEDOM_SHARE = 0.5
+# Of seven equally noisy trials σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its
+# kind.
+NOISIER = 2.5
+# From this many on one wild trial may be passed over on either side: 1 − 2 · 8/2^7 = 87% still cover the median.
+TRIALS_WITH_AN_OUTLIER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
+
+    `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger. A
+    claim that it is equal to another rests on `own_noise` if its trials show that it has noise of its own.
+    """
+
+    members: Members
+    label: str
+    trials: tuple[float, ...]
+    middle: float
+    error: float
+    cautious_error: float
+    freedom: float
+    own_noise: OwnNoise | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The order statistics that hold the median: all trials, from seven on all but the outermost."""
+        drop = int(len(self.trials) >= TRIALS_WITH_AN_OUTLIER)
+        return self.trials[drop], self.trials[-1 - drop]
+
+
+def tolerance(size_bytes: int) -> float:
+    """Return δ, the ratio up to which a difference changes no decision: 2%, below 1 MiB 6%."""
+    return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
+
+
+def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
+    """Return the run's measurements of a work at a size, by members: links and pairs, of host copies single devices."""
+    wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
+    if work.variant.at_once:
+        return {}
+    points = (measurement for measurement in run.measured(work.variant) if measurement.point.size_bytes == size_bytes)
+    return {
+        measurement.point.members: measurement
+        for measurement in points
+        if measurement.point.operation is work.operation
+        and len(measurement.point.members) == wanted
+        and measurement.point.work == work
+    }
+
+
+def pair_labels(paths: Iterable[Path]) -> dict[frozenset[int], str]:
+    """Return the label of each unordered pair of positions."""
+    return {frozenset(path.devices): path.label for path in paths}
+
+
+def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
+    """Return the label of each link or pair, "host" for a single device, "?" where the run has none."""
+    labels = pair_labels(run.paths)
+    return {some: "host" if len(some) == 1 else labels.get(frozenset(some), "?") for some in members}
+
+
+def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+    """Return the estimate of each data point's link, from busbw in GB/s."""
+    return estimates_of({members: log_rates(measurement) for members, measurement in points.items()}, labels)
+
+
+def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+    """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label."""
+    pools: dict[str, list[Members]] = defaultdict(list)
+    for members in logs:
+        pools[labels[members]].append(members)
+    estimated = {}
+    for label, pool in pools.items():
+        pooled = trial_noise(logs[members] for members in pool)
+        freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
+        for members in pool:
+            trials = tuple(sorted(logs[members]))
+            own, per_noise = trial_noise([trials]), median_deviation(len(trials))
+            estimated[members] = Estimate(
+                members=members,
+                label=label,
+                trials=trials,
+                middle=median(trials),
+                error=pooled * per_noise,
+                cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
+                freedom=freedom,
+                own_noise=own_noise([(trials, pooled)]),
+            )
+    return estimated
+
+
+def margin(a: Estimate, b: Estimate, count: int) -> float:
+    """Return how far apart two of `count` equal links may look, a ratio: the simultaneous interval of their difference.
+
+    Tukey's and Kramer's: the studentized range's quantile over √2, times the difference's standard error.
+    """
+    few = min(len(a.trials), len(b.trials)) < _PUBLISHING_TRIALS
+    return _quantile(a, b, count, _SCREENING_LEVEL if few else _LEVEL) * math.hypot(a.error, b.error)
+
+
+def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
+    """Return whether one of `count` links is slower than another by more than δ, significantly.
+
+    Two further conditions guard against a link that is noisier than its pool, or has a few wild trials: nearly all of
+    its trials are slower than the other's median, and nearly all of the other's are faster than its own median.
+    """
+    if min(len(top.trials), len(other.trials)) < FEWEST_TRIALS:
+        return False  # a trial or two show no noise, so everything would look certain
+    if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
+        return False
+    return top.middle - other.middle > delta + margin(top, replace(other, error=other.cautious_error), count)
+
+
+def ties(a: Estimate, b: Estimate, delta: float) -> bool:
+    """Return whether two links are shown to be equal up to δ. One pair's test, for one that is not the best of many."""
+    return a is b or chance_of_no_tie(a, b, delta) <= _TIE_CHANCE
+
+
+def chance_of_no_tie(a: Estimate, b: Estimate, delta: float) -> float:
+    """Return the chance of estimates so near each other if two links differed by δ or more: two one-sided tests.
+
+    Each link counts with its own noise where its trials show that it is noisier than its label, so more noise never
+    makes a tie. A trial or two show no noise: then it is 1. [Schuirmann, J. Pharmacokin. Biopharm. 15 (1987)]
+    """
+    if min(len(a.trials), len(b.trials)) < FEWEST_TRIALS:
+        return 1.0
+    parts = [_variance(one) for one in (a, b)]
+    error = math.sqrt(sum(variance for variance, _ in parts))
+    room = round(delta - abs(a.middle - b.middle), 12)
+    if room < 0 or error == 0:
+        return float(room < 0)
+    freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts if variance)
+    return exceeds(room / error, max(freedom, 0.5))
+
+
+def _variance(one: Estimate) -> tuple[float, float]:
+    """Return the variance of a link's estimate, and the degrees of freedom that it is known with."""
+    if one.own_noise is None:
+        return one.error**2, one.freedom
+    return (one.error * one.own_noise.ratio) ** 2, one.own_noise.freedom
+
+
+def tied_with(best: Estimate, others: Sequence[Estimate], delta: float) -> set[Members]:
+    """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5%.
+
+    By Holm's steps: the clearest tie must be as clear as if all of them were to be shown. [Scand. J. Stat. 6 (1979)]
+    """
+    chances = sorted((chance_of_no_tie(best, other, delta), other.members) for other in others)
+    shown: set[Members] = set()
+    for left, (chance, members) in zip(range(len(chances), 0, -1), chances, strict=True):
+        if chance > _TIE_CHANCE / left:
+            break
+        shown.add(members)
+    return shown
+
+
+def _quantile(a: Estimate, b: Estimate, count: int, level: float) -> float:
+    """Return by how many standard errors two of `count` equal links may differ; of two that is Student's quantile."""
+    return range_quantile(count, level, _freedom(a, b)) / math.sqrt(2)
+
+
+def _freedom(a: Estimate, b: Estimate) -> float:
+    """Return the degrees of freedom of a difference (Welch–Satterthwaite), rounded down so that few differ."""
+    if a.label == b.label:
+        exact = a.freedom
+    else:
+        parts = sum(part.error**4 / part.freedom for part in (a, b) if part.freedom)
+        exact = (a.error**2 + b.error**2) ** 2 / parts if parts else 0.0
+    if exact < 1:
+        return 0.5
+    digit = 10.0 ** (math.floor(math.log10(exact)) - 1)
+    return math.floor(exact / digit) * digit
+
+
+# Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
+
+
+class Relation(StrEnum):
+    """How a link compares with the best of all.
+
+    FAILED: something on it failed or moved wrong data, whatever its rate; IMPOSSIBLE: nothing did, but one of its rates
+    is above a physical limit.
+    """
+
+    TIED = "tied"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+    FAILED = "failed"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedLink:
+    """One link, pair or device: bandwidth in GB/s with its 95% interval, seconds, tier (1 is best), and relation."""
+
+    members: Members
+    label: str
+    gbs: float
+    interval: tuple[float, float] | None
+    seconds: float
+    tier: int
+    relation: Relation
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The two members. Raises ValueError for a single device."""
+        first, second = self.members
+        return first, second
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ranking:
+    """All links, pairs or devices (`kind`) of one work and size, best first.
+
+    Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
+    apart equal sets may look. `equal`: each is shown to be within δ of the best. `trials` is the smallest number that
+    any set got. `failed` are the sets where something failed, moved wrong data or was faster than the hardware can be,
+    `impossible` those of them with only the last, `lacking` those without a figure though there should be one.
+    `excused` counts those without one by design (no peer access).
+    """
+
+    work: Work
+    size_bytes: int
+    kind: str
+    standings: tuple[RankedLink, ...]
+    delta: float
+    noise: float
+    spread: float
+    equal: bool
+    trials: int
+    failed: tuple[Members, ...] = ()
+    impossible: tuple[Members, ...] = ()
+    lacking: tuple[Members, ...] = ()
+    excused: int = 0
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        what = f"{self.work} at {format_size(self.size_bytes)}"
+        best, worst = self.standings[0], self.standings[-1]
+        ends = f"{figure(best.gbs)} GB/s on {best.members} to {figure(worst.gbs)} GB/s on {worst.members}"
+        kind = amount(len(self.standings), self.kind)
+        return f"<Ranking of {kind} by {what}: {amount(self.tiers, 'tier')}, {ends}>"
+
+    @property
+    def sets(self) -> int:
+        """How many sets of devices there are, with a figure or without."""
+        return len(self.standings) + len(self.lacking) + self.excused
+
+    @property
+    def operation(self) -> Operation:
+        """What was timed."""
+        return self.work.operation
+
+    @property
+    def tiers(self) -> int:
+        """How many tiers there are."""
+        return self.standings[-1].tier
+
+    @property
+    def one_tier(self) -> bool:
+        """True if none differs significantly from the best; that may also mean that too little was measured."""
+        return self.tiers == 1
+
+    @property
+    def all_tied(self) -> bool:
+        """True if all sets are shown to be equal up to δ: the choice is free.
+
+        Each is compared with the best at 2.5%: that none differs by more is wrong in 2.5% at most, whatever the
+        noise. A ranking that lacks sets, or one with a set that failed, shows nothing of the kind.
+        """
+        return self.equal and self.one_tier and not self.failed and not self.lacking
+
+
+# The same statistics; a name for those whose members are directed links where the work has a direction.
+LinkRanking = Ranking
+
+
+def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> LinkRanking | None:
+    """Return the ranking of what a work was measured on: directed links, unordered pairs or devices; None if nothing.
+
+    `ended` is the run's outcome if it is known already; the run may then hold this work at this size alone.
+    """
+    points = points_of(run, work, size_bytes)
+    sets = tuple(sets_of(work, range(len(run.devices))))
+    estimated = estimates(points, labels_of(run, points))
+    return _ranking(run, ended or outcome(run), work, kind_of(work), sets, points, estimated)
+
+
+def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
+    """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
+
+    A ring needs both directions: a pair with only one measured has no figure. `among` are the positions whose
+    pairs there should be, all by default.
+    """
+    work = Work(operation)
+    points = points_of(run, work, size_bytes)
+    estimated = estimates(points, labels_of(run, points))
+    of_size = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
+    untried = {frozenset(measurement.point.members) for measurement in of_size if measurement.untried}
+    slower: dict[Members, Members] = {}
+    for members in estimated:
+        pair = (min(members), max(members))
+        if frozenset(pair) in untried:
+            continue
+        other = slower.get(pair)
+        if other is None or (estimated[members].middle, members) < (estimated[other].middle, other):
+            slower[pair] = members
+    positions = range(len(run.devices)) if among is None else sorted(among)
+    return _ranking(
+        run,
+        outcome(run),
+        work,
+        "pair",
+        tuple(combinations(positions, 2)),
+        {pair: points[members] for pair, members in slower.items()},
+        {pair: estimated[members] for pair, members in slower.items()},
+    )
+
+
+def kind_of(work: Work) -> str:
+    """Return what one standing of a work is: "device", "pair" or "link"."""
+    if work.variant.endpoints is Endpoints.DEVICE or work.variant.at_once:
+        return "device"
+    return "pair" if work.operation.is_collective or work.variant is Variant.BOTH_WAYS else "link"
+
+
+def work_order(work: Work) -> tuple[int, int, int, int]:
+    """Return the sort key of a work in the model's order: plain works first, then by operation and NUMA node."""
+    node = -1 if work.numa_node is None else work.numa_node
+    known = list(Registration).index(work.registration)
+    return list(Variant).index(work.variant), list(Operation).index(work.operation), known, node
+
+
+def sets_of(work: Work, positions: Sequence[int]) -> Iterator[Members]:
+    """Return the links, pairs or devices among ascending positions that a work may run on."""
+    kind = kind_of(work)
+    if kind == "device":
+        return ((position,) for position in positions)
+    return (combinations if kind == "pair" else permutations)(positions, 2)
+
+
+def _ranking(
+    run: Run,
+    ended: Outcome,
+    work: Work,
+    kind: str,
+    sets: tuple[Members, ...],
+    points: Mapping[Members, Measurement],
+    estimated: Mapping[Members, Estimate],
+) -> Ranking | None:
+    """Return the ranking of the `estimated` sets, from `points` of one size. `sets`, each a `kind`, were expected."""
+    if not estimated:
+        return None
+    size_bytes = next(iter(points.values())).point.size_bytes
+    order = sorted(estimated, key=lambda members: _rank(estimated[members]))
+    delta = tolerance(size_bytes)
+    ordered = [estimated[members] for members in order]
+    tiers = tiers_of(ordered, delta)
+    worst = ordered[-1]
+    # The others are compared with the best one that is as steady as its label: the highest may be so by its noise.
+    best = next((estimate for estimate in ordered if estimate.own_noise is None), ordered[0])
+    others = [estimate for estimate in ordered if estimate is not best]
+    itself = [best.members] if len(best.trials) >= FEWEST_TRIALS else []
+    tied = {*itself, *tied_with(best, others, delta)}
+    standings = []
+    for members, estimate, tier in zip(order, ordered, tiers, strict=True):
+        summary = summarize(points[members])
+        if ended.failed(members):
+            relation = Relation.IMPOSSIBLE if ended.impossible(members) else Relation.FAILED
+        elif differs(best, estimate, len(ordered), delta):
+            relation = Relation.DIFFERENT
+        else:
+            relation = Relation.TIED if members in tied else Relation.UNDECIDED
+        standings.append(
+            RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
+        )
+    there = {unordered(work, members) for members in estimated}
+    absent = [some for some in sets if some not in there]
+    absences = Absences(run) if absent else None
+    excused = [link for link in absent if absences and absences.of(work, link, size_bytes).by_design]
+    return Ranking(
+        work=work,
+        size_bytes=size_bytes,
+        kind=kind,
+        standings=tuple(standings),
+        delta=delta,
+        noise=max((margin(best, other, len(ordered)) for other in others), default=0.0),
+        spread=1 - math.exp(worst.middle - ordered[0].middle),
+        equal=all(ties(best, other, delta) for other in others),
+        trials=min(len(estimate.trials) for estimate in ordered),
+        failed=tuple(some for some in sets if ended.failed(some)),
+        impossible=tuple(some for some in sets if ended.impossible(some)),
+        lacking=tuple(link for link in absent if link not in excused),
+        excused=len(excused),
+    )
+
+
+def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
+    """Return the sort key for best first; of equal ones first the most precise, with which the others are compared.
+
+    Positions decide last, because renumbering devices should change nothing else.
+    """
+    return -estimate.middle, -len(estimate.trials), estimate.cautious_error, estimate.trials, estimate.members
+
+
+def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
+    """Return each link's tier: a new one is opened if a link differs from the *top* of its tier, so steps do not chain.
+
+    The new tier begins below the widest gap between the top and that link. So links of one kind stay together, even
+    if only some of them differ from the top significantly.
+    """
+    starts = [0]
+    for index, estimate in enumerate(ordered):
+        while differs(ordered[starts[-1]], estimate, len(ordered), delta):
+            starts.append(_below_widest_gap(ordered, starts[-1], index))
+    return [bisect_right(starts, index) for index in range(len(ordered))]
+
+
+def _below_widest_gap(ordered: Sequence[Estimate], top: int, last: int) -> int:
+    """Return the index below the widest gap between neighbours from `top` to `last`; of equal gaps the last one."""
+    gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, last + 1)}
+    return max(gaps, key=lambda p: (gaps[p], p))

@@ -1,0 +1,406 @@
+"""The GPUs through the native extension: copies by the driver API, collectives by NCCL; errors with their fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
+
+from collbench import _native
+from collbench.machine.numa import usable_nodes
+from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
+from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
+from collbench.measurement.backends.worker_messages import World
+from collbench.model.capabilities import CUDA
+from collbench.model.errors import (
+    BackendError,
+    DataCorruption,
+    MachineError,
+    PeerLost,
+    StepFailed,
+    UsageError,
+)
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
+from collbench.model.units import DTYPE_BYTES, format_size
+
+# Native exceptions as collbench's, with what was attempted, on what, and what to do next.
+
+_REMOTE_ERROR = 6  # ncclRemoteError [nccl.h]: "remote process exited or there was a network error"
+
+
+@contextmanager
+def explained(
+    doing: str,
+    cause: Cause,
+    devices: Sequence[Device] = (),
+    step: Step | None = None,
+    ours: Sequence[Device] = (),
+) -> Iterator[None]:
+    """Translate native exceptions into collbench's. An error of a GPU, NCCL or the kernel costs the step: StepFailed.
+
+    `cause` is the failure's. `devices` are all devices by position, `ours` the positions that this process has opened:
+    the message names the failing one.
+    """
+    where = ""
+    if step is not None:
+        where = " on " + ", ".join("-".join(devices[m].tag for m in group) for group in step.groups)
+    try:
+        yield
+    except _native.DataError as error:
+        if step is None:
+            raise DataCorruption(str(error)) from error
+        raise DataCorruption(wrong=_wrong(error, step)) from error
+    except _native.LibraryError as error:
+        raise MachineError(str(error)) from error
+    except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
+        failed = PeerLost if isinstance(error, _native.NcclError) and error.code == _REMOTE_ERROR else StepFailed
+        one = ours[error.position] if 0 <= error.position < len(ours) else None
+        failure = Failure(
+            kind=FailureKind.HANG if isinstance(error, _native.HangError) else FailureKind.ERROR,
+            cause=cause,
+            devices=(devices.index(one),) if one is not None else (),
+            work=step.work if step else None,
+            size_bytes=step.size_bytes if step else None,
+            groups=step.groups if step else (),
+            detail=str(error),
+        )
+        at = f" on {one.tag}" if one is not None else ""
+        raise failed(f"{doing}{where} failed{at}: {error}", failure=failure) from error
+
+
+def _wrong(error: _native.DataError, step: Step) -> WrongData:
+    members = _copying(step)[error.group]
+    if step.operation.is_collective:
+        finder = members[error.rank]
+        members = (finder, *(member for member in members if member != finder))
+    return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
+
+
+# The backend.
+
+# A native transfer's position for pinned host memory (csrc/host_memory.hpp): -1 anywhere, -2 - n on NUMA node n.
+_HOST, _HOST_NODE_0 = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    engine: _native.Engine
+    pull: bool  # the destination issues it
+
+
+_COPIES = {
+    Operation.CE_WRITE: _Copy(_native.Engine.copy_engine, pull=False),
+    Operation.CE_READ: _Copy(_native.Engine.copy_engine, pull=True),
+    Operation.SM_WRITE: _Copy(_native.Engine.multiprocessors, pull=False),
+    Operation.SM_READ: _Copy(_native.Engine.multiprocessors, pull=True),
+}
+# Host memory issues no copies: the GPU reads from it.
+_HOST_COPIES = {
+    Operation.H2D_CE: _Copy(_native.Engine.copy_engine, pull=True),
+    Operation.D2H_CE: _Copy(_native.Engine.copy_engine, pull=False),
+    Operation.H2D_SM: _Copy(_native.Engine.multiprocessors, pull=True),
+    Operation.D2H_SM: _Copy(_native.Engine.multiprocessors, pull=False),
+}
+# As nccl-tests warms up its loop (-w) [src/common.cu].
+_LAUNCH_WARMUP = 5
+_MIB = 2**20
+# Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
+_SMALLEST_BUFFER = 256 * _MIB
+# Where four times as much fits, there is room for more messages of a batch, and each is verified. By arithmetic, not
+# measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
+_ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
+# NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
+# A GPU is in one for the world and one for each pair of its own. Where a launch loop is timed each of those but the
+# world has a second one: room for that, too, at the 24 channels that NCCL has on H200.
+_ROOM_A_COMMUNICATOR = 512 * _MIB
+_ROOM_FOR_CUDA = 256 * _MIB
+_BUFFERS = 3  # source, send, target
+_REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
+# What csrc/gpus.cpp (buffer_for) adds to a message: for shifts, displacements and what is not measured.
+_ROOM_IN_A_BUFFER = (1 + 16 + 1) * 256
+_WORD = 8  # bytes that an access of the pointer chase reads
+# Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
+# A parent process has a shorter timeout for the child that runs this backend.
+_DEADLINE_S = 30.0
+
+
+class CudaBackend(Backend):
+    """Times steps on GPUs. Positions are indices of `devices`; CUDA's order is matched by UUID."""
+
+    name = "cuda"
+    kernel_image = "ptx"  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        nccl: _native.Nccl | None,
+        *,
+        peers: bool = True,
+        world: World | None = None,
+        options: NcclOptions | None = None,
+    ) -> None:
+        """Open the GPUs; `nccl` may be None when no collective will be timed. Raises MachineError.
+
+        `peers` False leaves peer access off. With a `world`, positions are its ranks, and this rank's GPU is opened.
+        """
+        self._devices = tuple(devices)
+        self._ours = self._devices if world is None else (self._devices[world.rank],)
+        with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
+            self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
+        self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
+        self._largest_cache = max(self._gpus.cache_bytes)
+        membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
+        self._options, self._alone = options or NcclOptions(), world is None
+        config = self._options.config
+        self._collectives = _native.Collectives(self._gpus, nccl, *membership, config) if nccl else None
+        self._free = tuple(self._gpus.free_bytes())
+
+    @property
+    def multicast(self) -> bool:
+        """Whether all of these GPUs support NVLink multicast, which NCCL's NVLS needs."""
+        return all(self._gpus.multicast_supported)
+
+    @property
+    def peers(self) -> tuple[tuple[bool, ...], ...]:
+        """Whether CUDA lets GPU i reach GPU j's memory, [i][j]; empty in a world, whose ranks open a GPU each."""
+        whole = len(self._peers) == len(self._devices)
+        return tuple(map(tuple, self._peers)) if whole else ()
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the GPUs by position."""
+        return self._devices
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
+        return gpu_operations(variant)
+
+    def free_bytes(self) -> tuple[int, ...]:
+        """Return each GPU's free memory in bytes when the backend was opened."""
+        return self._free
+
+    def capacity_bytes(self) -> int:
+        """Return the largest message in bytes that fits every GPU's buffers, beside CUDA's and NCCL's own needs."""
+        communicators = len(self._devices) if self._collectives else 0
+        room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
+        buffers = _BUFFERS + _REGISTERED_BUFFERS * len(self._options.registrations)
+        return max(0, room // buffers - _ROOM_IN_A_BUFFER)
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the NUMA nodes that this process may use."""
+        return usable_nodes()
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Allocate the buffers for messages of up to `largest_bytes`; once, before the first step."""
+        with explained(f"allocating buffers for {format_size(largest_bytes)} messages", Cause.NO_BUFFERS):
+            capacity = self.capacity_bytes()
+            roomy = min(_ROOMY_BUFFER, capacity // _ROOMY_SHARE)
+            own = max(min(_SMALLEST_BUFFER, capacity), roomy)
+            # Windows are as large on all ranks, and a message has the same slot, which decides its data. Ranks in other
+            # processes do not know what this GPU has room for.
+            self._gpus.allocate(max(largest_bytes, own if self._alone else _SMALLEST_BUFFER))
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not.
+
+        Where the driver called access possible and then refused it, the copy engine would be timed through host memory
+        under a name that promises more.
+        """
+        if work.numa_node is not None:
+            refusal = _native.node_memory_refusal(work.numa_node)
+            return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
+        if work.variant.endpoints is Endpoints.DEVICE or work.variant.host_memory or work.variant is Variant.STAGED:
+            return None
+        copy = _COPIES.get(work.operation)  # None: a pointer chase, which lists its reader first
+        for transfer in _transfers(work, members):
+            issuer, far = transfer[::-1] if copy and copy.pull else transfer
+            if refused := self._refused.get((issuer, far)):
+                return Refusal(SkipKind.PEERS_REFUSED, detail=refused)
+            if not (copy and copy.engine == _native.Engine.copy_engine) and not self._peers[issuer][far]:
+                return NO_PEERS
+        return self._cached(work)
+
+    def _cached(self, work: Work) -> Refusal | None:
+        """Return why reads by a kernel would not cross the link: 64 MiB in L2 were read at 3,350 GB/s on an H200."""
+        room = min(self.capacity_bytes(), _SMALLEST_BUFFER)
+        if work.operation is not Operation.SM_READ or room >= 2 * self._largest_cache:
+            return None
+        return Refusal(SkipKind.CACHE, room)
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Make the groups' communicators now. Raises StepFailed."""
+        if self._collectives is not None and groups:
+            with explained("making NCCL communicators", Cause.NO_COMMUNICATOR, self._devices, ours=self._ours):
+                self._collectives.prepare([list(group) for group in groups])
+
+    def time(self, step: Step) -> Timing:
+        """Time a step. Raises DataCorruption, StepFailed, UsageError for what NCCL lacks."""
+        doing = f"{step.work} of {format_size(step.size_bytes)}"
+        with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
+            if step.operation.is_collective:
+                return self._collective(step)
+            return self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
+
+    def _copy(self, step: Step) -> Timing:
+        how = {**_COPIES, **_HOST_COPIES}[step.operation]
+        times = self._gpus.time_copies(
+            _native.CopyRound(
+                groups=[self._transfers(step.work, group) for group in _copying(step)],
+                engine=how.engine,
+                pull=how.pull,
+                bytes=step.size_bytes,
+                iterations=step.iterations,
+                batches=step.batches,
+                warmup=step.warmup,
+                deadline=_DEADLINE_S,
+                covered=step.variant.covered,
+            )
+        )
+        timed = len(step.groups)
+        uncovered = (None if position < 0 else position for position in times.uncovered[:timed])
+        return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed], uncovered=tuple(uncovered))
+
+    def _transfers(self, work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return a group's transfers; where no NUMA node is named, all-device copies use each GPU's own node."""
+        if work.numa_node is None and work.variant.at_once:
+            work = replace(work, numa_node=self._own_nodes[members[0]])
+        return _transfers(work, members)
+
+    @cached_property
+    def _own_nodes(self) -> tuple[int | None, ...]:
+        """Return each GPU's NUMA node; None if there is only one, it is not known, or its memory is refused."""
+        nodes = usable_nodes()
+        if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
+            nodes = ()
+        return tuple(device.numa_node if device.numa_node in nodes else None for device in self._devices)
+
+    def _chase(self, step: Step) -> Timing:
+        """Time pointer chases. The end of each batch verifies all of its reads: one wrong pointer ends elsewhere."""
+        seconds = self._gpus.time_chase(
+            _native.ChaseRound(
+                links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],
+                accesses=step.iterations,
+                batches=step.batches,
+                warmup=step.warmup,
+                deadline=_DEADLINE_S,
+            )
+        )
+        read = step.iterations * (step.batches + step.warmup) * _WORD
+        return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
+
+    def _collective(self, step: Step) -> Timing:
+        """Time a collective on disjoint groups."""
+        if self._collectives is None:
+            raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
+        if step.dtype not in _native.Dtype.__members__:
+            raise UsageError(f"NCCL has no dtype '{step.dtype}'")
+        if not step.operation.collective.native:
+            raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
+        plain = [spans_hosts(self._devices, group) for group in step.groups]
+        times = self._collectives.time(
+            _native.CollectiveRound(
+                groups=[list(group) for group in step.groups],
+                operation=_native.Collective.__members__[step.operation],
+                dtype=_native.Dtype.__members__[step.dtype],
+                reduction=_native.Reduction.__members__[step.redop],
+                root=step.root,
+                count=step.size_bytes // DTYPE_BYTES[step.dtype],
+                in_place=step.variant is Variant.IN_PLACE,
+                verify=step.verify,
+                iterations=step.iterations,
+                batches=step.batches,
+                warmup=step.warmup,
+                launch_iterations=step.launches,
+                launch_warmup=_LAUNCH_WARMUP,
+                deadline=_DEADLINE_S,
+                single_launches=step.singles,
+                registration=_native.Registration.__members__[step.registration],
+                blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
+                plain=plain,
+            )
+        )
+        return Timing(
+            _by_group(times),
+            tuple(times.launch_seconds),
+            _coverage(times),
+            _singles(times, step),
+            tuple(plain) if any(plain) else (),
+            tuple((tuple(own[step.warmup :]),) if own else () for own in times.waits),
+        )
+
+    # No `close`: the driver takes back memory, contexts and communicators when the process ends. Destroying the
+    # communicators would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
+
+
+def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:
+    """Return whether a group's devices are of several hosts, as NCCL sees them (docs/method.md 4.2)."""
+    return len({devices[member].host for member in group}) > 1
+
+
+def list_gpus() -> list[_native.GpuIdentity]:
+    """Return the GPUs that CUDA shows to this process, in its order. Raises MachineError without a driver."""
+    with explained("listing the GPUs", Cause.NOT_OPENED):
+        return _native.list_gpus()
+
+
+def shipped_ptx() -> bytes:
+    """Return the device code that every installation has."""
+    ptx = resources.files("collbench") / "kernels" / "kernels.ptx"
+    return ptx.read_bytes() + b"\0"  # cuModuleLoadData reads a C string
+
+
+def _by_group(times: _native.Times) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, times.seconds))
+
+
+def _coverage(times: _native.Times) -> tuple[Coverage, ...]:
+    return tuple(Coverage(one.moved, one.verified) for one in times.coverage)
+
+
+def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaunches, ...], ...]:
+    """Return the single launches of this process's ranks, by group and in their order."""
+    if not step.singles:
+        return ()
+    ranks: list[list[RankLaunches]] = [[] for _ in step.groups]
+    for one in sorted(times.singles, key=lambda launches: launches.rank):
+        ranks[one.group].append(RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step))
+    return tuple(map(tuple, ranks))
+
+
+def _ordinals(devices: Sequence[Device]) -> list[int]:
+    by_uuid = {gpu.uuid: gpu.ordinal for gpu in list_gpus()}
+    hidden = [device.tag for device in devices if device.uuid not in by_uuid]
+    if hidden:
+        raise MachineError(
+            f"CUDA does not show {', '.join(hidden)} to this process: check CUDA_VISIBLE_DEVICES and MIG mode"
+        )
+    return [by_uuid[device.uuid] for device in devices]
+
+
+def _copying(step: Step) -> list[tuple[int, ...]]:
+    """Return the members of every group that runs: the step's, and those of the devices that it names as busy.
+
+    The first member of a group is the device that copies.
+    """
+    if not step.variant.covered:
+        return list(step.groups)
+    timed = {group[0] for group in step.groups}
+    busy = dict.fromkeys(one for group in step.groups for one in group if one not in timed)
+    return [*step.groups, *((one, *sorted((timed | busy.keys()) - {one})) for one in busy)]
+
+
+def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return a group's transfers as the extension takes them.
+
+    Of host memory they are those of the first member: each other one has a group of its own (`_copying`).
+    """
+    host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
+
+    def position(end: int | None) -> int:
+        return host if end is None else end
+
+    return [(position(src), position(dst)) for src, dst in transfers_of(work, members)]

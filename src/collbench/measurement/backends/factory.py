@@ -1,0 +1,322 @@
+"""Open the backend of a name, with the facts about its machine. No backend is substituted silently."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from collbench.machine import numa, visible_devices
+from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.nvidia_smi import LiveTools
+from collbench.machine.nvml import Glance, Nvml
+from collbench.machine.visible_devices import NAME, ORDER, visible
+from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.backends.worker_messages import Facts
+from collbench.model.capabilities import BACKENDS, HOST, capabilities
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.run import Device, Health, Machine, Path
+
+if TYPE_CHECKING:
+    from collbench.measurement.backends.isolated import IsolatedBackend
+    from collbench.measurement.backends.sim import SimBackend
+    from collbench.sim.fabrics import Fabric
+
+
+# What is on the machine, before anything is chosen: this starts NVML once (0.1 s), and not CUDA (0.5 s).
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The devices that this process may use, in nvidia-smi's order, and their NVML state.
+
+    `hidden` are GPUs that CUDA_VISIBLE_DEVICES hides from this process, and `mig` those in MIG mode, which are not
+    among `devices`: their instances have no P2P. `states` are those of all GPUs by UUID; none of our processes is on
+    them yet.
+    """
+
+    backend: str
+    devices: tuple[Device, ...]
+    hidden: tuple[Device, ...] = ()
+    mig: tuple[Device, ...] = ()
+    driver: str = ""
+    states: Mapping[str, Health] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[Device, ...]:
+        """All GPUs that CUDA sees, including those in MIG mode, in nvidia-smi's order."""
+        return tuple(sorted(self.devices + self.mig, key=lambda device: device.index))
+
+    @property
+    def among(self) -> str:
+        """Return what limits the choice, as a clause: "among the 2 that CUDA_VISIBLE_DEVICES shows"; "" for nothing."""
+        return f"among the {len(self.devices) + len(self.mig)} that {NAME} shows" if self.hidden else ""
+
+
+def look(name: str) -> Present:
+    """Return the backend's devices here; "auto" considers only GPUs. Raises MachineError, and UsageError for MIG."""
+    if name == HOST.name:
+        return Present(HOST.name, numa.devices())
+    setting = os.environ.get(NAME)
+    try:
+        present = _look(setting)
+    except MachineError as error:
+        if name == "cuda":
+            raise
+        raise _no_gpu(error.problem) from error
+    if not present.devices and not present.mig:
+        hides = f"{NAME}='{setting}' hides every GPU from this process"
+        raise _no_gpu(hides if setting is not None else "the NVIDIA driver shows no GPU to this process")
+    return present
+
+
+def may_use(nvml: Nvml) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA shows to this process, in nvidia-smi's order. Starts CUDA only if nothing else knows.
+
+    Raises UsageError for MIG devices, MachineError.
+    """
+    every = nvml.devices()
+    allowed = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
+    if allowed is not None:
+        return allowed
+    from collbench.measurement.backends.cuda import list_gpus  # late: the extension
+
+    shown = {gpu.uuid for gpu in list_gpus()}
+    return tuple(device for device in every if device.uuid in shown)
+
+
+def _look(setting: str | None) -> Present:
+    with Nvml() as nvml:
+        every = nvml.devices()
+        seen = every if setting is None else may_use(nvml)
+        mig = tuple(device for device in seen if nvml.in_mig_mode(device))
+        states = {device.uuid: nvml.health(device) for device in every}
+        return Present(
+            backend="cuda",
+            devices=tuple(device for device in seen if device not in mig),
+            hidden=tuple(device for device in every if device not in seen),
+            mig=mig,
+            driver=nvml.driver_version(),
+            states={uuid: replace(state, others_memory=state.memory_used) for uuid, state in states.items()},
+        )
+
+
+def _no_gpu(why: str) -> MachineError:
+    return MachineError(f"no GPU to train on: {why}; write --backend host to train on CPU cores with gloo")
+
+
+# From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
+
+NAMES = ("auto", *BACKENDS)  # auto never takes sim
+# A worker that `begin` has started; None if the backend has none.
+Begun: TypeAlias = "IsolatedBackend | None"
+Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
+
+
+def resolve(name: str) -> tuple[str, str | None]:
+    """Return the backend that `name` selects, and the reason to print if "auto" finds no GPU."""
+    if name != "auto":
+        return name, None
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+    try:
+        with Nvml() as nvml:
+            if nvml.devices():
+                return "cuda", None
+            reason = "the NVIDIA driver shows no GPU to this process"
+    except MachineError as error:
+        reason = error.problem
+    return "host", reason
+
+
+def present_devices(name: str) -> tuple[Device, ...]:
+    """Return the devices that the backend may use here, in nvidia-smi's order, subject to CUDA_VISIBLE_DEVICES.
+
+    A simulated machine is not here: see `simulated_devices`.
+    """
+    if capabilities(name).cores:
+        return numa.devices()
+    with Nvml() as nvml:
+        return may_use(nvml)
+
+
+def begin(name: str) -> Begun:
+    """Start the backend's slow part, the worker that starts the driver, and return at once."""
+    if not capabilities(name).nvml:
+        return None
+    from collbench.measurement.backends.isolated import IsolatedBackend
+
+    backend = IsolatedBackend()
+    backend.start()
+    return backend
+
+
+def open_backend(
+    name: str,
+    wanted: str | None,
+    nccl_path: str | None,
+    *,
+    collectives: bool,
+    begun: Begun = None,
+    options: NcclOptions | None = None,
+) -> Opened:
+    """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
+
+    `options` are those of NCCL's communicators. Raises UsageError, MachineError.
+    """
+    if capabilities(name).cores:
+        return _open_host(wanted)
+    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives, options=options)
+
+
+def simulated(fabric: str | None) -> Fabric:
+    """Return the machine to simulate, by name or file. Raises UsageError, also without a name."""
+    from collbench.sim import fabrics  # late: simulations are rare
+
+    if fabric is None:
+        raise UsageError(f"--backend sim needs a machine to simulate: --fabric FILE, or {', '.join(fabrics.names())}")
+    return fabrics.load(fabric)
+
+
+def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
+    """Return the GPUs of a machine to simulate. Raises UsageError."""
+    from collbench.sim.labels import devices
+
+    return devices(simulated(fabric))
+
+
+def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
+    """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
+    backend = simulated_backend(fabric, wanted, seed)
+    return Opened(
+        backend,
+        machine=backend.machine(),
+        paths=backend.paths(),
+        health=backend.health,
+        flags=backend.flags,
+        environment=backend.environment(),
+        clock=backend.clock,
+        close=backend.close,
+    )
+
+
+def simulated_backend(fabric: Fabric, wanted: str | None, seed: int, chosen: Choice = tuple) -> SimBackend:
+    """Return the sim backend on the devices of a fabric that are `chosen` of those that `wanted` names."""
+    from collbench.measurement.backends.sim import SimBackend
+    from collbench.sim.labels import devices
+
+    every = devices(fabric)
+    return SimBackend(fabric, seed, tuple(every.index(device) for device in chosen(choose_devices(every, wanted))))
+
+
+def driver_version() -> str:
+    """Return the NVIDIA driver's version. Raises MachineError without one."""
+    with Nvml() as nvml:
+        return nvml.driver_version()
+
+
+def here(nvml: Nvml | None = None) -> Machine:
+    """Return what is known of this host, with what NVML knows of its driver and GPUs."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    machine = Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
+    if nvml is None:
+        return machine
+    return replace(
+        machine,
+        driver=nvml.driver_version(),
+        cuda=nvml.cuda_version(),
+        virtualization=nvml.virtualization(),
+        visible_devices=visible_devices.kind(os.environ.get(NAME)),
+    )
+
+
+class ObservedGpus:
+    """GPUs to measure as NVML reports them, without what our own processes do on them."""
+
+    def __init__(self, nvml: Nvml, devices: tuple[Device, ...], our_processes: Callable[[], Collection[int]]) -> None:
+        """Read what is on the GPUs now, before our own processes open them."""
+        self._nvml, self._devices = nvml, devices
+        self._occupants = Occupants([nvml.processes(device) for device in devices], our_processes)
+        self._memory_before = [nvml.memory_used(device) for device in devices]
+        self.flags = HealthWatch(devices, self._glances, self._occupants).flags
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the devices' current state, by position."""
+        return tuple(
+            replace(
+                self._nvml.health(device),
+                processes=self._occupants.others(position, self._nvml.processes(device)),
+                others_memory=self._memory_before[position],
+            )
+            for position, device in enumerate(self._devices)
+        )
+
+    def _glances(self) -> list[Glance]:
+        return [self._nvml.glance(device) for device in self._devices]
+
+
+def choose_devices(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
+    """Return those of the present devices that `wanted` names, at least two. Raises UsageError."""
+    devices = visible_devices.select(present, wanted)
+    visible_devices.at_least_two(devices)
+    return devices
+
+
+def _open_host(wanted: str | None) -> Opened:
+    from collbench.measurement.backends.host import HostBackend
+
+    devices = choose_devices(numa.devices(), wanted)
+    backend = HostBackend(devices)
+    return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
+
+
+def _open_cuda(
+    begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
+) -> Opened:
+    """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
+    with ExitStack() as stack:
+        backend = cast("IsolatedBackend", begun)
+        # This waits, because the next command (`pairs && train`) might take the ending worker for another user's.
+        stack.callback(backend.reap)
+        tools = LiveTools()
+        stack.callback(tools.close)
+        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
+        present = nvml.devices()
+        visible = backend.list_gpus()
+        devices = choose_devices(tuple(device for device in present if device.uuid in visible), wanted)
+        gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
+        backend.open(devices, nccl_path, collectives=collectives, options=options)
+        machine, paths = here(nvml), nvml.paths(devices)
+        facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
+        return Opened(
+            backend,
+            machine=_with_facts(machine, facts),
+            paths=tools.with_reports(devices, _with_peers(paths, facts)),
+            health=gpus.health,
+            flags=gpus.flags,
+            close=stack.pop_all().close,
+            vacate=backend.reap,
+        )
+
+
+def _with_peers(paths: tuple[Path, ...], facts: Facts) -> tuple[Path, ...]:
+    """Return the paths with whether CUDA lets both devices reach each other's memory."""
+    if not facts.peers:
+        return paths
+    pairs = ((path, *path.devices) for path in paths)
+    return tuple(replace(path, cuda_peers=facts.peers[a][b] and facts.peers[b][a]) for path, a, b in pairs)
+
+
+def _with_facts(machine: Machine, facts: Facts) -> Machine:
+    return replace(
+        machine,
+        nccl=facts.nccl,
+        nccl_path=facts.nccl_path,
+        kernel_image=facts.kernel_image,
+        multicast=facts.multicast,
+    )

@@ -1,0 +1,459 @@
+"""The GPUs in a worker process: a hang, a crash or a broken context costs a step instead of the run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import cast
+
+from collbench.machine import cuda_variables
+from collbench.machine.numa import usable_nodes
+from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
+from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.backends.worker_messages import (
+    Answer,
+    AwaitPrepared,
+    CanRun,
+    Facts,
+    ListGpus,
+    MakeUniqueId,
+    Open,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Reserve,
+    World,
+)
+from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
+from collbench.model.failures import Cause, Failure
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import DataPoint, Device, Refusal
+
+# How long silence may last before it is a hang: from the bytes that a step moves, or from its own earlier times.
+
+# A message costs at least this many seconds on the slowest path that we know: small collectives over sockets.
+_SECONDS_A_MESSAGE = 1e-4
+# Ungraphed launches that warm up the timed ones, generously (nccl-tests: 5).
+_LAUNCH_WARMUP = 10
+# A step that took this much longer than the slowest of its kind before would be no measurement anyway.
+_MULTIPLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to wait, and the slowest rates in B/s that a message may have.
+
+    Staged PCIe gen 3 reaches 3 GB/s, and a part of it if several pairs share it; 1 Gbit Ethernet between hosts reaches
+    0.12 GB/s. Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes
+    0.7 s on 4 × H200 [docs/method.md 4.1], and much longer if it first looks for networks. A worker's first step loads
+    code.
+    """
+
+    opening_s: float = 120.0
+    communicators_s: float = 60.0
+    first_s: float = 20.0
+    floor_s: float = 5.0
+    slowest_rate: float = 1e9
+    slowest_network: float = 0.1e9
+
+    def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
+        """Return the seconds for a step; `known_s` is the longest that a step of its kind took, None at first."""
+        rate = self.slowest_network if network else self.slowest_rate
+        return self.floor_s + (_expected_s(step, rate) if known_s is None else _MULTIPLE * known_s)
+
+
+def _expected_s(step: Step, rate: float) -> float:
+    messages = step.iterations * (step.warmup + step.batches)
+    messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
+    messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
+    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
+    ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
+    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
+        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
+    return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
+
+
+# A worker that may crash in any step, and is then restarted, opened and prepared again.
+
+_DOING: dict[type, str] = {
+    ListGpus: "listing the GPUs",
+    MakeUniqueId: "asking NCCL for an id",
+    CanRun: "asking for peer access",
+    Reserve: "allocating the buffers",
+    Prepare: "preparing NCCL",
+    AwaitPrepared: "starting NCCL",
+}
+# Communicators that could not be made in two workers will not be made in a third.
+_NCCL_STARTS = 2
+
+
+class Supervised:
+    """One worker at a time. Each new worker gets the requests of the one before it.
+
+    Steps are submitted ahead and answered in order, so that the worker never waits for its parent.
+    """
+
+    def __init__(self, module: str, timeouts: Timeouts, extra: Mapping[str, str]) -> None:
+        """Start nothing yet; `module` is what the worker runs, with our environment and `extra` variables."""
+        self._module, self._timeouts, self._extra = module, timeouts, extra
+        self._child: Child | None = None
+        self._gone: list[Child] = []
+        self._opening: Open | None = None
+        self._opens = False  # the answer to it has not been read
+        self._facts: Facts | None = None
+        self._setup: list[Reserve | Prepare] = []
+        self._waiting: deque[Step] = deque()
+        self._sent = 0  # so many of the first waiting steps are with the child
+        self._warm = self._collects = False
+        self._failed_starts, self._last_failure = 0, BackendError()
+        self._seconds: dict[tuple[Work, int, int, int], float] = {}
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The running worker's process id, or none."""
+        return (self._child.process.pid,) if self._child else ()
+
+    @property
+    def waiting(self) -> int:
+        """How many submitted steps are unanswered."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Start the process, if none runs, and return at once; it lists the GPUs meanwhile."""
+        if self._child is None:
+            # What NCCL prints on stdout under NCCL_DEBUG goes to our stderr: our stdout holds the page.
+            self._child = Child(self._module, (), {**own_environment(), **self._extra}, stdout=_STDERR)
+            self._warm = self._collects = False
+
+    def ask(self, request: ListGpus | MakeUniqueId | CanRun | AwaitPrepared) -> object:
+        """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
+        return self._exchange(request)
+
+    def open(self, opening: Open) -> None:
+        """Tell the running worker to open GPUs, and return at once; `facts` returns the result."""
+        self.plan(opening)
+        self._live.send(opening)
+        self._facts, self._opens = None, True
+
+    def plan(self, opening: Open) -> None:
+        """Open these GPUs before the first step, in the worker that runs then."""
+        self._opening = opening
+
+    def facts(self) -> Facts:
+        """Wait until the GPUs are open. Raises what opening them raised."""
+        if self._opens:
+            self._opens = False
+            self._facts = cast("Facts", self._receive("opening the GPUs"))
+        if self._facts is None:
+            raise BackendError("the GPUs are not open: measure again")
+        return self._facts
+
+    def set_up(self, request: Reserve | Prepare) -> None:
+        """Reserve or prepare in this worker and in all later ones. Raises what the worker reports."""
+        self._setup.append(request)
+        if self._child is not None:
+            self._exchange(request)
+
+    def submit(self, step: Step) -> None:
+        """Append a step to the waiting ones."""
+        self._waiting.append(step)
+
+    def answer(self) -> tuple[Step, Timing | StepFailed]:
+        """Return the first waiting step with its result; the others stay, to be sent again after a failure.
+
+        Raises DataCorruption and any other error that is not a failure of the step alone.
+        """
+        return self._answer(len(self._waiting))
+
+    def time(self, step: Step) -> Timing:
+        """Time one step before the waiting ones, none of which may be with the worker yet. Raises StepFailed."""
+        if self._sent:
+            raise RuntimeError("steps are with the worker: nothing can be timed before them")
+        self._waiting.appendleft(step)
+        _, outcome = self._answer(1)
+        if isinstance(outcome, StepFailed):
+            raise outcome
+        return outcome
+
+    def _answer(self, ahead: int) -> tuple[Step, Timing | StepFailed]:
+        """Answer the first waiting step, with the first `ahead` steps sent to the worker."""
+        step = self._waiting[0]
+        try:
+            outcome: Timing | StepFailed = self._refusal(step) or self._outcome(step, ahead)
+        except (ChildLost, StepFailed) as error:
+            self.kill()  # after a CUDA or NCCL error the worker's context or communicators are broken
+            outcome = self._failure(step, error)
+        except BaseException:  # wrong data; or Ctrl-C, and an unread reply would answer the next step
+            self.kill()
+            raise
+        self._waiting.popleft()
+        self._sent = max(0, self._sent - 1)
+        return step, outcome
+
+    def forget(self) -> None:
+        """Drop the waiting steps; end a worker that has some of them, because its answers would stay unread."""
+        if self._sent:
+            self.kill()
+        self._waiting.clear()
+
+    def kill(self) -> None:
+        """End the worker without waiting for it. Safe to call twice."""
+        if self._child is not None:
+            self._child.kill()
+            self._gone.append(self._child)
+        self._child, self._sent, self._opens = None, 0, False
+
+    def reap(self) -> None:
+        """Wait for killed workers to be gone."""
+        while self._gone:
+            self._gone.pop().reap()
+
+    @property
+    def _live(self) -> Child:
+        if self._child is None:
+            raise BackendError("the GPU worker is no longer running: measure again")
+        return self._child
+
+    def _receive(self, doing: str) -> object:
+        """Return the answer to anything but a step."""
+        try:
+            return cast("Answer", _reply(self._live, self._timeouts.opening_s)).value
+        except ChildLost as error:
+            self.kill()
+            raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
+
+    def _exchange(self, request: Request) -> object:
+        if self._opens:
+            self.facts()
+        self._live.send(request)
+        return self._receive(_DOING[type(request)])
+
+    def _reopen(self) -> None:
+        """Start a worker with the same setup as the last one. Raises StepFailed if that is not possible."""
+        self.reap()  # else the new one would find the GPUs' memory still taken
+        if self._opening is None:
+            raise BackendError("no GPU was opened before the first step")
+        try:
+            self.start()
+            self.open(self._opening)
+            self.facts()
+            for request in self._setup:
+                self._exchange(request)
+        except CollbenchError as error:
+            why = failure_of(error)
+            raise StepFailed(failure=Failure(why.kind, Cause.NO_WORKER, because=why)) from error
+
+    def _refusal(self, step: Step) -> StepFailed | None:
+        if step.operation.is_collective and self._failed_starts >= _NCCL_STARTS:
+            last = self._last_failure.failure
+            return StepFailed(failure=Failure(last.kind, Cause.NCCL_START, count=_NCCL_STARTS, because=last))
+        return None
+
+    def _outcome(self, step: Step, ahead: int) -> Timing:
+        """Send the unsent steps, and return the first step's times. Raises what the worker reports, ChildLost."""
+        if self._child is None:
+            self._reopen()
+        if self._opens:
+            self.facts()
+        while self._sent < ahead and not self._refusal(self._waiting[self._sent]):
+            self._live.send(self._waiting[self._sent])
+            self._sent += 1
+        reply = _reply(self._live, self._wait_s(step))
+        if isinstance(reply, Prepared):
+            self._collects = True
+            reply = _reply(self._live, self._wait_s(step) + self._timeouts.first_s)
+        answer = cast("Answer", reply)
+        self._note(step, answer)
+        return cast("Timing", answer.value)
+
+    def _wait_s(self, step: Step) -> float:
+        network = self._opening is not None and self._opening.world is not None
+        wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
+        wait += 0 if self._warm else self._timeouts.first_s
+        prepares = any(isinstance(request, Prepare) for request in self._setup)
+        starts = (step.operation.is_collective or prepares) and not self._collects
+        return wait + (self._timeouts.communicators_s if starts else 0)
+
+    def _note(self, step: Step, answer: Answer) -> None:
+        self._warm = True
+        kind = _kind(step)
+        self._seconds[kind] = max(self._seconds.get(kind, 0.0), answer.seconds)
+        if step.operation.is_collective:
+            self._collects, self._failed_starts = True, 0
+
+    def _failure(self, step: Step, error: BackendError) -> StepFailed:
+        if step.operation.is_collective and not self._collects:
+            self._failed_starts, self._last_failure = self._failed_starts + 1, error
+        if self._opening is not None and self._opening.world is not None:
+            failed = PeerLost if isinstance(error, PeerLost) else BackendError
+            text = f"rank {self._opening.world.rank} cannot continue: {error}"
+            raise failed(text, failure=replace(error.failure, rank=self._opening.world.rank)) from error
+        return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
+
+
+def _reply(child: Child, timeout_s: float) -> Answer | Prepared:
+    """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
+    reply: Reply = child.receive(timeout_s)
+    if isinstance(reply, Answer | Prepared):
+        return reply
+    raise reply
+
+
+def _kind(step: Step) -> tuple[Work, int, int, int]:
+    return step.work, step.size_bytes, len(step.groups[0]), step.singles
+
+
+# The backend: one worker for most steps, and one without peer access for staged copies.
+
+_WORKER = "collbench.measurement.backends.worker"
+_STDERR = 2  # the file descriptor
+_TIMEOUTS = Timeouts()
+# Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
+_AHEAD = 4
+
+
+class IsolatedBackend(Backend):
+    """Times steps on GPUs in a worker process that is started again when a step breaks it.
+
+    In order: `start`, `list_gpus`, `open`, and the rest. The facts of opening are waited for when first needed.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, module: str = _WORKER, timeouts: Timeouts = _TIMEOUTS, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Start nothing yet. `module` is what the worker runs, `timeouts` how long it may stay silent.
+
+        The worker has our environment, and the `extra` variables.
+        """
+        self._worker = Supervised(module, timeouts, extra or {})
+        # Without peer access, for copies through host memory; it idles while the other worker times.
+        self._staging = Supervised(module, timeouts, extra or {})
+        self._devices: tuple[Device, ...] = ()
+        self._prepares = False
+
+    def start(self) -> None:
+        """Start the worker and return at once. Raises UsageError if a variable would make its figures false."""
+        cuda_variables.refuse(cuda_variables.Use.NATIVE)
+        self._worker.start()
+
+    def list_gpus(self) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that CUDA shows, in its order. Raises MachineError without a driver."""
+        return cast("tuple[str, ...]", self._worker.ask(ListGpus()))
+
+    def unique_id(self, nccl_path: str | None) -> bytes:
+        """Return the 128 bytes of ncclGetUniqueId for the ranks of one world. Raises MachineError without NCCL."""
+        return cast("bytes", self._worker.ask(MakeUniqueId(nccl_path)))
+
+    def open(
+        self,
+        devices: tuple[Device, ...],
+        nccl_path: str | None,
+        *,
+        collectives: bool,
+        world: World | None = None,
+        options: NcclOptions | None = None,
+    ) -> None:
+        """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
+        self._devices = devices
+        requested = options or NcclOptions()
+        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=requested))
+        self._staging.plan(Open(devices, None, collectives=False, peers=False))
+
+    @property
+    def facts(self) -> Facts:
+        """What opening found. Raises MachineError, BackendError."""
+        return self._worker.facts()
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The processes that use the GPUs for us right now."""
+        return self._worker.process_ids + self._staging.process_ids
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the GPUs by position, with a world by rank."""
+        return self._devices
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        """Return what the worker can time so."""
+        return self.facts.operations[variant]
+
+    def capacity_bytes(self) -> int:
+        """Return the largest message in bytes that every GPU has room for."""
+        return self.facts.capacity_bytes
+
+    def free_bytes(self) -> tuple[int, ...]:
+        """Return each GPU's free memory in bytes when it was opened first."""
+        return self.facts.free_bytes
+
+    def numa_nodes(self) -> tuple[int, ...]:
+        """Return the NUMA nodes that this process, and so its worker, may use."""
+        return usable_nodes()
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Allocate the buffers for messages of up to `largest_bytes`. Raises BackendError."""
+        self._worker.set_up(Reserve(largest_bytes))
+        self._staging.set_up(Reserve(largest_bytes))
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        """Return why these GPUs cannot run it, None if they can."""
+        return cast("Refusal | None", self._worker.ask(CanRun(work, members)))
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Start making communicators and return at once; every step waits for them, or `ready` does before."""
+        if groups:
+            self._prepares = True
+            self._worker.set_up(Prepare(groups))
+
+    def ready(self) -> None:
+        """Wait for the communicators, if any are being made."""
+        if self._prepares:
+            with suppress(BackendError):  # the first collective's own failure says more
+                self._worker.ask(AwaitPrepared())
+
+    def time(self, step: Step) -> Timing:
+        """Time a step. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.
+
+        A group without a rank of this worker has an empty tuple of seconds.
+        """
+        return self._worker_for(step).time(step)
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another, a few of them with the worker at any time.
+
+        After a StepFailed none is, and `time` may be called before the next.
+        """
+        source = iter(steps)
+        step = next(source, None)
+        while step is not None:
+            worker = self._worker_for(step)
+            try:
+                while step is not None or worker.waiting:
+                    # Two workers must never time at once: another one's step waits until this one has answered all.
+                    while step is not None and worker is self._worker_for(step) and worker.waiting < _AHEAD:
+                        worker.submit(step)
+                        step = next(source, None)
+                    if not worker.waiting:
+                        break
+                    yield worker.answer()
+            finally:
+                worker.forget()
+
+    def close(self) -> None:
+        """End the workers without waiting: they hold nothing that the driver does not take back."""
+        self._worker.kill()
+        self._staging.kill()
+
+    def reap(self) -> None:
+        """End the workers, and wait a few seconds for them to be gone, with their memory on the GPUs."""
+        self.close()
+        self._worker.reap()
+        self._staging.reap()
+
+    def _worker_for(self, step: Step) -> Supervised:
+        return self._staging if step.variant is Variant.STAGED else self._worker

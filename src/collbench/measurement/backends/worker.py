@@ -1,0 +1,234 @@
+"""The process that touches the GPUs: `python -m collbench.measurement.backends.worker FD`.
+
+It answers requests from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
+else ends the process, and the parent reads the last line of its stderr. It imports little: `collbench pairs` waits for
+its start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from collbench.machine import lifeline
+from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
+from collbench.measurement.backends.worker_messages import (
+    Answer,
+    AwaitPrepared,
+    CanRun,
+    Facts,
+    ListGpus,
+    MakeUniqueId,
+    Open,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Reserve,
+)
+from collbench.model.errors import CollbenchError, StepFailed
+from collbench.model.operations import Variant
+from collbench.model.run import Refusal
+
+# Longer than NCCL needs to start; copies continue without it then.
+_NCCL_TIMEOUT_S = 30.0
+
+
+class Source(Protocol):
+    """Where GPUs come from: CUDA, or a fake of it in tests."""
+
+    def uuids(self) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that this process may use."""
+
+    def unique_id(self, nccl_path: str | None) -> bytes:
+        """Return an id for a world whose first rank is in this process."""
+
+    def open(self, opening: Open) -> tuple[Backend, Facts]:
+        """Open GPUs."""
+
+
+class CudaSource:
+    """The machine's GPUs and its NCCL."""
+
+    def uuids(self) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that CUDA shows. Raises MachineError without a driver."""
+        from collbench.measurement.backends.cuda import list_gpus
+
+        return tuple(gpu.uuid for gpu in list_gpus())
+
+    def unique_id(self, nccl_path: str | None) -> bytes:
+        """Return NCCL's id for a new world. Raises MachineError."""
+        from collbench.machine.nccl import find_nccl
+
+        return find_nccl(nccl_path).unique_id()
+
+    def open(self, opening: Open) -> tuple[Backend, Facts]:
+        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
+        from collbench.machine.nccl import find_nccl
+        from collbench.measurement.backends.cuda import CudaBackend
+        from collbench.model.nccl_options import format_version
+
+        nccl = find_nccl(opening.nccl_path) if opening.collectives else None
+        if nccl is not None:
+            opening.options.check(nccl.version)
+        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world, options=opening.options)
+        return backend, facts_of(
+            backend,
+            kernel_image=backend.kernel_image,
+            nccl=format_version(nccl.version) if nccl else "",
+            nccl_path=nccl.path if nccl else "",
+            multicast=backend.multicast,
+            peers=backend.peers,
+        )
+
+
+def facts_of(
+    backend: Backend,
+    *,
+    kernel_image: str = "",
+    nccl: str = "",
+    nccl_path: str = "",
+    multicast: bool | None = None,
+    peers: tuple[tuple[bool, ...], ...] = (),
+) -> Facts:
+    """Return the facts of an open backend."""
+    return Facts(
+        free_bytes=backend.free_bytes(),
+        capacity_bytes=backend.capacity_bytes(),
+        operations={variant: backend.operations(variant) for variant in Variant},
+        kernel_image=kernel_image,
+        nccl=nccl,
+        nccl_path=nccl_path,
+        multicast=multicast,
+        peers=peers,
+    )
+
+
+class _Preparation:
+    """The creation of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
+
+    No step may run meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until
+    it is queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
+    """
+
+    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], timeout_s: float) -> None:
+        self._backend, self._groups = backend, groups
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._deadline = time.monotonic() + timeout_s
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._backend.prepare(self._groups)
+        except BaseException as error:  # noqa: BLE001  # raised again in `wait`
+            self._failure = error
+
+    def stand_by(self) -> None:
+        """Wait for the end, successful or not, until the timeout."""
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+
+    def wait(self) -> None:
+        """Wait for the end. Raises the error of the creation."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+class _RequestHandler:
+    """The open backend, and the answer to each request."""
+
+    def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
+        self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
+        self._backend: Backend | None = None
+        self._preparation: _Preparation | None = None
+
+    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None:
+        """Return the request's result. Raises CollbenchError."""
+        match request:
+            case ListGpus():
+                return self._source.uuids()
+            case MakeUniqueId(nccl_path):
+                return self._source.unique_id(nccl_path)
+            case Open():
+                self._backend, facts = self._source.open(request)
+                return facts
+            case CanRun(work, members):
+                return self._opened.can_run(work, members)
+            case Reserve(largest_bytes):
+                self._opened.reserve(largest_bytes)
+            case Prepare(groups):
+                self._preparation = _Preparation(self._opened, groups, self._timeout_s)
+            case AwaitPrepared():
+                self._stand_by()
+            case Step():
+                return self._time(request)
+        return None
+
+    @property
+    def _opened(self) -> Backend:
+        if self._backend is None:
+            raise RuntimeError("nothing is open: the first request must be Open")
+        return self._backend
+
+    def _stand_by(self) -> None:
+        if self._preparation is not None:
+            self._preparation.stand_by()
+
+    def _time(self, step: Step) -> Timing:
+        self._stand_by()
+        if self._preparation is not None and step.operation.is_collective:
+            self._preparation.wait()
+            self._preparation = None
+            self._pipe.send(Prepared())
+        return time_step(self._opened, step)
+
+
+def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
+    """Answer requests until the pipe closes. Raises errors that are not CollbenchErrors."""
+    while True:
+        try:
+            request = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        begin = time.perf_counter()
+        try:
+            value = handler.serve(request)
+            reply: Reply = Answer(value, time.perf_counter() - begin)
+        except CollbenchError as error:
+            reply = error
+        pipe.send(reply)
+        if isinstance(request, Step) and isinstance(reply, StepFailed):
+            _await_the_end(pipe)
+            return
+
+
+def _await_the_end(pipe: Connection[Reply, Request]) -> None:
+    """Time no more steps: the context or the communicators are broken, and the parent ends this process.
+
+    The parent may have sent more steps before it learned of the failure. In such a step this rank would meet ranks that
+    are still in the failed one.
+    """
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.recv()
+
+
+def run(descriptor: int, source: Source, timeout_s: float = _NCCL_TIMEOUT_S) -> None:
+    """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
+    lifeline.leave_signals_to_parent()
+    lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
+    pipe: Connection[Reply, Request] = Connection(descriptor)
+    handler = _RequestHandler(pipe, source, timeout_s)
+    with suppress(BrokenPipeError):  # the parent left without its answer
+        _serve(pipe, handler)
+    os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), CudaSource())

@@ -1,0 +1,677 @@
+"""From a request to a plan: what a backend measures, in which rounds, with how many messages a batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from collbench.measurement.backends.protocol import Backend, Step
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import UsageError
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
+from collbench.model.run import (
+    CommandKind,
+    DataPoint,
+    Layout,
+    Run,
+    Settings,
+    SkipKind,
+    Skipped,
+    command_name,
+)
+from collbench.model.skew import whole_blocks, whole_size
+from collbench.model.units import format_approximate_size, format_size, whole_elements
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """When data points have enough trials, and how long their batches are.
+
+    Every data point gets `screening` trials, those on which the choice of devices rests `deciding` ones. An unsettled
+    data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1% or ±3%
+    (docs/method.md 6.4). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few data
+    points leave time for it at about `rate` in B/s.
+    """
+
+    screening: int
+    deciding: int
+    budget_seconds: float
+    batch_bytes: int
+    longest_batch_bytes: int
+    rate: float
+    precision: float | None = None
+
+
+# docs/method.md 6.3: three trials screen, at least five publish a tier; with seven the medians of six pairs on
+# 4 × H200 stay within the 2% of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against the event
+# clock's 0.5 µs; cores are fifty times slower. The start and the end of a batch, in which nothing is copied, are 1%
+# (copy engine) to 3% (kernels) of 128 MiB, and 0.3% of 1 GiB. nvbandwidth moves 16 messages: with as many, 8 GiB at
+# 512 MiB, kernels' reads agree with it within 0.05%; with four they are 0.2% slower [2 × H200]. A simulated machine
+# is measured as a real one, by its own clock.
+_GPUS = StoppingRule(
+    screening=3, deciding=7, budget_seconds=2.3, batch_bytes=128 * 2**20, longest_batch_bytes=16 * 2**30, rate=3e11
+)
+_CORES = StoppingRule(
+    screening=3, deciding=7, budget_seconds=8.0, batch_bytes=4 * 2**20, longest_batch_bytes=4 * 2**20, rate=5e9
+)
+
+
+def default_stopping_rule(backend: str) -> StoppingRule:
+    """Return the default rule on a backend's devices."""
+    return _CORES if capabilities(backend).cores else _GPUS
+
+
+# How many messages a batch holds: enough for the clock, few enough for many batches.
+
+# docs/method.md 3.1: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
+_MOST = 20
+# Copies that last microseconds: their launches cost more than the copies, so a batch holds a few less.
+_MOST_SMALL, _SMALL_BELOW = 16, 2**20
+# Where other copies cover a batch, as many messages again follow it (csrc/copies.hpp).
+_MOST_COVERED = 14
+# Their batches, and those of local copies, have lengths of their own: a host link is ten times slower than an NVLink
+# and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5), 8 GiB take 4 ms at 2,080 GB/s, as
+# nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
+_COVERED_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 8 * 2**30
+# Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
+# takes the time of about one access.
+_CHASE_ACCESSES = 32768
+# A chain of collectives ends when its last rank does, later than the root of a broadcast: in a chain of 2 × 64 MiB on
+# 4 × H200 that drain was 15% of the time. So chains are longer than batches of copies, and those of many ranks, whose
+# pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
+_CHAIN_BATCHES = 2
+_FEWEST_OF_MANY_RANKS = 4
+_LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one shows no more
+_SINGLE_FROM = 512 * 2**20
+
+
+def iterations(work: Work, members: int, size_bytes: int, batch_bytes: int) -> int:
+    """Return the messages of one batch that should move about `batch_bytes`; accesses for a pointer chase."""
+    if work.operation is Operation.CHASE:
+        return _CHASE_ACCESSES
+    if not work.operation.is_collective:
+        most = _MOST_SMALL if size_bytes < _SMALL_BELOW else _MOST
+        most = min(most, _MOST_COVERED) if work.variant.covered else most
+        return max(1, min(most, -(-_own_batch_bytes(work, batch_bytes) // size_bytes)))
+    fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
+    return max(fewest, min(_MOST, -(-batch_bytes * _CHAIN_BATCHES // size_bytes)))
+
+
+def _own_batch_bytes(work: Work, shared: int) -> int:
+    if work.variant.covered:
+        return _COVERED_BATCH_BYTES
+    return _LOCAL_BATCH_BYTES if work.variant is Variant.LOCAL else shared
+
+
+def requested_iterations(count: int) -> int:
+    """Return the messages of a batch where the user asked for so many (-n): the launch loop makes them all."""
+    return min(count, _LONGEST_CHAIN)
+
+
+# How much a batch moves: the longer, the less of it is its start and end; as long as the time allows.
+
+# Verification, launches and extra trials need their share of the time too.
+_SHARE = 0.45
+_BATCHES_A_TRIAL = 2
+
+
+def batch_bytes(
+    groups: Mapping[Work, Sequence[tuple[int, ...]]],
+    sizes: Mapping[Work, Sequence[int]],
+    devices: int,
+    rule: StoppingRule,
+) -> int:
+    """Return the longest batch, from the rule's shortest by doubling, with which the plan's trials fit its time."""
+    length = rule.batch_bytes
+    while length * 2 <= rule.longest_batch_bytes:
+        seconds = sum(
+            _seconds(work, groups_of_work, sizes[work], devices, length * 2, rule.rate)
+            for work, groups_of_work in groups.items()
+            if _own_batch_bytes(work, length) == length
+        )
+        if seconds * rule.screening * _BATCHES_A_TRIAL > _SHARE * rule.budget_seconds:
+            break
+        length *= 2
+    return length
+
+
+def _seconds(
+    work: Work, groups: Sequence[tuple[int, ...]], sizes: Sequence[int], devices: int, length: int, rate: float
+) -> float:
+    """Return about how long one batch of every data point takes, disjoint pairs at once."""
+    if work.operation is Operation.CHASE:
+        return 0.0
+    members = len(groups[0])
+    at_once = max(1, devices // members) if members == 2 else 1
+    moved = sum(size * iterations(work, members, size, length) for size in sizes)
+    return moved / rate * len(groups) / at_once
+
+
+# Pairs in rounds: every pair of devices once, disjoint pairs together.
+
+Pair = tuple[int, int]
+
+
+def pair_rounds(n: int) -> list[list[Pair]]:
+    """Return the circle method's rounds over devices 0 … n−1: n−1 rounds of n/2 pairs, or n rounds when n is odd.
+
+    Each pair is (low, high). In an odd round one device rests.
+    """
+    positions: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    rounds = []
+    for _ in range(len(positions) - 1):
+        half = len(positions) // 2
+        meetings = zip(positions[:half], reversed(positions[half:]), strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
+        positions = [positions[0], positions[-1], *positions[1:-1]]  # all but the first rotate
+    return rounds
+
+
+def relabelled(rounds: Sequence[Sequence[Pair]], n: int, rng: random.Random) -> list[list[Pair]]:
+    """Return the rounds with the devices renamed at random, so that other pairs run concurrently in each pass."""
+    names = rng.sample(range(n), n)
+    return [[(min(names[a], names[b]), max(names[a], names[b])) for a, b in pairs] for pairs in rounds]
+
+
+# What to measure, as steps for a backend: every data point once a pass, disjoint groups together where that is trusted.
+
+Members = tuple[int, ...]
+
+# From this size on no untimed batch comes before the timed ones: the backend wakes links and kernels for less time.
+_SELF_WARMING = 16 * 2**20
+# docs/method.md 2.3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
+BATCHES_A_TRIAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The data points of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
+
+    `batch_bytes` is how much a batch moves. `launches` is how many ungraphed launches of each collective are timed in
+    addition to its batches, `latency` how many are timed one by one after the trials. `together` runs all groups of a
+    collective concurrently, as the user requested. `iterations` and `warmup`, if given, replace what a step would
+    choose. `isolated` lists (work, members) that must never run concurrently with others.
+    """
+
+    devices: int
+    groups: dict[Work, tuple[Members, ...]]
+    sizes: dict[Work, tuple[int, ...]]
+    dtype: str
+    redop: str
+    batch_bytes: int
+    launches: int = 0
+    root: int = 0
+    together: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    latency: int = 0
+    isolated: frozenset[tuple[Work, Members]] = frozenset()
+
+    def points(self) -> Iterable[DataPoint]:
+        """Return every data point, in a stable order."""
+        for work, groups in self.groups.items():
+            for members in groups:
+                for size in self.sizes[work]:
+                    yield point_of(work, members, size)
+
+    def largest_bytes(self) -> int:
+        """Return the bytes that a buffer needs: all to one has a message of each sender in the same buffer."""
+        return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
+
+    def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
+        """Return the step that measures these data points together."""
+        warmup = int(size < _SELF_WARMING) if self.warmup is None else self.warmup
+        return Step(
+            work.operation,
+            tuple(groups),
+            size,
+            requested_iterations(self.iterations)
+            if self.iterations
+            else iterations(work, len(groups[0]), size, self.batch_bytes),
+            BATCHES_A_TRIAL,
+            warmup=warmup,
+            dtype=self.dtype,
+            redop=self.redop,
+            root=self.root,
+            variant=work.variant,
+            verify=self.verify,
+            numa_node=work.numa_node,
+            registration=work.registration,
+            skew=work.skew,
+        )
+
+    def decides(self, point: DataPoint) -> bool:
+        """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy."""
+        allreduce = Work(Operation.ALLREDUCE)
+        deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
+        return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
+
+    def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
+        """Return one pass: each wanted data point in exactly one step, steps in random order over the whole plan.
+
+        Groups that the user wants concurrently stay together, even if only one of them needs another trial.
+        """
+        steps = []
+        for work in self.groups:
+            launches = self.launches if work.operation.is_collective else 0
+            inseparable = self.together and work.operation.is_collective
+            for together in self.rounds(work, rng):
+                for size in self.sizes[work]:
+                    groups = [m for m in together if point_of(work, m, size) in wanted]
+                    if groups:
+                        groups = together if inseparable else groups
+                        steps.append(replace(self.step(work, groups, size), launches=launches))
+        rng.shuffle(steps)
+        return steps
+
+    def rounds(self, work: Work, rng: random.Random) -> list[list[Members]]:
+        """Return the work's groups in rounds: disjoint groups concurrently, isolated ones by themselves."""
+        groups = self.groups[work]
+        if (self.together and work.operation.is_collective) or work.variant.at_once:
+            return [list(groups)]
+        if runs_alone(work):
+            return [[members] for members in groups]
+        planned = set(groups)
+        rounds: list[list[Members]] = []
+        for pairs in relabelled(pair_rounds(self.devices), self.devices, rng):
+            rounds.append([pair for pair in pairs if pair in planned])
+            rounds.append([(b, a) for a, b in pairs if (b, a) in planned])
+        rounds.extend([members] for members in groups if len(members) != 2)
+        parts: list[list[Members]] = []
+        for together in rounds:
+            parts += [[members] for members in together if (work, members) in self.isolated]
+            rest = [members for members in together if (work, members) not in self.isolated]
+            parts += [rest] if rest else []
+        return parts
+
+
+def point_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
+    """Return the data point of a work on these members."""
+    return DataPoint(work.operation, members, size_bytes, work.variant, work.numa_node, work.registration, work.skew)
+
+
+def runs_alone(work: Work) -> bool:
+    """Return whether a work's groups share resources, so that no two of them may run concurrently."""
+    return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.STAGED) or work.variant.host_memory
+
+
+def side_by_side(work: Work, devices: int) -> int:
+    """Return how many messages one buffer holds at a time, if a work runs on all devices."""
+    return devices - 1 if work.variant is Variant.ALL_TO_ONE else 1
+
+
+def directed_links(devices: int) -> tuple[Members, ...]:
+    """Return every (src, dst) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(devices) if a != b)
+
+
+def unordered_pairs(devices: int) -> tuple[Members, ...]:
+    """Return every (low, high) of `devices` positions."""
+    return tuple((a, b) for a in range(devices) for b in range(a + 1, devices))
+
+
+# The request, and the part of it that this machine can measure; the rest is skipped by name and reason.
+
+# As nccl-tests: -n 20.
+_LAUNCHES = 20
+_SHORTEST_BUDGET = 1.0
+# A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
+# ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
+_LARGEST_ON_A_NODE = 64 * 2**20
+# docs/method.md 11.5: finalists are compared by at least six trials each.
+_TRIALS_OF_SETS = 6
+QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to measure. `sizes` None means the backend's default; `backend` is "cuda", "host" or "sim".
+
+    `copies` lists the variants of raw copies, `chase` adds the pointer chase. `collectives` run on all devices, on each
+    pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets` of equal size, which may overlap: each
+    isolated, in turn, at least six trials. `isolated`: no link or pair runs concurrently with another. `launches` also
+    times the ungraphed loop, `latency` so many single launches. `iterations`, `warmup`, `precision` and
+    `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards what it chose, in a separate
+    process. `fabric` is the name or file of the sim backend's machine. `resume` continues the saved run, `force`
+    overwrites another file. `kind` is the command, `command` its command line as text, `graph` the value of nccl-tests'
+    -G. `nccl_config` has fields of ncclConfig_t for the communicators.
+    """
+
+    backend: str
+    devices: str | None = None
+    sizes: tuple[int, ...] | None = None
+    copies: tuple[Variant, ...] = ()
+    collectives: tuple[Work, ...] = ()
+    pairs: bool = False
+    dtype: str = "float32"
+    redop: str = "sum"
+    nccl: str | None = None
+    seed: int = 0
+    command: tuple[str, ...] = ()
+    chase: bool = False
+    split: int = 1
+    root: int = 0
+    launches: bool = False
+    iterations: int | None = None
+    warmup: int | None = None
+    verify: bool = True
+    precision: float | None = None
+    budget_seconds: float | None = None
+    quick: bool = False
+    resume: bool = False
+    force: bool = False
+    algorithms: bool = False
+    sets: tuple[Members, ...] | None = None
+    isolated: bool = False
+    fabric: str | None = None
+    kind: CommandKind = CommandKind.PAIRS
+    graph: int = 0
+    latency: int = 0
+    nccl_config: dict[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the command that asks: "pairs", "allreduce"."""
+        return command_name(self.kind, self.collectives)
+
+    @property
+    def nccl_options(self) -> NcclOptions:
+        """What the collectives ask of NCCL beyond its defaults."""
+        kinds = {work.registration for work in self.collectives}
+        return NcclOptions(tuple(one for one in Registration if one in kinds - {Registration.NONE}), self.nccl_config)
+
+    def stopping_rule(self) -> StoppingRule:
+        """Return how long to measure: the backend's own rule, and what was asked for instead."""
+        own = default_stopping_rule(self.backend)
+        budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
+        screening = max(own.screening, _TRIALS_OF_SETS) if self.sets else own.screening
+        return StoppingRule(
+            screening=screening,
+            deciding=screening if self.quick else max(screening, own.deciding),
+            budget_seconds=budget,
+            batch_bytes=own.batch_bytes,
+            longest_batch_bytes=own.longest_batch_bytes,
+            rate=own.rate,
+            precision=self.precision,
+        )
+
+
+# Fields with the same name and meaning in a request and in the settings of its run.
+_IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in fields(Settings)}
+_IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
+
+
+def device_words(wanted: str | None) -> tuple[str, ...]:
+    """Return the words of --devices as a run's settings keep them; () if all devices were asked for."""
+    return tuple(word.strip() for word in wanted.split(",")) if wanted else ()
+
+
+def settings_of(
+    request: Request,
+    operations: tuple[Operation, ...],
+    sizes: tuple[int, ...],
+    trials: int,
+    environment: dict[str, str],
+) -> Settings:
+    """Return the settings that a run stores of its request and plan: `requested` rebuilds the request from them."""
+    return Settings(
+        operations=operations,
+        sizes=sizes,
+        trials=trials,
+        environment=environment,
+        devices=device_words(request.devices),
+        requested_sizes=request.sizes,
+        layout=_layout(request),
+        sets=request.sets or (),
+        fabric=request.fabric or "",
+        **{name: getattr(request, name) for name in _IN_BOTH},
+    )
+
+
+def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
+    """Return the request that continues a saved run, without its files (the library and the fabric)."""
+    settings = run.settings
+    return Request(
+        backend=run.backend,
+        devices=",".join(settings.devices) or None,
+        sizes=settings.requested_sizes,
+        pairs=settings.layout is Layout.PAIRS,
+        sets=settings.sets or None,
+        nccl=nccl,
+        fabric=fabric,
+        resume=True,
+        **{name: getattr(settings, name) for name in _IN_BOTH},
+    )
+
+
+def _layout(request: Request) -> Layout:
+    if request.sets is not None:
+        return Layout.SETS
+    if request.pairs:
+        return Layout.PAIRS
+    return Layout.SPLIT if request.split > 1 else Layout.ALL
+
+
+def check_nccl_options(request: Request) -> None:
+    """Raise UsageError if the request's backend has no NCCL to apply the options."""
+    row, options = capabilities(request.backend), request.nccl_options
+    if options.config and not row.nccl:
+        raise UsageError(f"the {row.name} backend has no NCCL: leave out --nccl-config")
+    if options.registrations and not (row.nccl or row.simulated):
+        raise UsageError(f"the {row.name} backend registers no memory: leave out --registration")
+
+
+def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
+    """Return the plan of what can be measured, and what is skipped, by name. Raises UsageError if nothing can be."""
+    devices = backend.devices()
+    sizes = request.sizes
+    if sizes is None and (own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}):
+        sizes = tuple(sorted(own))  # a matrix as it stands
+    elif sizes is None:
+        default = default_copy_sizes(request.backend) if request.copies else default_sizes(request.backend)
+        sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
+    sizes, skipped = _fitting(sizes, backend)
+    groups: dict[Work, tuple[Members, ...]] = {}
+    works: dict[Work, tuple[int, ...]] = {}
+    nodes, refused = _nodes(request, backend)
+    skipped += refused
+    for work in _copies(request, backend, nodes):
+        on_nodes = work.variant.host_memory and len(nodes) > 1
+        refusals = {members: backend.can_run(work, members) for members in _device_sets(work.variant, len(devices))}
+        groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
+        works[work], large = _copy_sizes(work, sizes, backend, on_nodes=on_nodes)
+        skipped += large
+        skipped += [
+            Skipped(
+                refusal.kind,
+                work,
+                members,
+                sizes=works[work] if refusal.kind is SkipKind.PEERS_REFUSED else (),
+                limit_bytes=refusal.limit_bytes,
+                detail=refusal.detail,
+            )
+            for members, refusal in refusals.items()
+            if refusal
+        ]
+    if request.latency and not capabilities(request.backend).single_launches:
+        raise UsageError(f"the {request.backend} backend cannot time single launches: leave out --latency")
+    for work in request.collectives:
+        if missing := capabilities(request.backend).lacks(work.operation):
+            raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
+        if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
+            raise UsageError(f"{work.operation} cannot run in place: leave out the option for it")
+        groups[work] = _sets(request, len(devices))
+        works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
+        skipped += small
+    kept = {work: groups_of_work for work, groups_of_work in groups.items() if groups_of_work and works[work]}
+    if not kept:
+        raise UsageError(f"nothing can be measured: {skipped[0]}" if skipped else "no work")
+    return Plan(
+        devices=len(devices),
+        groups=kept,
+        sizes={work: works[work] for work in kept},
+        dtype=request.dtype,
+        redop=request.redop,
+        batch_bytes=batch_bytes(kept, works, len(devices), request.stopping_rule()),
+        launches=(request.iterations or _LAUNCHES) if request.launches else 0,
+        root=request.root,
+        together=request.split > 1,
+        # Finalists share GPUs, and represent jobs that run alone.
+        isolated=frozenset(
+            (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
+        ),
+        iterations=request.iterations,
+        warmup=request.warmup,
+        verify=request.verify,
+        latency=request.latency,
+    ), list(dict.fromkeys(skipped))
+
+
+def default_sizes(backend: str) -> tuple[int, ...]:
+    """Return powers of two from 8 B to 1 GiB; to 64 MiB on the host backend, whose cores would take minutes."""
+    return _up_to_largest(backend, (2**exponent for exponent in range(3, 60)))
+
+
+def default_copy_sizes(backend: str) -> tuple[int, ...]:
+    """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
+    return _up_to_largest(backend, (8, *(4**exponent for exponent in range(3, 30))))
+
+
+def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
+    largest = capabilities(backend).largest_bytes
+    return tuple(size for size in sizes if size <= largest)
+
+
+def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
+    """Return the NUMA nodes whose memory host copies are timed with, (None,) if there is nothing to compare.
+
+    Also (None,) if this process may not bind its memory; that is skipped with its reason.
+    """
+    nodes = backend.numa_nodes() if any(variant.host_memory for variant in request.copies) else ()
+    if len(nodes) < 2:
+        return (None,), []
+    refusals = (backend.can_run(Work(Operation.H2D_CE, Variant.HOST, node), (0,)) for node in nodes)
+    refusal = next(filter(None, refusals), None)
+    if refusal is None:
+        return nodes, []
+    return (None,), [Skipped(refusal.kind, detail=refusal.detail)]
+
+
+def _copies(request: Request, backend: Backend, nodes: tuple[int | None, ...]) -> Iterator[Work]:
+    for variant in request.copies:
+        operations = [operation for operation in backend.operations(variant) if operation.is_copy]
+        there: tuple[int | None, ...] = nodes if variant.host_memory else (None,)
+        if len(there) > 1 and variant.at_once:
+            there = (None, *there)  # None: each device's own node
+        yield from (Work(operation, variant, node) for operation in operations for node in there)
+    if request.chase:
+        yield from (
+            Work(Operation.CHASE, variant)
+            for variant in (Variant.PLAIN, Variant.HOST)
+            if Operation.CHASE in backend.operations(variant)
+        )
+
+
+def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
+    """Return the members that a copy of this variant runs on, among n devices."""
+    if variant.endpoints is Endpoints.DEVICE:
+        return tuple((device,) for device in range(n))
+    if variant.endpoints is Endpoints.PAIR:
+        return unordered_pairs(n)
+    if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
+        if variant.covered and n < 2:
+            return ()  # no other device
+        return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
+    return directed_links(n)
+
+
+def _sets(request: Request, n: int) -> tuple[Members, ...]:
+    """Return the communicators' members: named sets, every pair, neighbours, or all devices. Raises UsageError."""
+    if request.sets is not None:
+        return _checked_sets(request.sets, n)
+    if request.pairs:
+        return unordered_pairs(n)
+    size, rest = divmod(n, request.split)
+    if rest or size < 2:
+        raise UsageError(f"--split {request.split} of {n} devices: equal sets of two or more devices are needed")
+    sets = tuple(tuple(range(first, first + size)) for first in range(0, n, size))
+    if request.root >= size:
+        raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
+    return sets
+
+
+def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
+    """Return the sets. Raises UsageError if one has no two distinct devices, or another size than the first."""
+    for members in sets:
+        if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
+            raise UsageError(f"cannot compare the sets {sets}: equal sets of two or more of the {n} devices are needed")
+    return sets
+
+
+def _collective_sizes(
+    work: Work, sizes: tuple[int, ...], dtype: str, world_size: int
+) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes in whole elements and blocks, distinct and ascending, and those too small for any."""
+    if work.operation.irregular:
+        try:
+            rounded = {size: whole_size(work.skew, world_size, size) for size in sizes}
+        except ValueError as error:
+            raise UsageError(f"--skew: {error}") from error
+        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
+    elif work.operation.shares:
+        rounded = {size: whole_blocks(size, world_size) for size in sizes}
+        skipped = Skipped(SkipKind.SMALL_BLOCK, work, count=world_size)
+    else:
+        rounded = {size: whole_elements(size, dtype) for size in sizes}
+        skipped = Skipped(SkipKind.SMALL_ELEMENT, work)
+    small = tuple(size for size, fit in rounded.items() if fit == 0)
+    return tuple(sorted(set(rounded.values()) - {0})), [replace(skipped, sizes=small)] if small else []
+
+
+def _copy_sizes(
+    work: Work, sizes: tuple[int, ...], backend: Backend, *, on_nodes: bool
+) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that a copy or pointer chase is timed with, and the skipped ones.
+
+    `on_nodes`: its host memory is bound to a NUMA node.
+    """
+    if work.operation is Operation.CHASE:
+        return (8,), []
+    if not on_nodes:
+        return _side_by_side(work, sizes, backend)
+    large = tuple(size for size in sizes if size > _LARGEST_ON_A_NODE)
+    if not large:
+        return sizes, []
+    fitting = tuple(size for size in sizes if size <= _LARGEST_ON_A_NODE) or (_LARGEST_ON_A_NODE,)
+    return fitting, [Skipped(SkipKind.NODE_LIMIT, sizes=large, limit_bytes=_LARGEST_ON_A_NODE)]
+
+
+def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes whose messages fit the buffer, as many as it holds at a time."""
+    messages = side_by_side(work, len(backend.devices()))
+    fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
+    if fitting == sizes:
+        return sizes, []
+    large = tuple(size for size in sizes if size not in fitting)
+    room = backend.capacity_bytes()
+    return fitting, [Skipped(SkipKind.CONCURRENT_ROOM, work, sizes=large, limit_bytes=room, count=messages)]
+
+
+def _fitting(sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
+    """Return the sizes that every device has room for; the others are skipped by name. Raises UsageError."""
+    capacity = backend.capacity_bytes()
+    fitting = tuple(size for size in sizes if size <= capacity)
+    free = backend.free_bytes()
+    if not fitting:
+        devices = zip(backend.devices(), free, strict=True) if free else ()
+        amounts = [f"{device.tag} {format_approximate_size(amount)}" for device, amount in devices]
+        now = f"free now: {', '.join(amounts)}" if free else "the devices share half of the free memory"
+        raise UsageError(
+            f"size {format_size(sizes[0])} does not fit: the fullest device has room for messages of "
+            f"{format_approximate_size(capacity)}; {now}"
+        )
+    large = tuple(size for size in sizes if size > capacity)
+    return fitting, [Skipped(SkipKind.ROOM, sizes=large, limit_bytes=capacity, free_bytes=free)] if large else []

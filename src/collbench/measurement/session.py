@@ -1,0 +1,266 @@
+"""One measurement from the request to the finished run: open, plan, sweep, save."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from collbench.choose.freshness import Here, OtherOrder, Unfit, mismatch
+from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
+from collbench.measurement.backends.nccl_choices import ask, probe, questions
+from collbench.measurement.backends.protocol import OpenDevices, Opened
+from collbench.measurement.confirm import confirm
+from collbench.measurement.plan import Plan, Request, check_nccl_options, make_plan, settings_of
+from collbench.measurement.sweep import Watcher, sweep
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.model.failures import FailureKind
+from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Skipped
+from collbench.runfile import atomic_write, run_file
+from collbench.runfile.journal import Journal
+from collbench.runfile.run_file import RunWriter
+
+
+def wrong_data(error: DataCorruption) -> Skipped:
+    """Return what a run reports as skipped after wrong data ended it."""
+    if error.wrong is None:
+        return Skipped(SkipKind.WRONG_DATA, detail=str(error))
+    return Skipped(SkipKind.WRONG_DATA, members=error.wrong.members, wrong=error.wrong)
+
+
+class Ranks(Protocol):
+    """One process per device, which measure together: a launcher started them, and this process is rank 0."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+
+    @property
+    def launcher(self) -> str:
+        """What started them: torchrun, srun, …"""
+
+    def open(self) -> Opened:
+        """Return the backend of all ranks."""
+
+
+class Session:
+    """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
+
+    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring continues. Without a
+    path (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError,
+    MachineError, and RunFileError if `path` cannot be written or taken up here, all before the first trial.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        path: Path | None,
+        warn: Callable[[str], None],
+        ranks: Ranks | None = None,
+        begun: Begun = None,
+    ) -> None:
+        """Open the request's devices, of `ranks` each one's; `begun` is what `opening.begin` returned."""
+        if path is not None:
+            run_file.check_writable(path, replace=request.force or request.resume)
+        self._request, self._warn = request, warn
+        with ExitStack() as undo:
+            previous = Previous.locked(path, undo) if path is not None and request.resume else None
+            check_nccl_options(request)
+            self._opened = _opened(request, ranks, begun)
+            undo.callback(self._opened.close)
+            self._plan, skipped = make_plan(request, self._opened.backend)
+            # First: the backend makes its communicators while this process reads the devices' health.
+            self._opened.backend.reserve(self._plan.largest_bytes())
+            collective = (groups for work, groups in self._plan.groups.items() if work.operation.is_collective)
+            self._opened.backend.prepare(tuple(dict.fromkeys(members for groups in collective for members in groups)))
+            if previous is None:
+                self.run = empty_run(request, self._opened, self._plan, skipped)
+                if ranks is not None:
+                    settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
+                    self.run.settings = settings
+                self._writer = RunWriter(self.run, path, warn, replace=request.force)
+            else:
+                self.run = taken_up(previous, self._opened, skipped)
+                self._writer = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+            undo.pop_all()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved; None if nothing is."""
+        return self._writer.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None if it is."""
+        return self._writer.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+        self._writer.close()
+
+    def measure(self, progress: Callable[[int, int], None]) -> None:
+        """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
+        backend, corrupt = self._opened.backend, False
+        try:
+            watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
+            order = random.Random(self._request.seed)  # noqa: S311  # no secret
+            rule = self._request.stopping_rule()
+            sweep(backend, self._plan, self.run, rule, order, watcher)
+            if self._request.kind is CommandKind.CHECK or (
+                self._request.kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
+            ):
+                confirm(backend, self._plan, self.run, rule, watcher, self._warn)
+        except DataCorruption as error:
+            self.run.skipped.append(wrong_data(error))  # readers of the file must know
+            corrupt = True
+            raise
+        finally:
+            if self.run.measurements or corrupt:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
+                    self.run.health_after = self._opened.health()
+                    read_ports_after(self.run, self._opened)
+                backend.close()  # what it holds is released while the run is saved and shown
+                self._writer.end()
+        _check_success(self.run)
+        if self._request.algorithms:
+            self._ask_nccl()
+
+    def _ask_nccl(self) -> None:
+        """Record what NCCL chose. A separate process finds out; this one frees memory on the GPUs for it."""
+        self._opened.vacate()
+        planned = (
+            self._plan.step(work, (members,), size)
+            for work, groups in self._plan.groups.items()
+            for members in groups
+            for size in self._plan.sizes[work]
+        )
+        steps, reason = questions(planned) if self.run.machine.nccl else [], ""
+        try:
+            self.run.chosen = ask(
+                partial(probe, self.run.devices, self._request.nccl, self._request.nccl_options), steps
+            )
+        except CollbenchError as error:
+            reason = str(error)
+        if not self.run.chosen:
+            self.run.skipped.append(Skipped(SkipKind.ALGORITHMS, detail=reason))
+        self._writer.end()
+
+
+def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
+    if ranks is not None:
+        return ranks.open()
+    if capabilities(request.backend).simulated:
+        return open_simulated(simulated(request.fabric), request.devices, request.seed)
+    collectives = bool(request.collectives)
+    return open_backend(
+        request.backend,
+        request.devices,
+        request.nccl,
+        collectives=collectives,
+        begun=begun,
+        options=request.nccl_options,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """A saved run to continue: the run, its file as it was read, and its journal, now locked by this process."""
+
+    run: Run
+    path: Path
+    stood: atomic_write.Identity | None
+    journal: Journal
+
+    @classmethod
+    def locked(cls, path: Path, undo: ExitStack) -> Previous:
+        """Load the run from a file that no other process is measuring into. Raises RunFileError."""
+        try:
+            journal = Journal(path)
+        except OSError as error:
+            raise run_file.cannot_save(path, error) from error
+        undo.callback(journal.close)
+        stood = atomic_write.identity(path)
+        return cls(run_file.load(path), path, stood, journal)
+
+
+class NotResumed(RunFileError):
+    """Why this machine cannot continue a saved run, and whether another NCCL was loaded; api makes the message."""
+
+    def __init__(self, path: Path, why: Unfit, *, other_nccl: bool) -> None:
+        super().__init__(f"{path} cannot be resumed here")
+        self.path, self.why, self.other_nccl = path, why, other_nccl
+
+
+def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
+    """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
+    backend, run = opened.backend, previous.run
+    devices = backend.devices()
+    reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
+    if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
+        reason = OtherOrder()
+    if reason is not None:
+        other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
+        raise NotResumed(previous.path, reason, other_nccl=other)
+    run.skipped, run.complete = skipped, False
+    return run
+
+
+def _check_success(run: Run) -> None:
+    """Raise BackendError if every data point failed, and name a hang first."""
+    if run.measurements and not any(measurement.samples for measurement in run.measurements):
+        failures = [measurement.failure for measurement in run.measurements if measurement.failure is not None]
+        failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
+        raise BackendError(f"nothing could be measured: {failure}", failure=failure)
+
+
+def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
+    """Return the run of a request before its first trial: the machine and the settings."""
+    settings = settings_of(
+        request,
+        operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
+        sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
+        trials=request.stopping_rule().screening,
+        environment=dict(opened.environment),
+    )
+    return replace(begun_run(opened, settings), skipped=skipped)
+
+
+def begun_run(opened: Opened, settings: Settings) -> Run:
+    """Return a run that starts now on the opened devices, without measurements."""
+    run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
+    ports = opened.ports()
+    run.ports_before, run.ports_before_read = ports or (), ports is not None
+    return run
+
+
+def read_ports_after(run: Run, opened: Opened) -> None:
+    """Store the final counters of the network cards' ports. Raises BackendError."""
+    ports = opened.ports()
+    run.ports_after, run.ports_after_read = ports or (), ports is not None
+
+
+def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:
+    """Return a run that starts now on these devices, without measurements."""
+    return Run(
+        backend=backend,
+        version=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=opened.machine,
+        devices=devices,
+        paths=opened.paths,
+        settings=settings,
+        health_before=opened.health(),
+    )

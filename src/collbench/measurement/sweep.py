@@ -1,0 +1,430 @@
+"""Measures every data point of a plan in random order until it is settled or the time is up."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collbench.judge.physics import Check, marked
+from collbench.judge.stats import half_width, trial_noise, trial_seconds
+from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
+from collbench.measurement.interference import check_interference, distrusted
+from collbench.measurement.plan import Members, Plan, StoppingRule, point_of
+from collbench.model.errors import BackendError, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.operations import Work
+from collbench.model.run import (
+    NCCL_START,
+    DataPoint,
+    Device,
+    Flag,
+    Latency,
+    Measurement,
+    Path,
+    RankLaunches,
+    Run,
+    Sample,
+    StopReason,
+)
+
+_MIB = 2**20
+# ±1% for messages that keep a link busy, ±3% where launch jitter is part of the time.
+_LARGE, _SMALL = 0.01, 0.03
+# Noise has stabilised when two more trials change its estimate by less than a tenth: more will not narrow it soon.
+_STABLE_CHANGE = 0.10
+_STABLE_TRIALS = 8
+
+
+def stop_reason(measurement: Measurement, precision: float | None = None) -> StopReason | None:
+    """Return PRECISION or NOISE when the data point needs no further trial, None while it does.
+
+    `precision` is the half interval over the median to reach; None takes ±1% or ±3%, by the size. Fewer than three
+    trials have no interval.
+    """
+    trials = trial_seconds(measurement)
+    if half_width(trials) <= (precision or (_LARGE if measurement.point.size_bytes >= _MIB else _SMALL)):
+        return StopReason.PRECISION
+    return StopReason.NOISE if _noise_is_stable(trials) else None
+
+
+def _noise_is_stable(trials: Sequence[float]) -> bool:
+    if len(trials) < _STABLE_TRIALS:
+        return False
+    before, now = (float(np.std(np.log(part), ddof=1)) for part in (trials[:-2], trials))
+    return abs(now - before) <= _STABLE_CHANGE * before
+
+
+# Whether the data points that decide were measured often enough to distinguish a slow pair from a noisy one
+# (docs/method.md 8.3).
+
+# The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
+# (benchmarks/ties.py).
+_ERROR = 0.008
+_MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√trials
+# At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; beyond, a first look cannot.
+_MOST_NOISE = 0.04
+_MOST_TRIALS = 15
+
+
+def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
+    """Return which points, of one work and size, need another trial to be compared; none if none can be compared.
+
+    Noise is pooled within a label, as in the ranking of pairs.
+    """
+    if len(measurements) < 2:
+        return []  # there is nothing to compare it with
+    labels = {frozenset(path.devices): path.label for path in paths}
+    pools: dict[str, list[Measurement]] = defaultdict(list)
+    for measurement in measurements:
+        pools[labels.get(frozenset(measurement.point.members), "?")].append(measurement)
+    points = []
+    for pool in pools.values():
+        trials = trials_wanted([[*map(math.log, trial_seconds(m))] for m in pool])
+        points += [measurement.point for measurement in pool if len(measurement.samples) < trials]
+    return points
+
+
+def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
+    """Return how many trials each point of a label should have, from the log times of those it has; 0 for no more."""
+    noise = trial_noise(logs)
+    if noise > _MOST_NOISE:
+        return 0
+    return min(_MOST_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
+
+
+# The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.
+
+_SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
+# One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
+# that does not start says nothing about copies.
+_FAILURES_IN_A_ROW = 4
+# What noisy deciding data points may take beyond the budget, as a share of it: 0.25 s on GPUs.
+_FOR_DECIDING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What the sweep calls. `progress(done, total)` counts steps of the present plan; `finished(found)` may journal it.
+
+    `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` gives the
+    seconds that budgets are about; a simulated machine has its own.
+    """
+
+    progress: Callable[[int, int], None]
+    finished: Callable[[Measurement | Latency], None]
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
+    clock: Callable[[], float] = time.monotonic
+
+
+class Trials:
+    """A sweep's state between steps. `wanted` points get more trials; `timed_seconds` is the time in timed regions.
+
+    `plan` may be replaced by one with more isolated points before `make` is called.
+    """
+
+    def __init__(self, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher) -> None:
+        """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
+        self.plan = plan
+        self._run, self._rule, self._watcher = run, rule, watcher
+        self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
+        # A failed one without samples leaves the run until it is measured again: Ctrl-C may come before that.
+        run.measurements[:] = [one for one in run.measurements if one.samples or one.stop in _SETTLED]
+        self._results = {measurement.point: measurement for measurement in run.measurements}
+        self._required: dict[DataPoint, int] = {}  # trials that a point gets even after the deadline
+        for point in plan.points():
+            measurement = self._results.get(point)
+            if measurement is None or measurement.stop not in _SETTLED:
+                trials = rule.deciding if plan.decides(point) else rule.screening
+                self._required[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
+        for measurement in run.measurements:
+            if measurement.stop not in _SETTLED:
+                measurement.stop, measurement.failure = None, None
+        self.wanted = set(self._required)
+        self.timed_seconds = 0.0
+        # By whether they are collectives: failures in a row, and whether the others are left unmeasured.
+        self._failures = {True: 0, False: 0}
+        self._given_up: set[bool] = set()
+        self._deciding_deadline: float | None = None  # by the clock: then deciding points get no more trials
+
+    def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
+        """Give every point its required trials, and unsettled ones more until the deadline (by the clock)."""
+        first, done, total = True, 0, 0
+        while self.wanted:
+            steps = self.plan.passes(rng, self.wanted)
+            total = max(total, done + len(steps) * (self._rule.screening if first else 1))
+            for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
+                self._record_outcome(backend, step, outcome)
+                done += 1
+                self._watcher.progress(done, max(done, total))
+            first = False
+            self._drop_settled(late=self._watcher.clock() > deadline)
+            self._require_deciding(deadline)
+        for measurement in self._results.values():
+            measurement.stop = measurement.stop or stop_reason(measurement, self._rule.precision) or StopReason.BUDGET
+
+    def _affordable(self, steps: list[Step], deadline: float) -> Iterator[Step]:
+        """Yield the steps that are required or that time allows; each is decided when it is drawn."""
+        for step in steps:
+            if step.operation.is_collective in self._given_up:
+                continue
+            if self._watcher.clock() <= deadline or any(self._required[point] > 0 for point in points_of(step)):
+                yield step
+
+    def _drop_settled(self, *, late: bool) -> None:
+        """Keep only the data points that require trials, or that are unsettled while there is time."""
+
+        def continues(point: DataPoint) -> bool:
+            if self._results[point].failure or point.operation.is_collective in self._given_up:
+                return False
+            settled = late or stop_reason(self._results[point], self._rule.precision)
+            return self._required[point] > 0 or not settled
+
+        self.wanted = set(filter(continues, self.wanted))
+
+    def _require_deciding(self, deadline: float) -> None:
+        """Require one more trial of deciding points if noise would hide a slow pair; not long after the deadline."""
+        if self._rule.deciding == self._rule.screening or any(self._required[point] > 0 for point in self.wanted):
+            return
+        now = self._watcher.clock()
+        self._deciding_deadline = (
+            self._deciding_deadline or max(deadline, now) + _FOR_DECIDING * self._rule.budget_seconds
+        )
+        deciding = [
+            self._results[point] for point in self._required if self.plan.decides(point) and point in self._results
+        ]
+        measurable = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._given_up]
+        for point in undecided(measurable, self._run.paths) if now < self._deciding_deadline else ():
+            self._required[point] = 1
+            self.wanted.add(point)
+
+    def _record_outcome(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
+        """Record a step's result. If a step of several groups failed, each is timed isolated to find the cause."""
+        if isinstance(outcome, Timing):
+            self._failures[step.operation.is_collective] = 0
+            self._record_samples(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)
+        elif len(step.groups) > 1 and not self.plan.together:
+            for members in step.groups:
+                alone = replace(step, groups=(members,))
+                try:
+                    self._record_outcome(backend, alone, time_step(backend, alone))
+                except StepFailed as error:
+                    self._record_outcome(backend, alone, error)
+        else:
+            self._record_failure(step, outcome)
+
+    def _record_failure(self, step: Step, error: StepFailed) -> None:
+        for point in points_of(step):
+            self._mark_failed(point, error.failure)
+        kind = step.operation.is_collective
+        self._failures[kind] += 1
+        if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._given_up:
+            self._give_up_kind(kind, error)
+
+    def _give_up_kind(self, kind: bool, last: StepFailed) -> None:
+        """Measure no more collectives (True), or no more others. Raises BackendError if nothing else is wanted."""
+        self._given_up.add(kind)
+        many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
+        if all(point.operation.is_collective in self._given_up for point in self.wanted):
+            text = f"measuring stops: {_FAILURES_IN_A_ROW} data points in a row failed; last error: {last}"
+            raise BackendError(text, failure=many)
+        for point in self.plan.points():
+            if point.operation.is_collective is kind and self._required.get(point, 0) > 0:
+                self._mark_failed(point, replace(many, kind=FailureKind.UNTRIED))
+
+    def _mark_failed(self, point: DataPoint, failure: Failure) -> None:
+        measurement = self._results.get(point) or Measurement(point)
+        if not measurement.failure:
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._enter(measurement)
+
+    def _record_samples(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
+        """Add the trial's samples; a data point enters the run with its first one."""
+        flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
+        self.timed_seconds += timing.region_seconds(step)
+        for index, point in enumerate(points_of(step)):
+            if timing.uncovered and (ended_first := timing.uncovered[index]) is not None:
+                self._mark_failed(point, _not_covered(step, index, ended_first))
+                continue
+            coverage = timing.coverage[index] if timing.coverage else None
+            sample = Sample(
+                seconds=tuple(map(_readable, timing.seconds[index])),
+                iterations=step.iterations,
+                concurrent=concurrent,
+                launch_seconds=_readable(timing.launch_seconds[index]) if timing.launch_seconds else None,
+                flags=flags,
+                moved_bytes=coverage.moved if coverage else None,
+                verified_bytes=coverage.verified if coverage else None,
+                plain=bool(timing.plain) and timing.plain[index],
+            )
+            measurement = self._results.get(point) or Measurement(point)
+            measurement.wrong = 0 if step.verify and step.work.verifiable else None
+            measurement.samples.append(self._check.marked(point, sample))
+            self._required[point] -= 1
+            self._enter(measurement)
+
+    def _enter(self, measurement: Measurement) -> None:
+        """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""
+        if measurement.point not in self._results:
+            self._results[measurement.point] = measurement
+            self._run.measurements.append(measurement)
+        self._watcher.finished(measurement)
+
+
+def points_of(step: Step) -> list[DataPoint]:
+    """Return the data points that a step measures, in the order of its groups."""
+    return [point_of(step.work, members, step.size_bytes) for members in step.groups]
+
+
+def _not_covered(step: Step, index: int, ended_first: int) -> Failure:
+    """Return the failure of a group of the step whose copies were to be timed under a load that did not last."""
+    groups = (step.groups[index],)
+    return Failure(FailureKind.ERROR, Cause.NOT_COVERED, (ended_first,), None, step.work, step.size_bytes, groups)
+
+
+def _readable(seconds: float) -> float:
+    """Return the time in seven digits: more than any clock resolves, and short in the file."""
+    return float(f"{seconds:.7g}")
+
+
+# Single launches, after the trials: the spread of their times, and which rank is late.
+
+
+def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
+    """Time `plan.latency` launches of each collective's data point that lacks them, into the run.
+
+    Groups run alone, unless the user wants them together. A step that fails is its data points' failure, and the last
+    one: each of the others may take a watchdog's time.
+    """
+    done = {one.point for one in run.latencies if one.count == plan.latency}
+    done |= {one.point for one in run.measurements if one.failure}
+    steps = list(_single_steps(plan, done))
+    rng.shuffle(steps)
+    for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
+        points = points_of(step)
+        if isinstance(outcome, StepFailed):
+            for measurement in (one for one in run.measurements if one.point in points):
+                measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
+                watcher.finished(measurement)
+            return
+        flags = watcher.flags(tuple(member for members in step.groups for member in members))
+        for point, ranks in zip(points, outcome.singles, strict=True):
+            latency = latency_of(point, ranks, run.devices, concurrent=len(points) > 1, flags=flags)
+            run.latencies = [*(one for one in run.latencies if one.point != point), latency]
+            watcher.finished(latency)
+        watcher.progress(number, len(steps))
+
+
+def latency_of(
+    point: DataPoint,
+    ranks: Sequence[RankLaunches],
+    devices: Sequence[Device],
+    *,
+    concurrent: bool = False,
+    flags: tuple[Flag, ...] = (),
+) -> Latency:
+    """Return the record of ranks whose times are on their hosts' clocks, relative to each launch's first arrival."""
+    common = len({devices[member].host for member in point.members}) == 1
+    arrived = np.array([rank.arrived for rank in ranks])
+    begin = arrived.min(axis=0, keepdims=True) if common else arrived
+    since = np.broadcast_to(begin, arrived.shape)
+    launches = tuple(
+        replace(
+            rank,
+            arrived=tuple((np.array(rank.arrived) - origin).tolist()),
+            left=tuple((np.array(rank.left) - origin).tolist()),
+        )
+        for rank, origin in zip(ranks, since, strict=True)
+    )
+    return Latency(point, launches, common, concurrent, flags)
+
+
+def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
+    for work, groups in plan.groups.items():
+        if not work.operation.is_collective:
+            continue
+        for together in [groups] if plan.together else [(members,) for members in groups]:
+            for size in plan.sizes[work]:
+                if any(point_of(work, members, size) not in done for members in together):
+                    step = plan.step(work, together, size)
+                    yield replace(step, batches=1, warmup=0, singles=plan.latency)
+
+
+# docs/method.md 6.1: warm until recent batches drift by less than 1%; 8 tries bound a machine too noisy to settle.
+_DRIFT, _WARM_TRIES = 0.01, 8
+# Copies that share a host link do not settle to 1%; one pass loads their code and wakes what they use.
+_COVERED_TRIES = 1
+_WARM_BYTES = 16 * 2**20
+
+
+def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: random.Random, watcher: Watcher) -> None:
+    """Measure the plan into `run`, which always holds all finished trials, also after an interruption.
+
+    Data points that `run` has settled are not measured again. Raises BackendError if no step works any more.
+    """
+    clock, before = watcher.clock, run.seconds
+    with _phase(run, NCCL_START, clock):
+        backend.ready()
+    begin = clock()
+    paths = {frozenset(path.devices): path for path in run.paths}
+    trials = Trials(plan, run, rule, watcher)
+    try:
+        if trials.wanted:
+            with _phase(run, "warm-up", clock):
+                warm_up(backend, plan, rng)
+            with _phase(run, "interference check", clock):
+                run.interference_checks[:], trials.timed_seconds = check_interference(backend, plan, paths, rng)
+            trials.plan = distrusted(plan, run.interference_checks, paths)
+            with _phase(run, "trials", clock):
+                trials.make(backend, rng, deadline=begin + rule.budget_seconds)
+        if plan.latency:
+            with _phase(run, "single launches", clock):
+                time_singles(backend, plan, run, rng, watcher)
+        run.complete = True
+    finally:
+        index = {point: number for number, point in enumerate(plan.points())}
+        run.measurements.sort(key=lambda entry: index.get(entry.point, len(index)))
+        run.latencies.sort(key=lambda entry: index.get(entry.point, len(index)))
+        for measurement in run.measurements:
+            measurement.stop = measurement.stop or stop_reason(measurement, rule.precision) or StopReason.INTERRUPTED
+        marked(run)
+        run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
+        run.seconds = round(before + clock() - begin, 3)
+
+
+def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
+    """Repeat each operation in each of its rounds until three trials in a row agree within 1%.
+
+    A step that fails ends its work's warm-up, for each may take a watchdog's time; the data point's own trial records
+    why.
+    """
+    for work in plan.groups:
+        size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
+        with suppress(StepFailed):
+            for together in plan.rounds(work, rng):
+                _warm_up(backend, plan, work, together, size)
+
+
+def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
+    recent: list[float] = []
+    for _ in range(_COVERED_TRIES if work.variant.covered else _WARM_TRIES):
+        timing = time_step(backend, plan.step(work, together, size))
+        recent = [*recent[-2:], float(np.median(timing.seconds))]
+        if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
+            return
+
+
+@contextmanager
+def _phase(run: Run, name: str, clock: Callable[[], float]) -> Iterator[None]:
+    """Add the seconds inside to the run's phase `name`."""
+    begin = clock()
+    try:
+        yield
+    finally:
+        run.phases[name] = round(run.phases.get(name, 0.0) + clock() - begin, 3)

@@ -1,0 +1,184 @@
+"""A collective that overlaps compute: from typed options to a request, and to a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from collbench.api import keywords
+from collbench.api.measured_run import MeasuredRun
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
+from collbench.api.notices import SILENT, Notices
+from collbench.api.sessions import WorkerSession, new_seed
+from collbench.model.capabilities import BACKENDS, capabilities
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.model.units import parse_sizes
+from collbench.overlaps import measure as bench
+from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
+from collbench.overlaps.measure import OverlapRequest
+from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
+from collbench.runfile import run_file
+
+PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
+# From where links rather than launches take the time, to the largest buckets of a large model.
+_GPU_SIZES = tuple(size * 2**20 for size in (16, 64, 256, 1024))
+_CORE_SIZES = tuple(size * 2**20 for size in (1, 4, 16))
+_GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.GEMM, 512)
+# docs/method.md 4.8: six have up to 120 calls concurrently with compute, at moments that are spread over all of them.
+_GPU_TRIALS, _CORE_TRIALS = 6, 5
+_MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapOptions(RunOptions):
+    """The options of `collbench overlap`, as values; None leaves the choice to the backend's defaults.
+
+    `sizes` are bytes, `ctas` thread blocks for NCCL.
+    """
+
+    operation: Operation = Operation.ALLREDUCE
+    sizes: tuple[int, ...] | None = None
+    computes: tuple[Compute, ...] | None = None
+    priorities: tuple[Priority, ...] = (Priority.NORMAL,)
+    ctas: tuple[int, ...] | None = None
+    trials: int | None = None
+
+
+def parse_computes(text: str) -> tuple[Compute, ...]:
+    """Return the computes that a list names, each once. Raises UsageError."""
+    return tuple(dict.fromkeys(map(parse_compute, text.split(","))))
+
+
+def parse_ctas(text: str) -> tuple[int, ...]:
+    """Return numbers of thread blocks, each once: "1,2,4". Raises UsageError."""
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isascii() and number.isdigit() and 1 <= int(number[:4]) <= _MOST_CTAS for number in numbers):
+        raise UsageError(f"--ctas '{text}' is not a list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def parse_operation(text: str) -> Operation:
+    """Return the collective that "allreduce" or "all-reduce" names. Raises UsageError for what overlap cannot run."""
+    plain = keywords.as_typed(text)
+    matched = next((operation for operation in OPERATIONS if operation == plain), None)
+    if matched is None:
+        raise UsageError(f"overlap cannot run '{text}': choose from {', '.join(OPERATIONS)}")
+    return matched
+
+
+def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
+    """Return what the options ask for; the command line is `command`, for people. Raises UsageError."""
+    check_no_launcher("overlap")
+    if options.operation not in OPERATIONS:
+        raise UsageError(f"overlap cannot run {options.operation}: choose from {', '.join(OPERATIONS)}")
+    name = resolved_backend(options.backend, options.fabric, notices)
+    cores = capabilities(name).cores
+    if cores and (options.ctas is not None or Priority.HIGH in options.priorities):
+        raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")
+    sizes, computes, trials = (
+        (_CORE_SIZES, _CORE_COMPUTE, _CORE_TRIALS) if cores else (_GPU_SIZES, _GPU_COMPUTE, _GPU_TRIALS)
+    )
+    return OverlapRequest(
+        backend=name,
+        operation=options.operation,
+        sizes=options.sizes or sizes,
+        computes=options.computes or (computes,),
+        priorities=options.priorities,
+        ctas=options.ctas or (None,),
+        trials=options.trials or trials,
+        seed=new_seed() if options.seed is None else options.seed,
+        command=tuple(command),
+        devices=options.devices,
+        requested_sizes=options.sizes,
+        fabric=options.fabric,
+        force=options.force,
+    )
+
+
+class Overlapping(WorkerSession[OverlapBackend]):
+    """A request of `collbench overlap` on open workers."""
+
+    def __init__(self, request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> None:
+        self._request = request
+        super().__init__(path, notices, replace=request.force)
+
+    def _open(self) -> OverlapOpened:
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.overlaps import simulated  # late: simulations are rare
+
+            return simulated.open_overlap(request.fabric, request.devices, request.seed)
+        from collbench.overlaps.worlds import open_overlap
+
+        return open_overlap(request.backend, request.devices)
+
+    def _begun(self, opened: OverlapOpened) -> Run:
+        run = bench.begun_run(self._request, opened)
+        if not self._request.points(len(run.devices)):
+            raise UsageError(f"no size holds 16 B for each of {len(run.devices)} ranks: name larger --sizes")
+        return run
+
+    def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
+        with self._notices.progress(f"measuring {self._request.operation} overlapping compute") as progress:
+            bench.measure(self._request, opened, self.run, saved, progress)
+
+
+# The Python call.
+
+
+def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
+    operation: str = "allreduce",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    compute: str | Iterable[str] | None = None,
+    priority: str = "normal",
+    ctas: int | Iterable[int] | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> MeasuredRun:
+    """Measure what `collbench overlap` measures, a collective that overlaps compute, and return the run.
+
+    The keywords are its options: `sizes` in bytes or texts such as "64M", `compute` texts such as "gemm:8192". Worker
+    processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
+    that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
+    """
+    keywords.check_only_process("overlap")
+    size_list = keywords.optional(keywords.listed, "sizes", sizes)
+    compute_list = keywords.optional(keywords.listed, "compute", compute)
+    cta_list = keywords.optional(keywords.listed, "ctas", ctas)
+    options = OverlapOptions(
+        operation=parse_operation(keywords.text("operation", operation)),
+        sizes=keywords.optional(parse_sizes, size_list),
+        computes=keywords.optional(parse_computes, compute_list),
+        priorities=PRIORITIES[keywords.text("priority", priority, choices=PRIORITIES)],
+        ctas=keywords.optional(parse_ctas, cta_list),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.file_name, fabric),
+        seed=keywords.seed(seed),
+    )
+    command_line = keywords.command_line(
+        ["overlap", options.operation, "--priority", priority, "--backend", backend],
+        {
+            "--devices": options.devices,
+            "--sizes": size_list,
+            "--compute": compute_list,
+            "--ctas": cta_list,
+            "--fabric": options.fabric,
+        },
+    )
+    request = request_of(options, command_line)
+    done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return MeasuredRun.of(run_file.again(done.run))

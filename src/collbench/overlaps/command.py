@@ -1,0 +1,67 @@
+"""`collbench overlap`: what a collective and compute cost each other when they run at the same time on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from collbench.cli import options
+from collbench.cli.measuring import measure_with_workers, new_file
+from collbench.cli.terminal import NOTICES
+from collbench.model.operations import Operation
+from collbench.overlaps import api as overlapping
+from collbench.overlaps.api import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
+
+
+@click.command(short_help="Time a collective while the GPUs compute, as in training.")
+@click.argument(
+    "operation", metavar="[OPERATION]", default="allreduce", callback=options.parsed(overlapping.parse_operation)
+)
+@options.apply(
+    options.devices,
+    options.sizes_option("16M,64M,256M,1G; host: 1M,4M,16M"),
+    click.option(
+        "--compute",
+        "computes",
+        metavar="LIST",
+        callback=options.parsed(parse_computes),
+        help="What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
+        "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
+    ),
+    click.option(
+        "--priority",
+        type=click.Choice(tuple(PRIORITIES)),
+        default="normal",
+        show_default=True,
+        help="Priority of the collective's stream.",
+    ),
+    click.option(
+        "--ctas",
+        metavar="LIST",
+        callback=options.parsed(parse_ctas),
+        help="Numbers of thread blocks (channels) for NCCL, each in its own row: 1,2,4.  [default: NCCL's choice]",
+    ),
+    click.option("--trials", metavar="N", type=options.COUNT, help="Trials of each data point.  [default: 6; host: 5]"),
+    *options.of_workers,
+)
+def overlap(operation: Operation, *, priority: str, as_json: bool, **option_values: Any) -> None:
+    """Time a collective and compute on the same GPUs, each alone and both together.
+
+    One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
+    alone and while the other runs, and the time of both together over the longer of the two (1.0: perfect overlap) and
+    over their sum. OPERATION is allreduce, allgather, reducescatter, broadcast or alltoall. All data and all results
+    are verified.
+
+    \b
+    Examples:
+      collbench overlap
+      collbench overlap --sizes 64M --priority both
+      collbench overlap allgather --compute gemm:4096,attention-like
+      collbench overlap --sizes 256M --ctas 4,8,16
+    """
+    overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
+    request = overlapping.request_of(overlap_options, options.command_line("overlap"), NOTICES)
+    path = overlap_options.output or new_file("overlap", request.backend)
+    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.page", as_json=as_json)

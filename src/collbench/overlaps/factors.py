@@ -1,0 +1,180 @@
+"""How a collective and compute slow each other down: factors with intervals, and the gain of overlap. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
+from statistics import fmean, median
+
+import numpy as np
+
+from collbench.judge.stats import difference_interval, mean_interval, median_interval
+from collbench.model.operations import Operation
+from collbench.model.run import Overlap, OverlapTrial
+from collbench.overlaps.compute import Compute, Priority
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A median or a mean over trials with its 95% interval, None for fewer than three trials."""
+
+    value: float
+    interval: Interval | None
+
+    @property
+    def half(self) -> float:
+        """Half of the interval over the median, a ratio; infinite without one."""
+        return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / 2 / self.value
+
+
+def median_figure(values: Sequence[float]) -> Figure:
+    """Return the median of trials with its 95% interval; not a number for none.
+
+    Values may be 0 or negative, such as the seconds that calls add to a step if noise is larger than these.
+    """
+    if not values:
+        return Figure(float("nan"), None)
+    interval = median_interval if min(values) > 0 else difference_interval
+    return Figure(median(values), interval(values))
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSummary:
+    """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
+
+    Factors are overlapping seconds over isolated seconds, trial by trial. `of_sum` and `of_max` are the time of a fixed
+    amount of both concurrently, over the sum and over the longer of their isolated times: `of_max` = 1 is perfect. All
+    are medians over trials except the collective during compute and its factor, which are means: each trial's calls
+    begin at different moments of a unit of compute, and only all trials together cover it evenly.
+    """
+
+    collective_alone: Figure
+    compute_alone: Figure
+    collective_beside: Figure
+    compute_beside: Figure
+    collective_factor: Figure
+    compute_factor: Figure
+    of_sum: Figure
+    of_max: Figure
+
+
+def summarize(overlap: Overlap) -> OverlapSummary:
+    """Return the figures of a data point with at least one trial."""
+
+    def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
+        return median_figure([value(trial) for trial in overlap.trials])
+
+    def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
+        values = [value(trial) for trial in overlap.trials]
+        return Figure(fmean(values), mean_interval(values))
+
+    return OverlapSummary(
+        collective_alone=over_trials(lambda trial: max(trial.collective_alone)),
+        compute_alone=over_trials(lambda trial: max(trial.compute_alone)),
+        collective_beside=over_calls(lambda trial: max(trial.collective_beside)),
+        compute_beside=over_trials(lambda trial: max(trial.compute_beside)),
+        collective_factor=over_calls(lambda trial: max(trial.collective_beside) / max(trial.collective_alone)),
+        compute_factor=over_trials(lambda trial: max(trial.compute_beside) / max(trial.compute_alone)),
+        of_sum=over_trials(lambda trial: max(trial.together) / sum(_amounts(trial))),
+        of_max=over_trials(lambda trial: max(trial.together) / max(_amounts(trial))),
+    )
+
+
+def _amounts(trial: OverlapTrial) -> tuple[float, float]:
+    return max(trial.collective_amount), max(trial.compute_amount)
+
+
+def spread(overlap: Overlap) -> Interval:
+    """Return the 10th and 90th percentile of single calls during compute, in seconds, over all trials."""
+    calls = [seconds for trial in overlap.trials for seconds in trial.beside_calls]
+    low, high = np.percentile(calls, (10, 90))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The conditions of a data point, apart from its size."""
+
+    operation: Operation
+    compute: Compute
+    priority: Priority
+    ctas: int | None
+
+
+def condition_of(overlap: Overlap) -> Condition:
+    """Return a data point's condition."""
+    return Condition(overlap.work.operation, overlap.compute, overlap.priority, overlap.ctas)
+
+
+def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
+    """Return the data points of each condition, ascending in size, conditions in the order of their first."""
+    groups: dict[Condition, list[Overlap]] = {}
+    for one in overlaps:
+        groups.setdefault(condition_of(one), []).append(one)
+    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in groups.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How many times longer the collective takes during compute, and compute during the collective.
+
+    `collective_most` and `compute_most` are the upper ends of their 95% intervals, infinite without one.
+    """
+
+    collective: float
+    compute: float
+    collective_most: float
+    compute_most: float
+
+
+def slowdown(
+    overlaps: Sequence[Overlap],
+    operation: Operation,
+    size_bytes: float,
+    *,
+    compute: Compute | None = None,
+) -> Slowdown | None:
+    """Return the factors at a size, interpolated in log size; None outside the measured sizes, or without any.
+
+    They are those at normal priority and with NCCL's own CTAs, and without `compute` those of the first compute that
+    was measured so.
+    """
+    chosen = [
+        group
+        for condition, group in by_condition(overlaps).items()
+        if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
+        and compute in (None, condition.compute)
+    ]
+    points = [one for one in chosen[0] if one.trials] if chosen else []
+    if not points or not points[0].size_bytes <= size_bytes <= points[-1].size_bytes:
+        return None
+    above = next(number for number, one in enumerate(points) if one.size_bytes >= size_bytes)
+    upper = _factors(points[above])
+    if points[above].size_bytes == size_bytes:
+        return upper
+    lower, low = _factors(points[above - 1]), math.log(points[above - 1].size_bytes)
+    share = (math.log(size_bytes) - low) / (math.log(points[above].size_bytes) - low)
+    ends = zip(astuple(lower), astuple(upper), strict=True)
+    # In logs, because factors multiply.
+    return Slowdown(*(math.exp((1 - share) * math.log(one) + share * math.log(other)) for one, other in ends))
+
+
+def _factors(overlap: Overlap) -> Slowdown:
+    summary = summarize(overlap)
+    collective, compute = summary.collective_factor, summary.compute_factor
+    return Slowdown(
+        collective.value,
+        compute.value,
+        math.inf if collective.interval is None else collective.interval[1],
+        math.inf if compute.interval is None else compute.interval[1],
+    )
+
+
+def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:
+    """Return the data point whose collective loses most, None without a trial."""
+    return max(
+        (one for one in overlaps if one.trials), key=lambda one: summarize(one).collective_factor.value, default=None
+    )

@@ -1,0 +1,443 @@
+"""A collective that overlaps compute: what is covered, how much to run, trials in random order (docs/method.md 4.8)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import fmean
+
+from collbench.measurement.plan import device_words
+from collbench.measurement.session import new_run
+from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.operations import Operation
+from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Settings
+from collbench.model.skew import whole_blocks
+from collbench.model.units import whole_elements
+from collbench.overlaps.compute import Compute, Priority
+from collbench.overlaps.protocol import (
+    DTYPE,
+    QUEUE_ENTRIES,
+    UNIT_LAUNCHES,
+    Load,
+    OverlapBackend,
+    OverlapOpened,
+    OverlapPoint,
+    RankTimes,
+)
+
+# A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
+_CHUNK_S = 4e-4
+# Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not (docs/method.md 4.8).
+_MOST = 240
+# So many chunks of each stream must be covered: fewer say nothing of how a chunk varies.
+_FEWEST_COVERED = 3
+_FEWEST_UNITS = 6
+# One call, which can be compared whatever the number of ranks; then some to learn how long each takes.
+_VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, delay_s=0.01)
+_ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, delay_s=0.01)
+# Products draw more power than an H200 may for long: its clock falls from 1,980 to some 1,500 MHz. 10 ms after them an
+# all-reduce of 64 MiB takes 6% longer than in `collbench allreduce`, 0.1 s after them 0.5%, 0.2 s after them 0.3%.
+_REST_S = 0.2
+# What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
+_CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
+# Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
+_CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
+# That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
+_LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
+# Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
+# 0.5% longer for each than at first.
+_ISOLATED_CALLS = 20
+# How long compute runs before the first of these calls, over the isolated time of its first chunk: it may be slower.
+_RUN_UP = 1.3
+# The share of calls that must be covered; where fewer are, compute lasts for calls longer by this factor.
+_LEAST_SHARE, _CALL_STEP = 0.8, 1.6
+# How often a load is repeated after a longer delay, and how often in a row one that was not covered is lengthened: on
+# busy cores now and then a call waits for a time slice, however long compute runs.
+_DELAYS, _LENGTHENINGS = 6, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRequest:
+    """What to measure: each size with each compute, each priority and each number of thread blocks (None: NCCL's).
+
+    `sizes` are bytes, `trials` how often each data point is measured, `devices` the words of --devices. `fabric` is the
+    machine to simulate.
+    """
+
+    backend: str
+    operation: Operation
+    sizes: tuple[int, ...]
+    computes: tuple[Compute, ...]
+    priorities: tuple[Priority, ...]
+    ctas: tuple[int | None, ...]
+    trials: int
+    seed: int
+    command: tuple[str, ...]
+    devices: str | None = None
+    requested_sizes: tuple[int, ...] | None = None
+    fabric: str | None = None
+    force: bool = False
+
+    def points(self, ranks: int) -> list[OverlapPoint]:
+        """Return the data points in order: a communicator serves all of its own before the next is made."""
+        shares = self.operation.shares
+        whole = (whole_blocks(size, ranks) if shares else whole_elements(size, DTYPE) for size in self.sizes)
+        sizes = dict.fromkeys(filter(None, whole))
+        return [
+            OverlapPoint(self.operation, size, compute, priority, ctas)
+            for priority in self.priorities
+            for ctas in self.ctas
+            for compute in self.computes
+            for size in sizes
+        ]
+
+
+# What was covered: pure, from the ranks' times. Events of both streams are on the same device, so their times compare.
+
+
+def covered_calls(ranks: Sequence[RankTimes]) -> list[int]:
+    """Return the calls that lay between the first chunk of compute in their round and the last."""
+    rounds = len(ranks[0].begins)
+    each = len(ranks[0].compute) // rounds
+    return [
+        number
+        for number in range(rounds)
+        if all(
+            times.begins[number] >= times.compute[number * each]
+            and times.collective[number] <= times.compute[(number + 1) * each - 1]
+            for times in ranks
+        )
+    ]
+
+
+def covered_units(ranks: Sequence[RankTimes]) -> range:
+    """Return the chunks of compute that ran while the collective did, on every rank.
+
+    Each stream's first chunk is its run-up: both have run for one before anything counts.
+    """
+    covered = []
+    for times in ranks:
+        begin, end = max(times.collective[0], times.compute[0]), times.collective[-1]
+        ends = times.compute
+        inside = [chunk for chunk in range(1, len(ends)) if ends[chunk - 1] >= begin and ends[chunk] <= end]
+        covered.append(range(inside[0], inside[-1] + 1) if inside else range(0))
+    return range(max(chunks.start for chunks in covered), min(chunks.stop for chunks in covered))
+
+
+def _seconds_of_one(ends: Sequence[float], times: int, chunks: range | None = None) -> float:
+    """Return the seconds of one call or unit of a stream whose chunks have `times` of them and end at `ends`.
+
+    They are those of the given chunks, or of all but the first one, which is the run-up.
+    """
+    chunks = range(1, len(ends)) if chunks is None else chunks
+    return (ends[chunks.stop - 1] - ends[chunks.start - 1]) / (len(chunks) * times)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The times of a trial's four loads, by rank: each isolated, calls in rounds during compute, an amount of both.
+
+    The isolated collective ran in chunks of `isolated_calls`.
+    """
+
+    isolated_calls: int
+    collective: Sequence[RankTimes]
+    compute: Sequence[RankTimes]
+    rounds: Sequence[RankTimes]
+    both: Sequence[RankTimes]
+
+
+def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
+    """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
+    numbers, chunks = covered_calls(runs.rounds), covered_units(runs.both)
+    if len(numbers) < max(1, len(runs.rounds[0].begins) * _LEAST_SHARE) or len(chunks) < _FEWEST_COVERED:
+        return None
+    covered = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.rounds]
+    isolated = [_seconds_of_one(times.collective, runs.isolated_calls) for times in runs.collective]
+    # The fixed amount has more calls than ran isolated: each of the others would take as long as those did.
+    others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.isolated_calls
+    return OverlapTrial(
+        collective_alone=tuple(isolated),
+        compute_alone=tuple(_seconds_of_one(times.compute, load.units) for times in runs.compute),
+        collective_beside=tuple(fmean(calls) for calls in covered),
+        compute_beside=tuple(_seconds_of_one(times.compute, load.units, chunks) for times in runs.both),
+        beside_calls=tuple(map(max, zip(*covered, strict=True))),
+        collective_amount=tuple(
+            times.collective[-1] + others * call for times, call in zip(runs.collective, isolated, strict=True)
+        ),
+        compute_amount=tuple(times.compute[-1] for times in runs.compute),
+        together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.both),
+        calls=load.collective_chunks * load.calls,
+        units=load.compute_chunks * load.units,
+        covered_units=len(chunks) * load.units,
+    )
+
+
+# How much to run. It is decided here for every rank: amounts that each rank chose for itself would differ, and hang.
+
+
+def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Load:
+    """Return a load whose two streams take about as long as each other isolated: `span_seconds`, if queues allow it."""
+    calls = max(_FEWEST_COVERED + 1, min(_MOST, round(span_seconds / call_seconds)))
+    units = max(_FEWEST_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
+    # A few products are longer than that many calls of a small message: then those are more.
+    calls = max(calls, min(_MOST, round(units * unit_seconds / call_seconds)))
+    units = min(units, _MOST)
+    # A short call may wait for a unit to end. The first chunk, which does not count, then lasts a quarter of compute.
+    waiting = int(units / 4 * unit_seconds / (unit_seconds + call_seconds))
+    calls_each, units_each = (
+        max(1, min(int(_CHUNK_S / seconds), count // (_FEWEST_COVERED + 1)))
+        for count, seconds in ((calls, call_seconds), (units, unit_seconds))
+    )
+    calls_each = max(1, min(calls_each, waiting))
+    return _delayed(Load(calls // calls_each, calls_each, units // units_each, units_each, 0.0))
+
+
+def isolated_collective(load: Load) -> Load:
+    """Return the load without compute: a batch of the ordinary command, in as few chunks as can be judged."""
+    chunks = _FEWEST_COVERED + 1
+    calls = min(_ISOLATED_CALLS, load.collective_chunks * load.calls) // chunks
+    return _delayed(replace(load, collective_chunks=chunks, calls=calls, compute_chunks=0))
+
+
+def moments(call_seconds: float, unit_seconds: float, trials: int, order: random.Random) -> list[list[float]]:
+    """Return when the calls of each trial begin, in random order, as shares of a unit from 0 to 1.
+
+    A trial has one in each of its equal parts of a unit, and all trials one in each part of such a part: a call that
+    just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
+    """
+    share = unit_seconds / (unit_seconds + call_seconds)
+    more = min(_MOST_TIMES_AS_MANY, max(1.0, _LONG_UNIT_S / unit_seconds))
+    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share * more))
+    parts = [order.sample(range(trials), trials) for _ in range(calls)]
+    made = [
+        [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
+        for trial in range(trials)
+    ]
+    for begins in made:
+        order.shuffle(begins)
+    return made
+
+
+def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequence[float]) -> Load:
+    """Return the load that calls the collective during compute at these `moments`; a call may take `call_seconds`.
+
+    A collective may wait for a unit to end, so its time depends on the moment. All lie behind compute's run-up
+    (docs/method.md 4.8).
+    """
+    run_up = _RUN_UP * unit_seconds * load.units
+    rests = tuple(run_up + begin * unit_seconds for begin in begins)
+    needs = run_up + 2 * unit_seconds + call_seconds
+    chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
+    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests, load.launches))
+
+
+def _delayed(load: Load) -> Load:
+    calls = load.collective_chunks * load.calls
+    if load.idle_s:  # each call has another before it, which brings the ranks together
+        calls *= 2
+    needs = _LEAST_DELAY_S + calls * _CALL_S + load.compute_launches * _UNIT_S
+    return replace(load, delay_s=min(_LONGEST_DELAY_S, needs))
+
+
+def _usual_longest(ranks: Sequence[RankTimes]) -> float:
+    """Return the seconds that nine of ten calls stay below: on a busy host ten times those of an isolated call."""
+    calls = sorted(
+        max(times.collective[number] - times.begins[number] for times in ranks)
+        for number in range(len(ranks[0].begins))
+    )
+    return calls[len(calls) * 9 // 10]
+
+
+def _lengthened(load: Load, ran: Sequence[RankTimes]) -> Load:
+    """Return the load with twice as much of what ended first."""
+    if any(times.compute[-1] < times.collective[-1] for times in ran):
+        return _delayed(replace(load, compute_chunks=2 * load.compute_chunks))
+    return _delayed(replace(load, collective_chunks=2 * load.collective_chunks))
+
+
+def _fits_queue(load: Load) -> bool:
+    """Return whether a stream takes all of the load ahead, its rounds in parts; two entries are room for a call."""
+    calls = 0 if load.idle_s else load.collective_chunks * (2 * load.calls + 1)
+    return max(calls, 2 * load.compute_chunks) <= QUEUE_ENTRIES
+
+
+# The trials of one data point.
+
+
+class _Unmeasured(Exception):
+    """A data point whose times would mean nothing; the text says why."""
+
+
+_UNCOVERED = "the collective and the compute never overlapped: use a larger size or smaller compute"
+_UNQUEUED = "the host was too slow to queue the work before the GPUs started it: free some CPU cores"
+
+
+def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
+    """Run a load, as many rounds at once as can be queued. Raises _Unmeasured, BackendError."""
+    several = len(parts := [*load.parts()]) > 1
+    times = [_run_queued(backend, _delayed(part) if several else part) for part in parts]
+    return tuple(_joined(own) for own in zip(*times, strict=True))
+
+
+def _joined(parts: Sequence[RankTimes]) -> RankTimes:
+    """Return one rank's times of all rounds: each round counts from the start of its own part."""
+    return RankTimes(
+        tuple(chain.from_iterable(part.collective for part in parts)),
+        tuple(chain.from_iterable(part.compute for part in parts)),
+        tuple(chain.from_iterable(part.begins for part in parts)),
+        all(part.queued for part in parts),
+        _total(part.wrong for part in parts),
+        _total(part.wrong_compute for part in parts),
+    )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of what was compared; None if nothing was."""
+    compared = [count for count in counts if count is not None]
+    return sum(compared) if compared else None
+
+
+def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
+    """Run a load after a delay that is long enough. Raises _Unmeasured, BackendError."""
+    fits = _fits_queue(load)
+    for _ in range(_DELAYS if fits else 1):  # one that was lengthened so far only cores, which queue nothing, can run
+        ran = backend.run(load)
+        if all(times.queued for times in ran):
+            return ran
+        load = replace(load, delay_s=min(_LONGEST_DELAY_S, 2 * load.delay_s))
+    raise _Unmeasured(_UNQUEUED if fits else _UNCOVERED)
+
+
+def measure_point(
+    backend: OverlapBackend,
+    overlap: Overlap,
+    point: OverlapPoint,
+    trials: int,
+    span_seconds: float,
+    order: random.Random,
+) -> Iterator[OverlapTrial]:
+    """Measure one data point; yield each trial. Wrong elements are counted in `overlap`.
+
+    Raises MachineError if it does not fit, _Unmeasured if nothing was covered, BackendError, DataCorruption.
+    """
+    backend.allocate(point)
+    backend.warm()
+    _verified(overlap, _run(backend, _VERIFYING))
+    call = max(_seconds_of_one(times.collective, 1) for times in _run(backend, replace(_ESTIMATING, compute_chunks=0)))
+    unit = max(_seconds_of_one(times.compute, 1) for times in _run(backend, replace(_ESTIMATING, collective_chunks=0)))
+    load = replace(planned(call, unit, span_seconds), launches=UNIT_LAUNCHES[point.compute.kind])
+    begins = moments(call, unit, trials, order)
+    isolated = _isolated(backend, load, trials)
+    made = lengthened = 0
+    while made < trials:
+        # Always in this order: what ran before decides the clock (docs/method.md 4.8).
+        runs = Runs(
+            isolated_calls=isolated_collective(load).calls,
+            collective=isolated[made],
+            rounds=_run(backend, in_rounds(load, call, unit, begins[made])),
+            both=_run(backend, load),
+            compute=_run(backend, replace(load, collective_chunks=0)),
+        )
+        for ranks in (runs.collective, runs.compute, runs.rounds, runs.both):
+            _verified(overlap, ranks)
+        trial = trial_of(load, runs)
+        if trial is not None:
+            made, lengthened = made + 1, 0
+            yield trial
+            continue
+        if lengthened == _LENGTHENINGS:
+            raise _Unmeasured(_UNCOVERED)
+        lengthened += 1
+        call = max(_CALL_STEP * call, _usual_longest(runs.rounds))
+        if len(covered_units(runs.both)) < _FEWEST_COVERED:
+            load = _lengthened(load, runs.both)
+            isolated = _isolated(backend, load, trials)
+
+
+def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
+    """Return the collective's own load, once for each trial, before any of them: on GPUs that compute does not heat."""
+    own = isolated_collective(load)
+    rested = replace(own, delay_s=max(own.delay_s, _REST_S))
+    return [_run(backend, own if number else rested) for number in range(trials)]
+
+
+def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
+    """Count what was wrong. Raises DataCorruption."""
+    for rank, times in enumerate(ranks):
+        if times.wrong is not None:
+            overlap.wrong = (overlap.wrong or 0) + times.wrong
+        if times.wrong_compute is not None:
+            overlap.wrong_compute = (overlap.wrong_compute or 0) + times.wrong_compute
+        if times.wrong or times.wrong_compute:
+            what = f"{times.wrong} elements of {overlap.work}" if times.wrong else "the result of the compute"
+            by_rank = (rank, *(other for other in range(len(ranks)) if other != rank))
+            raise DataCorruption(
+                f"{what} of {overlap.size_bytes} B overlapping {overlap.compute} on rank {rank}: wrong data; do not "
+                "trust this machine, run 'collbench check'",
+                WrongData(overlap.work, overlap.size_bytes, by_rank, times.wrong or times.wrong_compute),
+            )
+
+
+# The run.
+
+
+def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
+    """Return the run that a request begins, with nothing measured."""
+    points = request.points(len(opened.devices))
+    settings = Settings(
+        operations=(request.operation,),
+        sizes=tuple(sorted({point.size_bytes for point in points})),
+        dtype=DTYPE,
+        redop="sum",
+        trials=request.trials,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        kind=CommandKind.OVERLAP,
+        devices=device_words(request.devices),
+        requested_sizes=request.requested_sizes,
+        fabric=request.fabric or "",
+    )
+    return new_run(opened.name, opened.devices, opened, settings)
+
+
+def measure(
+    request: OverlapRequest,
+    opened: OverlapOpened,
+    run: Run,
+    saved: Callable[[], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Measure all data points into `run`; `saved` is called after each, and whatever ends it.
+
+    What does not fit, or cannot be covered, costs its data point alone. Raises BackendError, DataCorruption.
+    """
+    begin = opened.clock()
+    members = tuple(range(len(opened.devices)))
+    points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
+    total = len(points) * request.trials
+    for number, point in enumerate(points):
+        overlap = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
+        run.overlaps.append(overlap)
+        try:
+            for trial in measure_point(opened.worlds[0], overlap, point, request.trials, opened.span_seconds, order):
+                overlap.trials.append(replace(trial, flags=opened.flags(members)))
+                progress(number * request.trials + len(overlap.trials), total)
+        except MachineError as error:
+            overlap.failure = failure_of(error)
+        except _Unmeasured as error:
+            overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
+        except BackendError as error:  # the workers have exited
+            overlap.failure = error.failure
+            raise
+        finally:
+            if not overlap.trials and overlap.failure is None and not overlap.wrong and not overlap.wrong_compute:
+                run.overlaps.remove(overlap)  # interrupted before its first trial
+            run.seconds = opened.clock() - begin
+            saved()
+    run.complete = True

@@ -1,0 +1,152 @@
+"""The page of `collbench overlap`: how much a collective and compute slow each other, and what overlapping saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.model.run import Overlap, Run
+from collbench.model.units import amount, format_size, sentence
+from collbench.overlaps.factors import Condition, Figure, by_condition, spread, strongest, summarize
+from collbench.report import sentences
+from collbench.report.text.frame import header, origin, sim, unhealthy_lines
+from collbench.report.text.layout import Block, Lines, both, short, table, whole
+
+_LEGEND = """\
+×: time while the other runs / time alone; slowest rank, median of the trials
+(collective: mean of all calls), ± half of the 95% interval;
+of max: time of both together / the longer time alone (1.00: perfect);
+of sum: time of both together / the sum of their times alone"""
+_FEW_FAILURES = 3
+
+
+def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: the answer, a table for each compute, what failed."""
+    yield from whole("header", Lines(header(run)))
+    worst = strongest(run.overlaps)
+    if worst is not None:
+        yield Lines(sentence(answer(worst) + sim(run, " (sim)")))
+        for heads, rows, brief in _tables(run):
+            yield from both("tables", Text(f"\n{sim(run)}{heads}"))
+            yield from whole("tables", rows)
+            yield from short(brief)
+        yield from both("tables", Text(_LEGEND))
+    else:
+        yield Lines("No data point was measured.")
+    yield from whole("tables", *_raw(run))
+    lines = [*failures(run), *_verified(run)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def answer(overlap: Overlap) -> str:
+    """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
+    summary, settings = summarize(overlap), sentences.overlap_settings(overlap.priority, overlap.ctas)
+    return (
+        f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
+        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
+        f"the {overlap.compute.kind} takes {_times(summary.compute_factor.value)}"
+    )
+
+
+def condition_name(condition: Condition) -> str:
+    """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
+    settings = sentences.overlap_settings(condition.priority, condition.ctas)
+    return f"{condition.operation} overlapping {condition.compute}{settings}"
+
+
+def failures(run: Run) -> Iterator[str]:
+    """Yield a line for each of the first data points that failed."""
+    failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
+    for overlap in failed[:_FEW_FAILURES]:
+        yield f"failed    {sentences.failed_overlap(overlap, run.devices)}"
+    if len(failed) > _FEW_FAILURES:
+        yield f"failed    and {len(failed) - _FEW_FAILURES} more"
+
+
+# With columns for priority and CTAs a row is wider than 80: the short page leaves these out.
+_ONLY_WHOLE = ("alone ", "overlap ", "of sum")
+
+
+def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
+    """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
+    measured = [overlap for overlap in run.overlaps if overlap.trials]
+    several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
+    for compute in dict.fromkeys(overlap.compute for overlap in measured):
+        points = [one for one in measured if one.compute == compute]
+        operation = points[0].work.operation
+        heads = ["size", *(["priority", "CTAs"] if several_settings else []), "alone", "overlap", "×"]
+        keys = len(heads) - 3
+        heads += ["alone ", "overlap ", "× ", "of max", "of sum"]
+        left_out = _ONLY_WHOLE if several_settings else ()
+        brief_heads = (head for head in heads if head not in left_out)
+        rows, brief = (table(*names, left=("size", "priority"), keys=keys) for names in (heads, brief_heads))
+        for one in _ordered(points):
+            summary = summarize(one)
+            settings = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if several_settings else []
+            cells = (
+                format_size(one.size_bytes),
+                *settings,
+                milliseconds(summary.collective_alone),
+                milliseconds(summary.collective_beside),
+                f"{summary.collective_factor.value:.2f}{half_interval(summary.collective_factor)}",
+                milliseconds(summary.compute_alone),
+                milliseconds(summary.compute_beside),
+                f"{summary.compute_factor.value:.2f}{half_interval(summary.compute_factor)}",
+                f"{summary.of_max.value:.2f}",
+                f"{summary.of_sum.value:.2f}",
+            )
+            rows.add_row(*cells)
+            brief.add_row(*(cell for head, cell in zip(heads, cells, strict=True) if head not in left_out))
+        ranks = len(points[0].members)
+        yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
+
+
+def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:
+    """Return data points by size, those of one size in the order of their settings."""
+    groups = [one for points in by_condition(overlaps).values() for one in points]
+    return sorted(groups, key=lambda one: one.size_bytes)
+
+
+def milliseconds(seconds: Figure) -> str:
+    """Return a time in ms, without its interval."""
+    return f"{seconds.value * 1e3:.3f}"
+
+
+def half_interval(figure: Figure) -> str:
+    """Return half of a figure's interval as a share of it, " ±1.2%"; "" without an interval."""
+    return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
+
+
+def _raw(run: Run) -> Iterator[RenderableType]:
+    """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
+    rows = table(
+        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
+    )
+    for overlap in run.overlaps:
+        if overlap.trials:
+            settings = sentences.overlap_settings(overlap.priority, overlap.ctas)
+            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
+            calls = sum(len(trial.beside_calls) for trial in overlap.trials)
+            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
+            units = sum(trial.covered_units for trial in overlap.trials)
+            rows.add_row(name, str(len(overlap.trials)), str(calls), low, high, str(units))
+    if rows.row_count:
+        yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
+        yield rows
+
+
+def _verified(run: Run) -> Iterator[str]:
+    """Yield how many data points were not verified: no line would look like agreement."""
+    unknown = sum(
+        1 for overlap in run.overlaps if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
+    )
+    if unknown:
+        yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"

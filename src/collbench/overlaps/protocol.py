@@ -1,0 +1,132 @@
+"""The backend that times a collective which overlaps compute, and the messages to its workers. Does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from collbench.measurement.backends.protocol import OpenWorkers
+from collbench.model.operations import Operation, Work
+from collbench.overlaps.compute import Compute, ComputeKind, Priority
+
+# What training sends, and what torch.distributed sends without an option.
+DTYPE = "bfloat16"
+# The collectives of FSDP, DDP, tensor parallelism and mixture of experts; others would need their own verification.
+OPERATIONS = (
+    Operation.ALLREDUCE,
+    Operation.ALLGATHER,
+    Operation.REDUCESCATTER,
+    Operation.BROADCAST,
+    Operation.ALLTOALL,
+)
+
+# A GPU's stream takes 1,024 launches and events ahead. The next one waits until the GPU has begun some of them, which
+# must not happen before a load's common start.
+QUEUE_ENTRIES = 1000
+# A sleep, the collective that synchronizes the ranks, the timed collective, and their events.
+_ENTRIES_A_ROUND = 8
+# From half of it on, a chunk of compute is one launch, a CUDA graph. That takes more entries than a launch does
+# [2 × H100], so rounds are few enough at a time to do without.
+LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
+# Launches of one unit of compute, at most: two products, each of one or two, attention, and a copy.
+UNIT_LAUNCHES = {ComputeKind.GEMM: 1, ComputeKind.MEMORY: 1, ComputeKind.ATTENTION: 6}
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapPoint:
+    """One data point: a collective of a size in bytes, the compute that it overlaps, its priority and CTAs."""
+
+    operation: Operation
+    size_bytes: int
+    compute: Compute
+    priority: Priority = Priority.NORMAL
+    ctas: int | None = None
+
+    @property
+    def work(self) -> Work:
+        """The collective, as the model has it."""
+        return Work(self.operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every rank runs from a common start: chunks of the collective, chunks of compute, or both.
+
+    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
+    the GPU waits before the start, so that all of it is queued by then. `launches`: of one unit, at most.
+
+    With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
+    `compute_chunks` again, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
+    """
+
+    collective_chunks: int
+    calls: int
+    compute_chunks: int
+    units: int
+    delay_s: float
+    idle_s: tuple[float, ...] = ()
+    launches: int = 1
+
+    @property
+    def compute_launches(self) -> int:
+        """The launches of compute that are queued before the common start, in all rounds, unit by unit."""
+        return max(1, len(self.idle_s)) * self.compute_chunks * self.units * self.launches
+
+    def parts(self) -> Iterator[Load]:
+        """Yield loads of so many rounds as a stream takes ahead; each launch and each event is one of its entries."""
+        each = self.compute_chunks * self.units * self.launches
+        ahead = QUEUE_ENTRIES // (each + self.compute_chunks + _ENTRIES_A_ROUND)
+        rounds = max(1, min(ahead, LAUNCHES_AHEAD // max(1, each)))
+        for first in range(0, max(1, len(self.idle_s)), rounds):
+            rests = self.idle_s[first : first + rounds]
+            yield replace(self, collective_chunks=len(rests) or self.collective_chunks, idle_s=rests)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's seconds from the common start to the end of each chunk, on its own device's clock.
+
+    If the load has rounds, `begins` are the seconds to the begin of each chunk of the collective, and `compute` holds
+    one round after another. `queued` is False if the start came before all was queued: then the times include the
+    host's launches. `wrong` and `wrong_compute` count wrong elements of the last result of each; None if nothing was
+    compared.
+    """
+
+    collective: tuple[float, ...]
+    compute: tuple[float, ...]
+    begins: tuple[float, ...] = ()
+    queued: bool = True
+    wrong: int | None = None
+    wrong_compute: int | None = None
+
+
+class OverlapBackend(Protocol):
+    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
+
+    def allocate(self, point: OverlapPoint) -> None:
+        """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
+
+    def warm(self) -> None:
+        """Run the collective and the compute once, untimed, to create communicators, load code and raise clocks."""
+
+    def run(self, load: Load) -> tuple[RankTimes, ...]:
+        """Run a load of the data point, and verify its results. Raises BackendError."""
+
+
+OverlapOpened = OpenWorkers[OverlapBackend]
+
+
+# Between the parent and a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Asks a worker to run both once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" if there is."""
+
+    problem: str = ""

@@ -1,0 +1,425 @@
+"""The TCP connections between rank 0 and the other ranks; both ends prove that they know the launch's key."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+
+from collbench.ranks.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
+
+# The handshake: a rank connects to rank 0, and both prove that they know this launch's key.
+
+KEY_BYTES = 32
+_NONCE_BYTES, _PROOF_BYTES, _RANK_BYTES = 32, 32, 4
+_ANSWER_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
+# Seconds that a client has to prove itself, and how many clients besides the ranks may try at a time.
+_HANDSHAKE_S = 10.0
+_MOST_OTHER_CLIENTS = 64
+_CONNECT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client that has not yet proved to be a rank: its challenge, its deadline, and the bytes received so far."""
+
+    nonce: bytes
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Listener:
+    """Accepts ranks: each proves that it knows the key, and rank 0 proves it too.
+
+    Clients that are not ranks, or that stall, delay nobody: all clients are served concurrently.
+    """
+
+    def __init__(self, key: bytes, world_size: int, address: str = "") -> None:
+        """Listen on a free port of one address, "" for all; `key` has KEY_BYTES. Raises OSError."""
+        self._key, self._world_size = key, world_size
+        self._socket = _listening(address)
+        self._socket.setblocking(False)
+        self._clients: dict[socket.socket, _Client] = {}
+        self._admitted: dict[int, socket.socket] = {}
+        self._latest_admission = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self.address = address
+        self.port: int = self._socket.getsockname()[1]
+
+    def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
+        """Accept ranks for at most so many seconds, until all have connected. Return the missing ones, from rank 1 on.
+
+        Once most ranks have connected, the wait ends at `until`(time of the last connection). Both are times of
+        time.monotonic.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def ends() -> float:
+            most = 2 * (len(self._admitted) + 1) > self._world_size
+            return min(deadline, until(self._latest_admission)) if most and until is not None else deadline
+
+        while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
+            for chosen, _ in self._selector.select(min(left, self._seconds_to_deadline())):
+                if chosen.fileobj is self._socket:
+                    self._accept()
+                elif chosen.fileobj in self._clients:
+                    self._read(chosen.fileobj)
+            for peer in [peer for peer, client in self._clients.items() if client.deadline < time.monotonic()]:
+                self._drop(peer)
+        return missing
+
+    def take(self) -> dict[int, socket.socket]:
+        """Return the sockets of the connected ranks, by rank. The caller must close them."""
+        admitted, self._admitted = self._admitted, {}
+        return admitted
+
+    def close(self) -> None:
+        """Stop accepting clients."""
+        for peer in (*self._clients, *self._admitted.values(), self._socket):
+            peer.close()
+        self._clients, self._admitted = {}, {}
+        self._selector.close()
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self._world_size) if rank not in self._admitted]
+
+    def _seconds_to_deadline(self) -> float:
+        """Return the seconds until the first client's deadline."""
+        now = time.monotonic()
+        return max(0.0, min((client.deadline - now for client in self._clients.values()), default=_HANDSHAKE_S))
+
+    def _accept(self) -> None:
+        if len(self._clients) >= self._world_size + _MOST_OTHER_CLIENTS:
+            self._drop(next(iter(self._clients)))
+        try:
+            peer, _ = self._socket.accept()
+        except OSError:  # gone again; or this process may open no more files, and another client holds one
+            if self._clients:
+                self._drop(next(iter(self._clients)))
+            else:
+                time.sleep(0.1)
+            return
+        peer.setblocking(False)
+        client = _Client(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _HANDSHAKE_S)
+        self._clients[peer] = client
+        self._selector.register(peer, selectors.EVENT_READ)
+        self._send(peer, client.nonce)
+
+    def _read(self, peer: socket.socket) -> None:
+        client = self._clients[peer]
+        try:
+            part = peer.recv(_ANSWER_BYTES - len(client.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        client.received += part
+        if not part:
+            self._drop(peer)
+        elif len(client.received) == _ANSWER_BYTES:
+            self._admit(peer, client)
+
+    def _admit(self, peer: socket.socket, client: _Client) -> None:
+        """Accept the client if it has proved to be a missing rank."""
+        head, proof = bytes(client.received[:-_PROOF_BYTES]), bytes(client.received[-_PROOF_BYTES:])
+        rank = int.from_bytes(head[:_RANK_BYTES], "big")
+        proved = hmac.compare_digest(proof, _proof(self._key, b"rank", client.nonce, head))
+        if not proved or rank not in self._missing():
+            self._drop(peer)
+        elif self._send(peer, _proof(self._key, b"rank 0", client.nonce, head)):
+            self._selector.unregister(peer)
+            del self._clients[peer]
+            self._admitted[rank] = peer
+            self._latest_admission = time.monotonic()
+
+    def _send(self, peer: socket.socket, data: bytes) -> bool:
+        """Send bytes that fit every socket's buffer; drop the client if it has disconnected."""
+        try:
+            sent = peer.send(data) == len(data)
+        except OSError:
+            sent = False
+        if not sent:
+            self._drop(peer)
+        return sent
+
+    def _drop(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        del self._clients[peer]
+        peer.close()
+
+
+def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
+    """Return a connection to rank 0, which listens on one of these addresses and knows the key. Raises OSError."""
+    failure = OSError("rank 0 reported no address")
+    for address in addresses:
+        try:
+            peer = socket.create_connection((address, port), timeout=_CONNECT_S)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            _prove_key(peer, key, rank)
+        except OSError as error:
+            peer.close()
+            failure = error
+        else:
+            return peer
+    raise failure
+
+
+def _prove_key(peer: socket.socket, key: bytes, rank: int) -> None:
+    """Prove knowledge of the key, and check the other side's proof. Raises OSError."""
+    peer.settimeout(_HANDSHAKE_S)
+    nonce = _exactly(peer, _NONCE_BYTES)
+    head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
+    peer.sendall(head + _proof(key, b"rank", nonce, head))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", nonce, head)):
+        raise PermissionError("the process that listens there does not have the key of this launch")
+
+
+def _proof(key: bytes, sender: bytes, nonce: bytes, head: bytes) -> bytes:
+    """Return an HMAC over the sender, both sides' random numbers and the rank; it requires the key."""
+    return hmac.digest(key, b"collbench %s\0%s%s" % (sender, nonce, head), "sha256")
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    """Return so many bytes. Raises OSError if fewer arrive, or too late."""
+    deadline, received = time.monotonic() + _HANDSHAKE_S, b""
+    while len(received) < count and time.monotonic() < deadline:
+        part = peer.recv(count - len(received))
+        if not part:
+            raise ConnectionResetError("the other side closed the connection")
+        received += part
+    if len(received) < count:
+        raise TimeoutError(f"the other side did not complete the handshake in {_HANDSHAKE_S:.0f} s")
+    return received
+
+
+def _listening(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of this address; "" means all addresses, IPv6 too if available."""
+    if address:
+        family, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+        return socket.create_server(bound, family=family, backlog=128)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+        except OSError:
+            pass  # compiled in, switched off
+    return socket.create_server(("", 0), backlog=128)
+
+
+# The connections after the handshake: one over TCP each, so that a rank that dies is missed at once. A frame is its
+# length, four bytes, and a message (messages.py).
+
+# A host that loses power does not close its connections: probe after 10 s of silence, every 5 s, at most 3 times.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+# A device takes 300 bytes: enough for a world of many thousand ranks, and too little to exhaust a host's memory.
+MOST_BYTES = 16 * 2**20
+_LENGTH_BYTES = 4
+# If a frame is not read for so long, the process is stopped: it gets no other frame.
+_SEND_S = 30.0
+
+_Sent = TypeVar("_Sent", bound="Order | RankMessage")
+_Received = TypeVar("_Received", bound="Order | RankMessage")
+
+
+class HasFile(Protocol):
+    """Anything with a file descriptor to poll."""
+
+    def fileno(self) -> int:
+        """Return its number."""
+
+
+_Ready = TypeVar("_Ready", bound=HasFile)
+
+
+def ready(files: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
+    """Return the files that can be read, waiting so many seconds for the first; None: for ever."""
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ, file)
+        return [key.data for key, _ in selector.select(seconds)]
+
+
+class Poller:
+    """Polls up to a thousand connections: each is registered once, not at every poll. A context manager."""
+
+    def __init__(self) -> None:
+        """Poll nothing yet."""
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[int, int] = {}  # by name: a closed connection has no file descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._selector.close()
+
+    def add(self, name: int, file: HasFile) -> None:
+        """Poll one more connection, called `name`."""
+        self._files[name] = file.fileno()
+        self._selector.register(file, selectors.EVENT_READ, name)
+
+    def drop(self, name: int) -> None:
+        """Poll it no more."""
+        with suppress(KeyError):
+            self._selector.unregister(self._files.pop(name))
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the names of the connections that can be read, waiting so many seconds for the first."""
+        return [key.data for key, _ in self._selector.select(seconds)]
+
+
+class Connection(Generic[_Sent, _Received]):
+    """One end of a socket that carries messages. Poll it with `ready`."""
+
+    def __init__(self, peer: socket.socket, decode: Callable[[bytes], _Received]) -> None:
+        """Take over the socket."""
+        peer.setblocking(False)
+        self._socket, self._decode = peer, decode
+        self._frame = bytearray()  # what has arrived of it, its length included
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._socket.fileno()
+
+    def send(self, message: _Sent) -> None:
+        """Send a message. Raises OSError if the other side has exited or no longer reads."""
+        self.send_frame(framed(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what `framed` returned. Raises OSError; afterwards this connection sends nothing more."""
+        deadline, left = time.monotonic() + _SEND_S, memoryview(frame)
+        try:
+            while left:
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    if not _writable(self._socket, deadline - time.monotonic()):
+                        raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
+        except OSError:
+            self._shut_down()  # else the rest of this frame would be read as the start of the next
+            raise
+
+    def receive(self) -> _Received | None:
+        """Return the next message if it is complete, else None. Call it when there are bytes to read.
+
+        Raises EOFError or OSError if the other side has exited, BadMessage.
+        """
+        try:
+            part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
+        except BlockingIOError:
+            return None
+        if not part:
+            raise EOFError
+        self._frame += part
+        if self._missing():
+            return None
+        frame, self._frame = bytes(self._frame[_LENGTH_BYTES:]), bytearray()
+        return self._decode(frame)
+
+    def recv(self) -> _Received:
+        """Return the next message, waiting for it. Raises what `receive` raises."""
+        while True:
+            ready([self])
+            message = self.receive()
+            if message is not None:
+                return message
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _missing(self) -> int:
+        """Return how many bytes are missing, of the length or of the frame. Raises BadMessage."""
+        here = len(self._frame)
+        if here < _LENGTH_BYTES:
+            return _LENGTH_BYTES - here
+        length = int.from_bytes(self._frame[:_LENGTH_BYTES], "big")
+        if not 0 < length <= MOST_BYTES:
+            raise BadMessage(f"it announced a message of {length} bytes: 1 to {MOST_BYTES} are possible")
+        return _LENGTH_BYTES + length - here
+
+    def _shut_down(self) -> None:
+        with suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+# Rank 0's end of a connection to a rank, and that rank's end.
+RankConnection: TypeAlias = Connection[Order, RankMessage]
+Rank0Connection: TypeAlias = Connection[RankMessage, Order]
+
+
+def framed(message: Order | RankMessage) -> bytes:
+    """Return a message as bytes to send. Raises ValueError if it cannot be encoded."""
+    data = encode(message)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is longer than {MOST_BYTES}")
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def to_rank(peer: socket.socket) -> RankConnection:
+    """Return rank 0's end of an admitted socket."""
+    return Connection(_with_keepalive(peer), decode_rank_message)
+
+
+def to_rank_0(peer: socket.socket) -> Rank0Connection:
+    """Return another rank's end of its socket to rank 0."""
+    return Connection(_with_keepalive(peer), decode_order)
+
+
+def pair() -> tuple[RankConnection, Rank0Connection]:
+    """Return both ends of a connection within this process, for rank 0's own device."""
+    ours, theirs = socket.socketpair()
+    return Connection(ours, decode_rank_message), Connection(theirs, decode_order)
+
+
+def own_address(peer: str, port: int) -> str:
+    """Return this host's address towards `peer`, "" if that is not known."""
+    for family, kind, protocol, _, address in _resolved(peer, port):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)  # UDP: sends nothing, but chooses the interface
+            except OSError:
+                continue
+            return plain_address(probe.getsockname()[0])
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address is on the loopback interface."""
+    return address.startswith("127.") or address == "::1"
+
+
+def plain_address(address: str) -> str:
+    """Return an IPv4 address that an IPv6 socket shows as "::ffff:10.0.0.1" in its own form."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+def _with_keepalive(peer: socket.socket) -> socket.socket:
+    """Return the socket with TCP keepalive, which detects a power loss of the other host."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    return peer
+
+
+def _writable(peer: socket.socket, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(peer, selectors.EVENT_WRITE)
+        return seconds > 0 and bool(selector.select(seconds))
+
+
+def _resolved(peer: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    try:
+        return list(socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM))
+    except OSError:
+        return []

@@ -1,0 +1,337 @@
+"""Open a backend on rank 0 of a launch, and serve it on the other ranks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from collbench.machine import cuda_variables, lifeline
+from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
+from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.plan import Request, check_nccl_options
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import BackendError, UsageError
+from collbench.model.run import Machine
+from collbench.ranks import connection, introductions
+from collbench.ranks.connection import KEY_BYTES, Listener, connect
+from collbench.ranks.coordinator import Coordinator
+from collbench.ranks.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
+from collbench.ranks.rank_worker import RankWorker, serve
+from collbench.ranks.ranks import SILENCE_S, RankLost, Ranks, checked
+from collbench.ranks.store import UNSAID_S, Store, still_waiting
+from collbench.runfile.codec import build
+
+# The name of the value in the store that says where rank 0 listens.
+_LISTENER = "listener"
+# If losses are survived, a rank is lost after so many seconds without an Alive (sent every 2 s).
+_SHORT_SILENCE_S = 15.0
+# A run of up to so many ranks lists the path of each pair (8,128). Between hosts it is the network's, listed or not.
+_MOST_LISTED = 128
+# If losses are survived, a missing rank is late so long after rank 0 began to load torch, as all ranks do at the same
+# time, or after twice as long as the last one took: a file system that is slow for all gives each more time. With eight
+# hosts on two loaded cores 3 s go before it and 9 s after it, so that all ends within 30 s
+# [benchmarks/results/2026-11-23-emulated-hosts].
+_LATE_S = 12.0
+
+
+def late_after(begin: float, latest: float) -> float:
+    """Return when missing ranks count as late, if rank 0 began at `begin` and the last rank connected at `latest`.
+
+    All in seconds of one clock.
+    """
+    return begin + max(_LATE_S, 2 * (latest - begin))
+
+
+def _in_silence(_text: str) -> None:
+    """Do not report a wait."""
+
+
+def refuse(request: Request) -> None:
+    """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
+    check_nccl_options(request)
+    if capabilities(request.backend).nvml:
+        cuda_variables.refuse(cuda_variables.Use.NATIVE)
+    if request.copies or request.chase:
+        raise UsageError(
+            "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "
+            "mpirun, or time collectives: 'pairs --operations allreduce,broadcast', 'allreduce'"
+        )
+    if request.algorithms:
+        raise UsageError("--algorithms is for one process: leave it out, or start without torchrun, srun or mpirun")
+    if request.devices is not None:
+        raise UsageError(
+            "--devices is for one process, and here each of several has its own GPU: start fewer processes, or choose "
+            "by CUDA_VISIBLE_DEVICES"
+        )
+
+
+class World:
+    """All ranks, controlled by rank 0, which is one of them. A context manager: all ranks exit at its end."""
+
+    def __init__(
+        self,
+        launch: LaunchEnvironment,
+        request: Request,
+        timeout_s: float = JOIN_S,
+        say: Callable[[str], object] = _in_silence,
+        *,
+        survives_losses: bool = False,
+        waits: bool = False,
+    ) -> None:
+        """Wait for all ranks, and report through `say` when that takes long.
+
+        If it `survives_losses`, a rank that is lost later costs only what it takes part in, and so does a rank that is
+        missing when most have connected; `lost` and `unknown` say which ranks these are. It continues without a missing
+        rank when that is late by `late_after`, or if it `waits`, after `timeout_s`.
+
+        Raises BackendError if a rank does not connect, MachineError, UsageError for what several processes cannot do.
+        """
+        refuse(request)
+        self.launch, self._say = launch, say
+        self.unknown: tuple[RankLost, ...] = ()  # lost before their introduction
+        self._coordinator: Coordinator | None = None
+        self._stack = ExitStack()
+        begin = time.monotonic()
+        with ExitStack() as stack:
+            self._store = Store(launch, timeout_s, say)
+            rank_worker = _open_rank_worker(launch, request, self._store)
+            ours, theirs = connection.pair()
+            rank_0_thread = threading.Thread(target=serve, args=(theirs, rank_worker), name="rank 0", daemon=True)
+            rank_0_thread.start()
+            stack.callback(rank_0_thread.join)
+            stack.callback(ours.close)
+            late = partial(late_after, begin) if survives_losses and not waits else None
+            sockets = self._admit(timeout_s, late, survives_losses=survives_losses)
+            self._ends = {rank: _ends(peer) for rank, peer in sockets.items()}
+            names = {rank: f"rank {rank}" for rank in range(launch.world_size)}
+            names[0] += f" on {socket.gethostname()}"
+            for rank, (rank_address, _) in self._ends.items():
+                names[rank] += f" at {rank_address}"
+            self._ranks = Ranks(
+                {0: ours, **{rank: connection.to_rank(peer) for rank, peer in sockets.items()}},
+                names,
+                on_loss=self._report_loss if survives_losses else _ignore_sigterm,
+                silence_s=_SHORT_SILENCE_S if survives_losses else SILENCE_S,
+                survives_losses=survives_losses,
+            )
+            stack.callback(self._ranks.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._ranks.close(f"rank 0 failed: {error or 'it was interrupted'}")
+        self.close()
+
+    def close(self) -> None:
+        """Let all ranks exit. Safe to call twice."""
+        self._stack.close()
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks."""
+        return self.launch.world_size
+
+    @property
+    def launcher(self) -> str:
+        """The launcher that started them."""
+        return self.launch.launcher
+
+    def lost(self) -> Mapping[int, RankLost]:
+        """Return the ranks that were lost since all were introduced, by position, and how."""
+        return self._coordinator.lost if self._coordinator is not None else {}
+
+    def _report_loss(self) -> None:
+        """Report a lost rank at once, because the next steps take time."""
+        _ignore_sigterm()
+        *_, last = self._ranks.lost.values()
+        self._say(f"{last}; the other ranks continue without it")
+
+    def open(self) -> Opened:
+        """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
+        ranks = self._ranks
+        replies = ranks.ask(dict.fromkeys(ranks.everyone, Introduce()))
+        self.unknown = tuple(ranks.lost.values())
+        kept = ranks.without_lost()
+        numbers = {rank: number for number, rank in enumerate(kept)}
+        # As they came: the first failure is the cause of those after it.
+        present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
+        introduced = ranks.values(present, Introduction)
+        ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
+        ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(introductions.host_names(introduced))})
+        introductions.check(introduced)
+        for text in introductions.shared_gpus(introduced):
+            self._say(text)
+        devices = introductions.devices_of(introduced)
+        backend = Coordinator(
+            introduced[0].backend, ranks, self._store, devices, introductions.addresses(introduced, ends)
+        )
+        self._coordinator = backend
+        backend.open()
+        left = [rank for rank in range(len(introduced)) if rank not in backend.lost]
+        introductions.check_libraries([introduced[rank] for rank in left], backend.facts)
+        leaders = introductions.host_leaders(introduced)
+        requests = {
+            first: FindPaths(tuple(introduced[rank].device for rank in host_ranks))
+            for first, host_ranks in leaders.items()
+        }
+        answers = ranks.ask(requests)
+        paths = {
+            host_ranks: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
+            for first, host_ranks in leaders.items()
+        }
+        return Opened(
+            backend,
+            machine=_with_facts(introduced[0].machine, backend.facts),
+            paths=introductions.all_paths(len(introduced), paths, between_hosts=len(introduced) <= _MOST_LISTED),
+            health=backend.health,
+            ports=backend.ports,
+            close=self.close,
+            flags=backend.flags,
+        )
+
+    def _admit(
+        self, timeout_s: float, late: Callable[[float], float] | None, *, survives_losses: bool
+    ) -> Mapping[int, socket.socket]:
+        """Publish rank 0's address, and return the ranks' sockets. Raises BackendError, which names the missing ranks.
+
+        `late` returns until when to wait for the others once most have connected, from the time of the last connection;
+        None: until the timeout.
+        """
+        key = secrets.token_bytes(KEY_BYTES)
+        listener = Listener(key, self.launch.world_size, _own_address(self.launch))
+        address = {"address": listener.address, "port": listener.port, "key": key.hex()}
+        begin, continues = time.monotonic(), False
+        try:
+            self._store.publish(_LISTENER, json.dumps(address, allow_nan=False))
+            missing = listener.admit(min(UNSAID_S, timeout_s))
+            if missing and timeout_s > UNSAID_S:
+                waiting = f"{self._names(missing)} not connected yet"
+                if late is None:
+                    self._say(still_waiting(waiting, timeout_s - UNSAID_S, timeout_s))
+                else:
+                    self._say(f"{waiting}: once most ranks are, they continue without it")
+                missing = listener.admit(begin + timeout_s - time.monotonic(), late)
+            continues = survives_losses and 0 < len(missing) < self.launch.world_size - 1
+            if continues:
+                waited = time.monotonic() - begin
+                longer = "" if late is None else f" (to wait longer set {JOIN_VARIABLE}, in seconds)"
+                self._say(f"{self._names(missing)} did not connect in {waited:.0f} s; the others continue{longer}")
+            elif missing:
+                raise BackendError(
+                    f"{self._names(missing)} did not connect to {self.launch.meeting_point} within {timeout_s:.0f} s: "
+                    f"check that {self.launch.launcher} started all ranks, and that they reach that address"
+                )
+            return listener.take()
+        finally:
+            listener.close()
+            if not continues:  # a late rank finds no address and need not wait for it
+                self._store.forget(_LISTENER)
+
+    def _names(self, missing: Sequence[int]) -> str:
+        names = ", ".join(map(str, missing))
+        return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.launch.world_size}"
+
+
+def join(
+    launch: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
+) -> bool:
+    """Work for rank 0 as another rank; return True if rank 0 ended the work, False if its connection broke.
+
+    `say` reports that the wait for rank 0 lasts. Raises BackendError if it cannot be found, Rank0Failed, MachineError,
+    UsageError.
+    """
+    refuse(request)
+    store = Store(launch, timeout_s, say)
+    rank_worker = _open_rank_worker(launch, request, store)
+    try:
+        address = _address(store.read(_LISTENER))
+        candidates = tuple(dict.fromkeys(filter(None, (address.address, launch.master_addr))))
+        try:
+            peer = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
+        except OSError as error:
+            raise BackendError(
+                f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
+                f"port {address.port}: {error}; firewalls must allow connections between the hosts"
+            ) from error
+    except BaseException:
+        rank_worker.close()
+        raise
+    lifeline.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
+    return serve(connection.to_rank_0(peer), rank_worker)
+
+
+def _own_address(launch: LaunchEnvironment) -> str:
+    """Return the address to listen on: the one from which this host reaches the rendezvous point.
+
+    Returns "" (all addresses) if the host's name means loopback on the host itself, as on Debian, while other hosts
+    resolve it differently.
+    """
+    address = connection.own_address(launch.master_addr, launch.master_port)
+    return "" if connection.is_loopback(address) and launch.local_size < launch.world_size else address
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """What rank 0 writes to the store: where it listens, and the key in hexadecimal digits."""
+
+    address: str
+    port: int
+    key: str
+
+
+def _address(text: str) -> _Address:
+    """Parse what rank 0 wrote to the store. Raises BackendError if it is anything else."""
+    try:
+        parsed: _Address = build(_Address, json.loads(text), "the value")
+        bytes.fromhex(parsed.key)
+    except ValueError as error:
+        raise BackendError(f"cannot read the address of rank 0 in the store: {error}; start all ranks again") from error
+    return parsed
+
+
+def _open_rank_worker(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
+    if capabilities(request.backend).cores:
+        from collbench.ranks.rank_worker import HostRankWorker
+
+        return HostRankWorker(launch)
+    from collbench.ranks.rank_worker import CudaRankWorker
+
+    return CudaRankWorker(launch, store, request.nccl, request.nccl_options)
+
+
+def _ends(peer: socket.socket) -> tuple[str, str]:
+    """Return the other side's address and this side's."""
+    return connection.plain_address(peer.getpeername()[0]), connection.plain_address(peer.getsockname()[0])
+
+
+def _ignore_sigterm() -> None:
+    """Let this process save its results: torchrun also notices a dead rank, and sends SIGTERM to the others."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
+    """Return rank 0's machine; its multicast is True if all ranks' GPUs support it."""
+    supports = [fact.multicast for fact in facts]
+    return replace(
+        machine,
+        nccl=facts[0].nccl,
+        nccl_path=facts[0].nccl_path,
+        kernel_image=facts[0].kernel_image,
+        multicast=None if None in supports else all(supports),
+    )

@@ -1,0 +1,112 @@
+"""One process per GPU: rank 0 runs the program, and the other ranks run it silently."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from collbench.cli.terminal import say
+from collbench.machine.launchers import LaunchEnvironment, find_launch, join_seconds
+from collbench.model.errors import CollbenchError, UsageError
+
+if TYPE_CHECKING:
+    from collbench.measurement.plan import Request
+
+# Commands that several processes cannot run together, and what to do instead.
+_INSTEAD = {
+    "check": "one process judges: run 'collbench check' without a launcher, on the run file that the processes saved",
+    "select": "each process would choose separately: run 'collbench select' once, before they start",
+    "overlap": "overlap starts one process per GPU itself: run 'collbench overlap' without a launcher",
+    "replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher",
+    "topo": "one process reports labels: run 'collbench topo' without a launcher",
+    "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
+    "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
+}
+# How long a refused rank waits before it fails, so that rank 0 has printed why: all ranks start together.
+_AFTER_RANK_0_S = 3.0
+# Processes of these commands, started once on each node, are not ranks: torchrun finds the other nodes.
+_ONCE_A_NODE = ("train", "record")
+
+
+def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
+    """Return this process's launch environment for this command; None if it runs on its own.
+
+    Raises UsageError for launchers' variables that contradict each other.
+    """
+    launch = find_launch(os.environ)
+    return None if launch is not None and launch.local_size == 1 and _command(arguments) in _ONCE_A_NODE else launch
+
+
+class RankEnded(Exception):
+    """The end of a rank other than 0: its exit status, and a message that only this rank can print, if any."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+def check_command(arguments: list[str]) -> None:
+    """Raise UsageError for a command that several processes cannot run together."""
+    name = _command(arguments)
+    if name in _INSTEAD and not {"-h", "--help"} & set(arguments):
+        raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
+
+
+def _command(arguments: list[str]) -> str:
+    return next((argument for argument in arguments if not argument.startswith("-")), "")
+
+
+def run_as_rank(invoke: Callable[[], object]) -> int:
+    """Run the command as a rank other than 0; return the rank's exit status.
+
+    Nothing is printed: rank 0 has the same command line and reports what is wrong with it. Launchers end all ranks when
+    one has failed, so this one fails a moment later.
+    """
+    try:
+        with (
+            Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            invoke()
+    except RankEnded as end:
+        if end.text:
+            say(end.text)
+        return end.status
+    except (CollbenchError, click.ClickException, click.exceptions.Exit) as end:
+        if end.exit_code:
+            with contextlib.suppress(KeyboardInterrupt):  # the launcher ends this rank when rank 0 has ended
+                time.sleep(_AFTER_RANK_0_S)
+        return end.exit_code
+    return 0
+
+
+def _say_aside(text: str) -> None:
+    """Print a notice on the real stderr, because a rank's output is silenced."""
+    say(text, sys.__stderr__)
+
+
+def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
+    """Measure this rank's part for rank 0, and end with RankEnded. Raises UsageError for what rank 0 refuses too."""
+    # Late: a tenth of a second.
+    from collbench.api.notices import Notices
+    from collbench.api.sessions import serve
+    from collbench.ranks.factory import refuse
+    from collbench.ranks.rank_worker import Rank0Failed
+
+    refuse(request)
+    join_seconds(os.environ)  # rank 0 says what is wrong with it
+    try:
+        serve(request, launch, Notices(say=_say_aside))
+    except Rank0Failed as error:
+        raise RankEnded(0) from error  # rank 0 says what failed, and its status counts
+    except CollbenchError as error:
+        raise RankEnded(error.exit_code, str(error)) from error
+    raise RankEnded(0)

@@ -1,0 +1,448 @@
+"""The rank side: it has one device (a GPU or a core) and answers rank 0's requests one by one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib.metadata import version
+
+from collbench.machine import numa
+from collbench.machine.kernel import available_bytes
+from collbench.machine.launchers import LaunchEnvironment
+from collbench.machine.nccl import host_identity
+from collbench.machine.network_ports import read_ports
+from collbench.machine.nvml import Nvml
+from collbench.measurement.backends.factory import ObservedGpus, here
+from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
+from collbench.measurement.backends.isolated import IsolatedBackend
+from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.torch_process import TorchWorkers
+from collbench.measurement.backends.worker_messages import Prepare, Reserve, World
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
+from collbench.model.failures import Failure
+from collbench.model.nccl_options import NcclOptions
+from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.ranks.connection import HasFile, Rank0Connection, ready
+from collbench.ranks.messages import (
+    Abandon,
+    Alive,
+    BadMessage,
+    Done,
+    FindPaths,
+    FoundHealth,
+    FoundPaths,
+    FoundPorts,
+    Introduce,
+    Introduction,
+    Leave,
+    MakeId,
+    OpenRank,
+    Order,
+    RankFacts,
+    ReadPorts,
+    Reply,
+    Request,
+    TakeHealth,
+    UniqueId,
+    Value,
+)
+from collbench.ranks.store import Store, interface_of, prefix
+
+
+class RankWorker(ABC):
+    """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
+
+    Groups are of indices in the opened world. A subclass overrides the methods whose default does not apply to it.
+    """
+
+    @abstractmethod
+    def introduce(self) -> Introduction:
+        """Return this host and device. Raises MachineError, UsageError."""
+
+    @abstractmethod
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Open the device for a new world, in place of the one before."""
+
+    @abstractmethod
+    def time(self, step: Step) -> Timing:
+        """Time the step; groups without this rank have no seconds."""
+
+    @abstractmethod
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return the paths between devices of this host, by their indices here; none if it is not reported."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End the step that another thread waits for: it fails at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+    def make_id(self) -> str:
+        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
+        return ""
+
+    def reserve(self, largest_bytes: int) -> None:  # noqa: B027
+        """Make room for messages of up to `largest_bytes`."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:  # noqa: B027
+        """Start to create the communicators of these groups; all ranks create the same ones in the same order."""
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the device's state now; none if it is not reported."""
+        return ()
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what is wrong with the device."""
+        return ()
+
+
+def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
+    own = host_identity(os.environ)
+    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine, own.boot)
+
+
+# A rank with a GPU: NVML in this process, CUDA and NCCL in a worker process that may crash.
+
+
+class CudaRankWorker(RankWorker):
+    """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
+
+    def __init__(
+        self, launch: LaunchEnvironment, store: Store, nccl_path: str | None, options: NcclOptions | None = None
+    ) -> None:
+        """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
+        self._options = options
+        self._launch, self._store, self._nccl_path = launch, store, nccl_path
+        self._stack = ExitStack()
+        self._backend = IsolatedBackend()
+        self._backend.start()
+        try:
+            self._nvml = self._stack.enter_context(Nvml())
+        except BaseException:
+            self._backend.reap()
+            raise
+        self._gpu: ObservedGpus | None = None  # this rank's, once it has introduced itself
+        self._used = False  # the worker has opened a world; it cannot leave it
+
+    def introduce(self) -> Introduction:
+        """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
+        device = self._own(self._backend.list_gpus())
+        self._gpu = ObservedGpus(self._nvml, (device,), lambda: self._backend.process_ids)
+        return _introduction("cuda", device, here(self._nvml))
+
+    def make_id(self) -> str:
+        """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
+        self._need_unused_worker()
+        return self._backend.unique_id(self._nccl_path).hex()
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
+        devices = tuple(opening.devices[position] for position in opening.positions)
+        self._need_unused_worker()
+        self._used = True
+        unique_id = bytes.fromhex(self._store.read(opening.key))
+        world = World(opening.index, len(devices), unique_id)
+        self._backend.open(devices, self._nccl_path, collectives=True, world=world, options=self._options)
+        facts = self._backend.facts
+        return RankFacts(
+            capacity_bytes=facts.capacity_bytes,
+            free_bytes=min(facts.free_bytes),
+            kernel_image=facts.kernel_image,
+            nccl=facts.nccl,
+            nccl_path=facts.nccl_path,
+            multicast=facts.multicast,
+        )
+
+    def reserve(self, largest_bytes: int) -> None:
+        """Allocate the buffers."""
+        self._backend.reserve(largest_bytes)
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Start making communicators; all ranks make the same ones in the same order."""
+        self._backend.prepare(groups)
+
+    def time(self, step: Step) -> Timing:
+        """Time the step in the worker, which is ended by any failure."""
+        return self._backend.time(step)
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return what NVML says of the paths; nothing if this rank's container shows it fewer GPUs."""
+        with suppress(MachineError):
+            return self._nvml.paths(devices)
+        return ()
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the GPU's state; of the processes on it, our worker is not counted."""
+        return self._gpu.health() if self._gpu else ()
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what is wrong with the GPU, as NVML reported a moment ago."""
+        return self._gpu.flags((0,)) if self._gpu else ()
+
+    def interrupt(self) -> None:
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
+        for process_id in self._backend.process_ids:
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the worker and NVML."""
+        self._backend.reap()
+        self._stack.close()
+
+    def _need_unused_worker(self) -> None:
+        if self._used or not self._backend.process_ids:
+            self._backend.reap()  # else the new worker would find the GPU's memory still taken
+            self._backend, self._used = IsolatedBackend(), False
+            self._backend.start()
+
+    def _own(self, visible: tuple[str, ...]) -> Device:
+        """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
+        if len(visible) > 1 and self._launch.local_rank >= len(visible):
+            raise UsageError(
+                f"{self._launch.launcher} started {self._launch.local_size} processes for {len(visible)} GPUs: start "
+                "one process for each GPU, or check what CUDA_VISIBLE_DEVICES hides"
+            )
+        uuid = visible[self._launch.local_rank] if len(visible) > 1 else "".join(visible)
+        for device in self._nvml.devices():
+            if device.uuid == uuid:
+                return device
+        raise MachineError("CUDA shows no GPU that NVML knows to this process: check CUDA_VISIBLE_DEVICES and MIG mode")
+
+
+# A rank with a CPU core: one gloo worker, which finds the others through the store that all ranks share.
+
+# Buffers a rank may hold of the largest message: sent, received, random data, and gloo's own.
+_BUFFERS = 6
+
+
+class HostRankWorker(RankWorker):
+    """One core: the LOCAL_RANK-th that this process may use; ranks share cores if there are more ranks than cores."""
+
+    def __init__(self, launch: LaunchEnvironment, timeout_s: float = TIMEOUT_S) -> None:
+        """Start nothing yet; `timeout_s` is how long silence may last beyond the expected work, in seconds."""
+        self._launch, self._timeout_s = launch, timeout_s
+        reach = sorted(os.sched_getaffinity(0))
+        self._core = reach[launch.local_rank % len(reach)]
+        self._worker: TorchWorkers | None = None
+        self._index = launch.rank
+
+    def introduce(self) -> Introduction:
+        """Return this host and the rank's core."""
+        return _introduction("host", numa.device(self._core), here())
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        """Start the worker and wait until it has met all others."""
+        self.close()
+        self._index = opening.index
+        self._worker = start_workers(
+            {self._index: self._core},
+            len(opening.positions),
+            (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
+            (interface_of(opening.address) if opening.address else "") or "lo",
+        )
+        try:
+            self._worker.join(self._timeout_s)
+        except BackendError:
+            self.close()
+            raise
+        here_too = max(1, self._launch.local_size)
+        return RankFacts(capacity_bytes=available_bytes() // 2 // (_BUFFERS * here_too))
+
+    def time(self, step: Step) -> Timing:
+        """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
+        if self._worker is None:
+            raise BackendError(f"{step.work} before the gloo worker was started")
+        check(step)
+        (times,) = self._worker.ask(step, self._timeout_s + expected_seconds(step))
+        if error := corruption(step, self._index, times):
+            raise error
+        mine = [self._index in group for group in step.groups]
+        return Timing(
+            tuple(times.seconds if is_mine else () for is_mine in mine),
+            waits=tuple((times.waits,) if is_mine else () for is_mine in mine),
+        )
+
+    def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
+        """Return the paths between cores."""
+        return numa.paths(devices)
+
+    def interrupt(self) -> None:
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
+        worker = self._worker
+        if worker is not None:
+            worker.interrupt()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+
+# The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
+
+# Rank 0 counts a rank as lost after several of these without a message.
+ALIVE_EVERY_S = 2.0
+
+
+class Rank0Failed(BackendError):
+    """Rank 0 has failed, and reports it itself."""
+
+
+def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+    """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker.
+
+    Raises Rank0Failed if rank 0 says so.
+    """
+    with ThreadPoolExecutor(1) as worker:
+        server = _Server(rank_0, rank_worker, worker, alive_every_s)
+        try:
+            while True:
+                match server.next_order():
+                    case None:
+                        return False
+                    case Leave(failure):
+                        if failure:
+                            raise Rank0Failed(failure)
+                        return True
+                    case Abandon():
+                        pass  # it crossed our answer: nothing to abandon
+                    case request:
+                        server.work(request)
+        finally:
+            worker.submit(rank_worker.close)
+
+
+class _Server:
+    """What a rank needs to answer rank 0."""
+
+    def __init__(
+        self, rank_0: Rank0Connection, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float
+    ) -> None:
+        self._rank_0, self._rank_worker, self._worker, self._alive_every_s = rank_0, rank_worker, worker, alive_every_s
+        self._positions: tuple[int, ...] = ()  # the present world's positions, by index
+        self._next: Order | None = None  # it arrived during another request
+        self._hung_up = False
+
+    def next_order(self) -> Order | None:
+        """Return rank 0's next request, None if rank 0 has exited."""
+        if self._next is not None:
+            order, self._next = self._next, None
+            return order
+        if self._hung_up:
+            return None
+        try:
+            return self._rank_0.recv()
+        except (EOFError, OSError, BadMessage):  # a bad message: the connection is unusable
+            self._hung_up = True
+            return None
+
+    def work(self, request: Request) -> None:
+        """Answer one request in another thread, while this thread listens for Abandon."""
+        done, notify_done = socket.socketpair()
+        with done, notify_done:
+            if isinstance(request, OpenRank):
+                self._positions = request.positions
+            answer = self._worker.submit(_answer, self._rank_worker, with_indices(request, self._positions))
+            answer.add_done_callback(lambda _answer: notify_done.send(b"."))
+            self._wait_until(done)
+            done.recv(1)
+        self._send(with_positions(answer.result(), self._positions))
+
+    def _wait_until(self, done: socket.socket) -> None:
+        """Return when the request is answered, and send Alive meanwhile; any order that arrives earlier ends it."""
+        polled: list[HasFile] = [done, self._rank_0]
+        abandoned = False
+        while done not in (readable := ready(polled, self._alive_every_s)):
+            if self._rank_0 in readable:
+                order = self.next_order()
+                abandoned = True
+                if not isinstance(order, Abandon):
+                    self._next, polled = order, [done]
+            if abandoned:
+                self._rank_worker.interrupt()  # repeatedly: the worker may just be starting
+            if self._rank_0 in polled:
+                self._send(Alive())
+
+    def _send(self, message: Reply | Alive) -> None:
+        with suppress(OSError):  # rank 0 is gone, as the next order will show
+            try:
+                self._rank_0.send(message)
+            except ValueError as error:  # NaN, for example: rank 0 would wait forever
+                self._rank_0.send(BackendError(f"an answer that cannot be sent: {error}"))
+
+
+def with_indices(request: Request, positions: Sequence[int]) -> Request:
+    """Return a request whose groups are converted from positions to indices in a world of `positions`."""
+    indices = {position: index for index, position in enumerate(positions)}
+    if isinstance(request, Step | Prepare) and any(index != position for position, index in indices.items()):
+        return replace(
+            request, groups=tuple(tuple(indices[position] for position in group) for group in request.groups)
+        )
+    return request
+
+
+def with_positions(reply: Reply, positions: Sequence[int]) -> Reply:
+    """Return an answer whose failure names devices by position instead of by index in `positions`."""
+    if list(positions) == list(range(len(positions))):
+        return reply
+    if isinstance(reply, DataCorruption) and reply.wrong is not None:
+        wrong = tuple(positions[index] for index in reply.wrong.members)
+        return DataCorruption(str(reply), replace(reply.wrong, members=wrong))
+    if isinstance(reply, BackendError):
+        return type(reply)(str(reply), failure=_failure_with_positions(reply.failure, positions))
+    return reply
+
+
+def _failure_with_positions(failure: Failure, positions: Sequence[int]) -> Failure:
+    return replace(
+        failure,
+        devices=tuple(positions[index] for index in failure.devices),
+        groups=tuple(tuple(positions[index] for index in group) for group in failure.groups),
+        because=_failure_with_positions(failure.because, positions) if failure.because else None,
+    )
+
+
+def _answer(rank_worker: RankWorker, request: Request) -> Reply:
+    """Return the answer; an error becomes an answer."""
+    try:
+        value = _value(rank_worker, request)
+        return Done(value, rank_worker.flags() if isinstance(request, Step) else ())
+    except CollbenchError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # rank 0 would wait for ever; it says which rank met what
+        return BackendError(f"{type(error).__name__}: {error}")
+
+
+def _value(rank_worker: RankWorker, request: Request) -> Value:
+    value: Value = None
+    match request:
+        case Introduce():
+            value = rank_worker.introduce()
+        case MakeId():
+            value = UniqueId(rank_worker.make_id())
+        case OpenRank():
+            value = rank_worker.open(request)
+        case Reserve(largest_bytes):
+            rank_worker.reserve(largest_bytes)
+        case Prepare(groups):
+            rank_worker.prepare(groups)
+        case FindPaths(devices):
+            value = FoundPaths(rank_worker.paths(devices))
+        case TakeHealth():
+            value = FoundHealth(rank_worker.health())
+        case ReadPorts():
+            value = FoundPorts(read_ports(pathlib.Path("/")))
+        case Step():
+            value = rank_worker.time(request)
+    return value

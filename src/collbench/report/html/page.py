@@ -1,0 +1,127 @@
+"""Renders the content as one HTML page that contains its script, style and data.
+
+jinja2 escapes all text; data is JSON in a block that the browser does not run. A Content-Security-Policy allows only
+this script and this style, by their hashes, and no requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from collbench.model.units import figure
+
+_STYLES = ("base.css", "parts.css", "map.css", "print.css")
+_SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
+_MOST_DEVICES = 16  # with more, only the first map is written out for readers without script
+_PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render(content: Mapping[str, Any]) -> str:
+    """Return the page as text, from what `content.content` returns."""
+    environment = _environment()
+    style = _joined(environment, _STYLES)
+    # One scope, so that nothing becomes a global name.
+    script = f'(() => {{\n"use strict";\n{_joined(environment, _SCRIPTS)}}})();\n'
+    return environment.get_template("page.html").render(
+        content,
+        policy=_policy(script, style),
+        style=Markup(style),  # noqa: S704  # our own file, not a machine's words
+        script=Markup(script),  # noqa: S704  # likewise
+        as_data=_as_data,
+        written_maps=_written_maps,
+    )
+
+
+def render_job(content: Mapping[str, Any]) -> str:
+    """Return the page of a recorded job as text, from what `job.content` returns; it has no script."""
+    environment = _environment()
+    style = _joined(environment, _STYLES)
+    markup = Markup(style)  # noqa: S704  # likewise
+    return environment.get_template("job.html").render(content, policy=_policy("", style), style=markup)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("collbench.report.html", "pieces"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _joined(environment: Environment, names: Sequence[str]) -> str:
+    assert environment.loader is not None  # noqa: S101  # it was given
+    return "".join(environment.loader.get_source(environment, name)[0] for name in names)
+
+
+def _policy(script: str, style: str) -> str:
+    """Return the Content-Security-Policy. Its hashes are of the exact bytes between the tags."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "img-src data:",  # an empty icon, so that no browser asks a server for one
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",  # innerHTML and similar APIs throw
+        )
+    )
+
+
+def _hash(text: str) -> str:
+    # The files end lines with \n, as HTML reads them, so the hash is of the bytes in the page.
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _as_data(value: Any) -> Markup:
+    """Return JSON that cannot end its block, even if a machine's name contains markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for problem, escaped in _PROBLEMS.items():
+        text = text.replace(problem, escaped)
+    return Markup(text)  # noqa: S704  # no '<' is left
+
+
+def _written_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each series at its largest size as rows of (text, shade), for readers without script."""
+    shown = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
+    return [_written(data["tags"], series) for series in shown]
+
+
+def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
+    first = series["figures"][0]
+    flat = series["kind"] not in ("link", "pair")
+    title = f"{series['name']}{'' if flat else ' at ' + series['size_names'][-1]}, {first['unit']} ({series['about']})"
+    if flat:
+        sizes = range(len(series["sizes"]))
+        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in enumerate(series["names"])]
+        return {"title": title, "heads": series["size_names"], "rows": rows}
+    sets = {tuple(devices): at for at, devices in enumerate(series["sets"])}
+    if series["kind"] == "pair":
+        sets |= {devices[::-1]: at for devices, at in sets.items()}
+    n = len(tags)
+    cells = [
+        [("", "1") if source == target else _cell(series, -1, sets.get((source, target))) for target in range(n)]
+        for source in range(n)
+    ]
+    return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
+
+
+def _cell(series: Mapping[str, Any], row: int, index: int | None) -> tuple[str, str]:
+    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it failed."""
+    if index is None:
+        return "–", "-"
+    first = series["figures"][0]
+    value = first["value"][row][index]
+    if value is None:
+        return ("✕", "0") if index in series["failed"][row] else ("–", "-")
+    return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][index]

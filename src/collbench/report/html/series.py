@@ -1,0 +1,507 @@
+"""The figures of a run for the page's maps and curves, with intervals and shades, and the ratios of two runs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from collbench.judge.compare import Change, Comparison, Verdict
+from collbench.judge.fits import Fit, Unfitted
+from collbench.judge.outcome import Outcome, outcome, unordered
+from collbench.judge.physics import Impossible, by_point
+from collbench.judge.stats import median_interval, summarize, trial_seconds
+from collbench.judge.summary import RankedWork
+from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
+from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.model.run import DataPoint, Measurement, Overlap, Run, StopReason
+from collbench.model.units import format_size
+from collbench.overlaps import factors as overlap
+from collbench.overlaps.page import condition_name
+from collbench.report import sentences
+from collbench.report.text.comparison import group_name
+from collbench.report.text.curves import limits_of
+from collbench.report.text.frame import device_names
+
+# Families: the data points of a run by operation and kind of device set.
+
+Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95% interval, the median, the high end
+
+NOTHING: Bounds = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
+
+    `ranked` says whether they are put in tiers.
+    """
+
+    run: Run
+    work: Work
+    kind: str
+    points: dict[tuple[int, Members], Measurement]
+    ranked: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes in bytes, ascending."""
+        return sorted({size for size, _ in self.points})
+
+    @property
+    def sets(self) -> list[Members]:
+        """The devices of each link, pair or set, ascending."""
+        return sorted({devices for _, devices in self.points})
+
+    @property
+    def name(self) -> str:
+        """Its name in the choosers: "ce-write", "allreduce over 4 ranks"."""
+        ranks = len(self.sets[0])
+        return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
+
+    def rows(self, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
+        """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
+        sets = self.sets
+        rows = [[self.points.get((size, devices)) for devices in sets] for size in self.sizes]
+        return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
+
+
+def families(run: Run) -> list[Family]:
+    """Return the run's families in the model's order of operations, larger sets last."""
+    groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
+    for measurement in run.measurements:
+        many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
+        groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
+    every_family = []
+    for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
+        devices = next(iter(points))[1]
+        with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
+        kind = "device" if with_others else kind_of(work)
+        kind = "group" if many > 2 else kind
+        wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
+        ranked = kind != "group" and len(devices) == wanted and not with_others
+        every_family.append(Family(run, work, kind, points, ranked))
+    return every_family
+
+
+def short(value: float | None) -> float | None:
+    """Return a figure with five digits: measurements have no more, and the page stays small enough for a mail."""
+    if value is None:
+        return None
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+# Figures: each quantity with its 95% interval and shade, which the page's script only looks up.
+
+# The brightness of each share of the best: steeper at the top, where a slow link shows, and without steps, so that
+# similar figures look similar.
+_BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
+
+_COVERS = "95% interval"  # of the median
+
+
+def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
+    """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
+    if family.work.operation is Operation.CHASE:
+        return [_figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
+    quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
+    figures = [
+        _figure(quantity, "GB/s", family.rows(_rates)),
+        _figure("time", "µs", family.rows(lambda measurement: _times(measurement, 1e6)), least=True),
+    ]
+    if family.work.operation.is_copy and limits:
+        figures.append(_figure("share of theory", "%", family.rows(lambda measurement: _share(limits, measurement))))
+    if any(
+        sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
+    ):
+        figures.append(
+            _figure("time of an ungraphed launch, mean of the ranks", "µs", family.rows(_launch), least=True)
+        )
+    return figures
+
+
+def _figure(  # what the page's script reads, a field each
+    title: str,
+    unit: str,
+    rows: Sequence[Sequence[Bounds]],
+    *,
+    least: bool = False,
+    by_size: bool = True,
+    covers: str = _COVERS,
+    shades: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Return a figure with the ends of its interval; `least`: the smallest is the best."""
+    low, value, high = ([[short(three[end]) for three in row] for row in rows] for end in range(3))
+    shape = {"title": title, "unit": unit, "least": least, "by_size": by_size, "covers": covers}
+    shades = [_shades(row, least=least) for row in value] if shades is None else shades
+    return {**shape, "value": value, "low": low, "high": high, "shades": shades}
+
+
+def _shades(row: Sequence[float | None], *, least: bool) -> str:
+    """Return a letter for each figure, from Y for the best shade to A for the worst; "-" where there is no figure."""
+    known = [value for value in row if value]
+    best = min(known, default=0.0) if least else max(known, default=0.0)
+    shares = ((best / value if least else value / best) if value else None for value in row)
+    return "".join(
+        "-" if share is None else chr(ord("A") + round(float(np.interp(share, *_BRIGHT)))) for share in shares
+    )
+
+
+def _bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
+    low, high = interval or (None, None)
+    return None if low is None else low * scale, value * scale, None if high is None else high * scale
+
+
+def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
+    summary = summarize(measurement)
+    return _bounds(summary.busbw, summary.interval, scale)
+
+
+def _times(measurement: Measurement, scale: float) -> Bounds:
+    return _bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
+
+
+def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
+    """Return the share of the theory, in percent."""
+    limit = limits.get(measurement.point.members)
+    return _rates(measurement, 100 / limit) if limit else NOTHING
+
+
+def _launch(measurement: Measurement) -> Bounds:
+    seconds = summarize(measurement).launch_seconds
+    return NOTHING if seconds is None else _bounds(seconds, None, 1e6)
+
+
+def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
+    """Return α, β and n½ of each set of devices, fitted over all sizes; nothing if no set has a fit."""
+    known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
+    if not known or family.work.operation is Operation.CHASE:
+        return []
+    family_fits = [known.get(devices) for devices in family.sets]
+    alphas = [fit.latency_us if fit else NOTHING for fit in family_fits]
+    betas = [fit.gbs if fit else NOTHING for fit in family_fits]
+    halves = [fit.half_bytes if fit else NOTHING for fit in family_fits]
+    return [
+        _figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
+        _figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
+        _figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
+    ]
+
+
+# Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
+
+_DIRECTED = {
+    "link": "row sends to column",
+    "pair": "one figure for both directions",
+    "device": "each device",
+    "group": "each set of devices",
+}
+_STOPS = {
+    StopReason.BUDGET: "time budget reached before it converged",
+    StopReason.INTERRUPTED: "interrupted",
+    StopReason.FAILED: "stopped after a failure",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    """What the page's script reads: each figure is a table of sizes × sets of devices, or of conditions.
+
+    `notes` is a text for each size and set; `words` are texts that come first in the list of them. Of the fields with a
+    default, an empty one is empty for each size or set.
+    """
+
+    name: str
+    kind: str
+    about: str
+    collective: bool
+    sizes: Sequence[int]
+    sets: Sequence[Sequence[int]]
+    names: Sequence[str]
+    figures: Sequence[dict[str, Any]]
+    notes: Sequence[Sequence[str]]
+    words: Sequence[str] = ()
+    ways: str = "one way"
+    labels: Sequence[str] = ()
+    theory: Sequence[float | None] = ()
+    tiers: Sequence[Sequence[Any]] = ()
+    verdicts: Sequence[str] = ()
+    failed: Sequence[Sequence[int]] = ()
+    chosen: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the series as JSON's own types."""
+        texts = list(dict.fromkeys(["", *self.words, *(note for row in self.notes for note in row)]))
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "about": self.about,
+            "collective": self.collective,
+            "sizes": list(self.sizes),
+            "size_names": [format_size(size) for size in self.sizes],
+            "sets": [list(devices) for devices in self.sets],
+            "names": list(self.names),
+            "labels": list(self.labels) or ["" for _ in self.sets],
+            "theory": list(self.theory) or [None for _ in self.sets],
+            "ways": self.ways,
+            "figures": self.figures,
+            "tiers": self.tiers or [[] for _ in self.sizes],
+            "verdicts": list(self.verdicts) or ["" for _ in self.sizes],
+            "notes": [[texts.index(note) for note in row] for row in self.notes],  # many data points share a text
+            "words": texts,
+            "failed": self.failed or [[] for _ in self.sizes],
+            "chosen": list(self.chosen) or ["" for _ in self.sizes],
+        }
+
+
+def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
+    """Return the run's series as JSON's own types; `works` are the fits of `rank`."""
+    fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
+    impossible_points = by_point(run)
+    return [
+        _of_family(family, run_outcome, impossible_points, fits.get(family.work, ()) if family.ranked else ())
+        for family in families(run)
+        if any(measurement.samples for measurement in family.points.values())
+    ]
+
+
+def _of_family(
+    family: Family,
+    run_outcome: Outcome,
+    impossible_points: Mapping[DataPoint, Impossible],
+    fits: Sequence[Fit | Unfitted],
+) -> dict[str, Any]:
+    run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
+    labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
+    limits = limits_of(run, work, sets)
+    rankings = [_ranking(family, run_outcome, size) for size in sizes]
+    rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
+    return _Series(
+        name=family.name,
+        kind=family.kind,
+        about=_DIRECTED[family.kind],
+        collective=work.operation.is_collective,
+        sizes=sizes,
+        sets=sets,
+        names=[device_names(run.devices, work, devices) for devices in sets],
+        labels=[labels.get(devices, "") for devices in sets],
+        theory=[short(limits.get(devices)) for devices in sets],
+        ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
+        figures=[*figures(family, limits), *fitted(family, fits)],
+        tiers=[_tiers(family, ranking) for ranking in rankings],
+        verdicts=["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
+        notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
+        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
+        chosen=[_chosen(family, size) for size in sizes],
+    ).as_json()
+
+
+def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
+    """Return the tiers of a family at one size. `rank_links` reads all data points, so it gets only these."""
+    if not family.ranked:
+        return None
+    points = [measurement for (at, _), measurement in family.points.items() if at == size]
+    return rank_links(replace(family.run, measurements=points), family.work, size, run_outcome)
+
+
+def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
+    """Return the other data points that failed or had wrong data, without samples: rankings take them into account."""
+    bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
+    known = {measurement.point for measurement in present} if bad else set()
+    return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
+
+
+def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
+    """Return for each set of devices [tier, first letter of its relation to the best]; nothing without tiers."""
+    if ranking is None:
+        return []
+    standings = {standing.members: standing for standing in ranking.standings}
+    ordered = (standings.get(devices) for devices in family.sets)
+    return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
+
+
+def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:
+    """Return what a reader must know of one data point."""
+    if measurement is None:
+        return ""
+    notes = []
+    if impossible := impossible_points.get(measurement.point):
+        limit = impossible.capacity.gbs
+        notes.append(f"impossible: {impossible.rate_gbs:.1f} GB/s, the limit is {limit:.1f} GB/s")
+    if measurement.failure:
+        notes.append(f"failed: {sentences.failure(measurement.failure, run.devices)}")
+    if measurement.wrong:
+        notes.append(f"{measurement.wrong} wrong elements")
+    if measurement.stop in _STOPS:
+        notes.append(_STOPS[measurement.stop])
+    if any(sample.concurrent for sample in measurement.samples):
+        notes.append("measured concurrently with others")
+    notes += sorted({sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags})
+    return "; ".join(dict.fromkeys(notes))
+
+
+def _chosen(family: Family, size: int) -> str:
+    """Return the algorithm that NCCL reported for this message, "" if it was not asked."""
+    if not family.work.operation.is_collective:
+        return ""
+    wanted = (family.work.operation, len(family.sets[0]), size, family.work.registration)
+    choices = (
+        one for one in family.run.chosen if (one.operation, one.ranks, one.size_bytes, one.registration) == wanted
+    )
+    return "; ".join(
+        f"{one.algorithm}/{one.protocol}{f', {one.channels} channels' if one.channels else ''}" for one in choices
+    )
+
+
+# Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs).
+
+_TIMES = "× as long"  # not "×", the unit of ratios between runs, which have other shades
+
+
+def overlap_series(run: Run) -> list[dict[str, Any]]:
+    """Return a series for each operation of a run of `collbench overlap`, as JSON's own types."""
+    conditions = overlap.by_condition(run.overlaps)
+    operations = dict.fromkeys(condition.operation for condition in conditions)
+    return [
+        _overlaps(run, {key: overlaps for key, overlaps in conditions.items() if key.operation is operation})
+        for operation in operations
+        if any(one.trials for key, overlaps in conditions.items() if key.operation is operation for one in overlaps)
+    ]
+
+
+def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]]) -> dict[str, Any]:
+    points = {(one.size_bytes, key): one for key, overlaps in conditions.items() for one in overlaps}
+    sizes, keys = sorted({size for size, _ in points}), list(conditions)
+    operation = keys[0].operation
+    summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
+
+    def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
+        picked = {at: pick(summary) for at, summary in summaries.items()}
+        known = {at: _bounds(figure.value, figure.interval, scale) for at, figure in picked.items()}
+        return [[known.get((size, key), NOTHING) for key in keys] for size in sizes]
+
+    rows = [[points.get((size, key)) for key in keys] for size in sizes]
+    return _Series(
+        name=f"{operation} overlapping compute",
+        kind="group",
+        about="each compute and setting",
+        collective=True,
+        sizes=sizes,
+        sets=[overlaps[0].members for overlaps in conditions.values()],
+        names=[condition_name(key) for key in keys],
+        figures=[
+            _figure("slowdown of the collective", _TIMES, bounds(lambda one: one.collective_factor), least=True),
+            _figure("slowdown of compute", _TIMES, bounds(lambda one: one.compute_factor), least=True),
+            _figure("both together / the longer time alone", _TIMES, bounds(lambda one: one.of_max), least=True),
+            _figure("both together / the sum of the times alone", _TIMES, bounds(lambda one: one.of_sum), least=True),
+            _figure("time alone", "µs", bounds(lambda one: one.collective_alone, 1e6), least=True),
+            _figure("time overlapping compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
+        ],
+        notes=[
+            [f"failed: {sentences.failure(one.failure, run.devices)}" if one and one.failure else "" for one in row]
+            for row in rows
+        ],
+        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.trials] for row in rows],
+    ).as_json()
+
+
+# Ratios of two runs, data point by data point, with the verdicts of `compare`.
+
+# Distances of a ratio from 1, either way, at which a shade begins.
+_STEPS = (0.02, 0.05, 0.10, 0.25)
+_LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
+_SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
+_VERDICT_TEXTS = {
+    Verdict.SAME: "the same",
+    Verdict.BETTER: "significantly faster",
+    Verdict.WORSE: "significantly slower",
+    Verdict.UNDECIDED: "undecided",
+}
+
+Points = Mapping[tuple[int, int], Change]  # by indices in the lists of sizes and of sets
+
+
+def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a series of ratios for each of the base's series that shares a data point with the new run."""
+    changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
+    by_name = {one["name"]: one for one in base}
+    every_series = []
+    for family in families(comparison.base):
+        keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
+        points = {
+            (row, column): changes[work, devices, size]
+            for row, size in enumerate(family.sizes)
+            for column, (work, devices) in enumerate(keys)
+            if (work, devices, size) in changes
+        }
+        every_series += [_ratios(by_name[family.name], points)] if points else []
+    return every_series
+
+
+def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
+    rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
+    changes = [[points.get((row, column)) for column in columns] for row in rows]
+    # Speed over speed. The intervals hold for all data points at once, so they are wide.
+    ratios = _figure(
+        f"{base['figures'][0]['title']}: ratio",
+        "×",
+        [[NOTHING if change is None else _bounds(change.ratio, change.interval) for change in row] for row in changes],
+        covers="simultaneous 99% interval",
+        shades=["".join(map(_letter, row)) for row in changes],
+    )
+    return _Series(
+        name=base["name"],
+        kind=base["kind"],
+        about=base["about"],
+        collective=base["collective"],
+        sizes=[base["sizes"][row] for row in rows],
+        sets=[base["sets"][column] for column in columns],
+        names=[base["names"][column] for column in columns],
+        labels=[base["labels"][column] for column in columns],
+        ways="",
+        figures=[ratios],
+        notes=[["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes],
+        words=[*_VERDICT_TEXTS.values()],
+    ).as_json()
+
+
+def _letter(change: Change | None) -> str:
+    """Return the shade: the middle one if the change is not significant, else by the distance of the ratio from 1."""
+    if change is None:
+        return "-"
+    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10% away
+    step = max(1, sum(distance >= least for least in _STEPS))
+    return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
+
+
+def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each series the median and the range of ratios at its largest size, and the counts of verdicts."""
+    summaries = []
+    for one in series:
+        known = [value for value in one["figures"][0]["value"][-1] if value is not None]
+        counts = Counter(one["words"][note] for row in one["notes"] for note in row)
+        summaries.append(
+            {
+                "name": one["name"],
+                "size": one["size_names"][-1],
+                "middle": f"{median(known):.3f}" if known else "–",
+                "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
+                "counts": [counts[_VERDICT_TEXTS[verdict]] for verdict in Verdict],
+            }
+        )
+    return summaries
+
+
+def as_a_whole(comparison: Comparison) -> list[str]:
+    """Return a line for each set of devices and each work that changed significantly as a whole."""
+    groups = [group for group in comparison.groups if group.verdict in _SIGNS]
+    return [
+        f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "
+        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.points} data points)"
+        for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
+    ]

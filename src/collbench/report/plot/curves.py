@@ -1,0 +1,146 @@
+"""Bandwidth over message size: a line with its interval for each set of devices, or the median of each tier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from collbench.judge.tiers import labels_of
+from collbench.model.operations import Work
+from collbench.model.units import fixed, format_size
+from collbench.report.plot.figure import (
+    COLOURS,
+    MARKERS,
+    THEORY,
+    Named,
+    Picture,
+    clean,
+    figure_of,
+    lines_frame,
+    origins,
+    quantity,
+    subject,
+)
+from collbench.report.text.curves import Curves, abridged_device_names, curves_of, limits_of, lines_of
+from collbench.report.text.frame import sim
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_LINES = 8  # as many as a reader can distinguish
+_MOST_LIMITS = 3
+_MOST_TICKS = 12
+SIZE = 7.2, 4.4  # inches
+_HEADROOM = 1.07  # of what is highest: room for a limit's name
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """One line: GB/s over bytes, the ends of its band where there are any, and its name in the legend."""
+
+    name: str
+    rates: dict[int, float]
+    band: dict[int, tuple[float, float]]
+
+
+Shown = tuple[Named, Work]
+
+
+def draw(shown: Sequence[Shown]) -> Picture:
+    """Return the picture of one or several works of one or several runs, overlaid."""
+    shown_curves = [(named, work, curves_of(named.run, work)) for named, work in shown]
+    single = sum(len(curves) for _, _, curves in shown_curves) <= _MOST_LINES
+    strokes = list(_strokes(shown_curves, single=single))
+    works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
+    title = f"{subject(works, runs)} over message size"
+    figure, axes = figure_of(SIZE, title, runs)
+    for number, line in enumerate(strokes):
+        stroke(axes, line, number)
+    limits = _limits(shown_curves)
+    for gbs, name in limits.items():
+        axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
+        axes.annotate(
+            f"{fixed(gbs, 6)} GB/s theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
+            color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
+        )  # fmt: skip
+    frame(axes, strokes, limits, quantity(works))
+    axes.set_xlabel(f"message size, bytes (bands: {'95% interval' if single else 'slowest to fastest'})")
+    theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
+    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(runs)]))
+
+
+def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
+    """Yield a line for each device set where a reader can follow them all, else for each tier or number of ranks."""
+    several_runs = len({named.name for named, _, _ in shown_curves}) > 1
+    several_works = len({work for _, work, _ in shown_curves}) > 1
+    for named, work, curves in shown_curves:
+        of_run = f"{sim(named.run)}{clean(named.name, 30)}: " if several_runs else ""
+        prefix = f"{of_run}{work}: " if several_works else of_run
+        for line in _set_strokes(named, work, curves) if single else _tier_strokes(named, work, curves):
+            yield replace(line, name=f"{prefix}{line.name}")
+
+
+def _set_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
+    labels = labels_of(named.run, curves)
+    for devices, curve in curves.items():
+        label = f" ({clean(labels[devices], 20)})" if len(devices) == 2 and labels[devices] != "?" else ""
+        yield Stroke(
+            f"{clean(abridged_device_names(named.run, work, devices), 60)}{label}",
+            {size: summary.busbw for size, summary in curve.items()},
+            {size: summary.interval for size, summary in curve.items() if summary.interval is not None},
+        )
+
+
+def _tier_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
+    for line in lines_of(named.run, work, curves):
+        many = f", median of {line.sets}" if line.sets > 1 else ""
+        yield Stroke(
+            f"{line.name}{many}",
+            {size: spread.middle for size, spread in line.points.items()},
+            {size: (spread.low, spread.high) for size, spread in line.points.items()},
+        )
+
+
+def stroke(axes: Axes, line: Stroke, number: int) -> None:
+    """Draw a line and its band, in the color and with the marker of its number."""
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    dashes = "-" if number < len(COLOURS) else "-."
+    sizes, rates = [*line.rates], [*line.rates.values()]
+    axes.plot(
+        sizes, rates, color=colour, marker=marker, markersize=3.5, linewidth=1.3, linestyle=dashes, label=line.name,
+        gid=f"line-{number}",
+    )  # fmt: skip
+    if len(line.band) > 1:
+        low, high = zip(*line.band.values(), strict=True)
+        axes.fill_between([*line.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
+
+
+def _limits(shown_curves: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
+    """Return the highest theories in GB/s, each with the labels of the paths that have it."""
+    names: dict[float, dict[str, None]] = {}
+    for named, work, curves in shown_curves:
+        limits = limits_of(named.run, work, curves)
+        labels = labels_of(named.run, limits)
+        for devices, gbs in limits.items():
+            names.setdefault(gbs, {})[clean(labels[devices], 20)] = None
+    return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
+
+
+def frame(axes: Axes, strokes: Sequence[Stroke], limits: Iterable[float], label: str) -> None:
+    """Set the axes of lines over message sizes, from 0 to the highest of lines, bands and limits."""
+    sizes = sorted({size for line in strokes for size in line.rates})
+    ends = [end for line in strokes for interval in line.band.values() for end in interval]
+    top = max([*limits, *ends, *(rate for line in strokes for rate in line.rates.values())])
+    axes.set_xscale("log", base=2)
+    low, high = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
+    step = max(1, math.ceil((high - low) / _MOST_TICKS))
+    powers = range(low, high + 1, step)
+    axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
+    lines_frame(axes, _HEADROOM * top, label)
+
+
+def _about(line: Stroke) -> str:
+    ends = dict.fromkeys((min(line.rates), max(line.rates)))
+    return f"{line.name}: {', '.join(f'{fixed(line.rates[size])} GB/s at {format_size(size)}' for size in ends)}."

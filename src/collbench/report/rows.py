@@ -1,0 +1,410 @@
+"""A run as rows, one for each data point: columns with types, units and meaning (docs/exchange.md)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from collbench.jobs.replay import steps as replay
+from collbench.judge.physics import Check, nvls
+from collbench.judge.stats import summarize
+from collbench.judge.tails import PERCENTILES, Tails, tails
+from collbench.model.failures import Failure
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import DataPoint, Measurement, OverlapTrial, ReplayTrial, Run, Sample
+from collbench.model.skew import imbalance
+from collbench.overlaps import factors as overlap
+from collbench.report import sentences
+
+
+class Type(StrEnum):
+    """The type of a column's values: an empty field is unknown, or does not apply."""
+
+    TEXT = "text"
+    WHOLE = "whole number"
+    REAL = "number"
+    YES_NO = "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, which ends in its unit, its type, and its meaning."""
+
+    name: str
+    type: Type
+    meaning: str
+
+
+# What all rows of a run share.
+_ORIGIN = (
+    Column("run", Type.TEXT, "the run: its start, host and seed"),
+    Column("started", Type.TEXT, "when the run began, ISO 8601, UTC"),
+    Column("collbench", Type.TEXT, "the version that measured"),
+    Column("backend", Type.TEXT, "cuda, host, or sim: a machine that was only simulated"),
+    Column("fabric", Type.TEXT, "the simulated machine's name; empty for a real one"),
+    Column("hostname", Type.TEXT, "the machine"),
+    Column("driver", Type.TEXT, "NVIDIA driver"),
+    Column("cuda", Type.TEXT, "the newest CUDA that the driver supports"),
+    Column("nccl", Type.TEXT, "version of the NCCL that was timed"),
+    Column("nvls", Type.TEXT, "NVLink SHARP: on, off, possible or unknown"),
+    Column("environment", Type.TEXT, "the variables of NCCL, CUDA and torch that were set, as a shell writes them"),
+    Column("command", Type.TEXT, "the command line after collbench"),
+    Column("complete", Type.YES_NO, "the run finished"),
+)
+# The single launches of a data point.
+_LAUNCHES = (
+    Column("launches", Type.WHOLE, "single launches that were timed (--latency)"),
+    Column(
+        "transfer_p50_seconds",
+        Type.REAL,
+        "s; of single launches, from the last rank's arrival to the last rank's finish: the median",
+    ),
+    Column("transfer_p95_seconds", Type.REAL, "s; the 95th percentile, empty where the launches are too few"),
+    Column("transfer_p99_seconds", Type.REAL, "s; the 99th percentile, likewise"),
+    Column("transfer_max_seconds", Type.REAL, "s; the longest"),
+    Column("waited_p50_seconds", Type.REAL, "s; from the first rank's arrival to the last rank's finish: the median"),
+    Column("waited_p99_seconds", Type.REAL, "s; the 99th percentile"),
+    Column("waited_max_seconds", Type.REAL, "s; the longest"),
+    Column("late", Type.TEXT, "the ranks that arrived significantly late, the latest first, comma-separated"),
+)
+# A run of any other command: a row for each data point.
+COLUMNS = (
+    *_ORIGIN,
+    Column("operation", Type.TEXT, "what was timed (run-file.md)"),
+    Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
+    Column("numa_node", Type.WHOLE, "NUMA node of the host memory, for host copies"),
+    Column("registration", Type.TEXT, "registered memory of a collective: none, buffer, window"),
+    Column("skew", Type.TEXT, "block sizes of alltoallv: uniform, zipf:1.2:7, or the matrix"),
+    Column("imbalance", Type.REAL, "bytes of the busiest rank / bytes of the mean rank, for alltoallv"),
+    Column("world_size", Type.WHOLE, "number of ranks of a collective"),
+    Column("members", Type.TEXT, "the devices in the data point's order, comma-separated: GPU0,GPU1"),
+    Column("source", Type.TEXT, "source of a copy between two devices or between a device and the host"),
+    Column("destination", Type.TEXT, "its destination"),
+    Column("gpu_names", Type.TEXT, "the product names of the devices, each once, comma-separated"),
+    Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
+    Column("label", Type.TEXT, "nvidia-smi's label of the path between two members"),
+    Column("theory_gbs", Type.REAL, "GB/s; the limit of that path in one direction"),
+    Column("dtype", Type.TEXT, "element type of a collective"),
+    Column("redop", Type.TEXT, "reduction operation"),
+    Column("root", Type.WHOLE, "rank of the root of a rooted collective"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("seconds", Type.REAL, "s; one iteration, median of the trials"),
+    Column(
+        "launch_seconds", Type.REAL, "s; one call of the ungraphed launch loop, mean of the ranks, median of the trials"
+    ),
+    Column("algbw_gbs", Type.REAL, "GB/s; bytes of all messages over the time"),
+    Column("busbw_gbs", Type.REAL, "GB/s; algbw × the factor of the operation"),
+    Column("busbw_low_gbs", Type.REAL, "GB/s; the 95% interval of busbw, from"),
+    Column("busbw_high_gbs", Type.REAL, "GB/s; to"),
+    Column("trials", Type.WHOLE, "how often the data point was measured"),
+    Column("batches", Type.WHOLE, "timed batches of iterations, of all trials"),
+    Column("concurrent", Type.YES_NO, "other, disjoint devices were measured at the same time"),
+    Column("stop", Type.TEXT, "why the measurement ended"),
+    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
+    Column("limit_gbs", Type.REAL, "GB/s; the hardware's limit for this data point; empty where not known"),
+    Column("impossible", Type.WHOLE, "timed batches above 1.02 × that limit: their times are wrong"),
+    Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
+    Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
+    *_LAUNCHES,
+)
+# A run of `collbench overlap`: a row for each data point.
+OVERLAP_COLUMNS = (
+    *_ORIGIN,
+    Column("operation", Type.TEXT, "the collective"),
+    Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
+    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
+    Column("gpu_names", Type.TEXT, "the product names of the devices, each once, comma-separated"),
+    Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
+    Column("dtype", Type.TEXT, "the collective's element type"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
+    Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
+    Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
+    Column("trials", Type.WHOLE, "how often the data point was measured"),
+    *(
+        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
+        for what, when, one, where, over in (
+            ("collective", "alone", "one call", "alone", "median of the trials"),
+            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
+            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
+            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
+        )
+    ),
+    *(
+        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
+        for name, meaning in (
+            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
+            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
+            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
+            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
+        )
+        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
+    ),
+    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
+    Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
+    Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
+    Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
+)
+
+# A run of `collbench replay`: a row for each kind of call of each arm, with the figures of its step.
+REPLAY_COLUMNS = (
+    *_ORIGIN,
+    Column("job", Type.TEXT, "the recorded job's file"),
+    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
+    Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
+    Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
+    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
+    Column("compute", Type.TEXT, "compute in the pauses: none, or recorded (matrix products of the recorded length)"),
+    Column("registration", Type.TEXT, "registered memory: none, buffer or window"),
+    Column("without", Type.TEXT, "what NCCL was denied: p2p, nvlink, shm or ib, comma-separated; empty for nothing"),
+    Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("ranks", Type.WHOLE, "ranks in the call"),
+    Column("count", Type.WHOLE, "how many such calls a step has"),
+    Column("call_seconds", Type.REAL, "s; one such call within the step, on the rank that waited least"),
+    Column("recorded_call_seconds", Type.REAL, "s; the same in the job; empty if unknown"),
+    Column("trials", Type.WHOLE, "how often the step was measured"),
+    *(
+        Column(f"{name}_seconds{end}", Type.REAL, f"s a step; {meaning}{edge}")
+        for name, meaning in (
+            ("step", "pauses and calls, slowest rank"),
+            ("pauses", "the pauses alone"),
+            ("exposed", "step less the pauses alone"),
+            ("communication", "the calls of the rank that has most, without waiting"),
+            ("back_to_back", "the calls without pauses"),
+        )
+        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
+    ),
+    Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
+    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
+    Column("failure", Type.TEXT, "why the arm failed; such a row may have no figures"),
+    Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
+)
+
+# The rows, in the order of the run file.
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+
+
+def columns_of(run: Run) -> tuple[Column, ...]:
+    """Return the columns of a run's rows."""
+    return OVERLAP_COLUMNS if run.overlaps else REPLAY_COLUMNS if run.replays else COLUMNS
+
+
+def rows(run: Run) -> list[Row]:
+    """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
+    kind_of_rows = _overlap_rows if run.overlaps else _replay_rows if run.replays else _point_rows
+    columns, origin = columns_of(run), _origin(run)
+    return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]
+
+
+def run_id(run: Run) -> str:
+    """Return a name that no two runs share: "20261121T065941Z-vm-978211"."""
+    return f"{re.sub(r'[^0-9TZ]', '', run.started)}-{run.machine.hostname}-{run.settings.seed}"
+
+
+def _origin(run: Run) -> Row:
+    machine = run.machine
+    return {
+        "run": run_id(run),
+        "started": run.started,
+        "collbench": run.version,
+        "backend": run.backend,
+        "fabric": machine.fabric or None,
+        "hostname": machine.hostname,
+        "driver": machine.driver or None,
+        "cuda": machine.cuda or None,
+        "nccl": machine.nccl or None,
+        "nvls": nvls(run).value if machine.nccl else None,
+        "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in sorted(run.settings.environment.items())) or None,
+        "command": shlex.join(run.settings.command) or None,
+        "complete": run.complete,
+    }
+
+
+def _members(run: Run, members: Sequence[int]) -> Row:
+    devices = [run.devices[position] for position in members]
+    return {
+        "members": ",".join(device.tag for device in devices),
+        "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
+        "gpu_uuids": ",".join(device.uuid for device in devices),
+    }
+
+
+def _outcome(run: Run, trials: Sequence[Sample | OverlapTrial | ReplayTrial], failure: Failure | None) -> Row:
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in trials for flag in trial.flags)
+    return {
+        "trials": len(trials),
+        "flags": "; ".join(flags) or None,
+        "failure": sentences.failure(failure, run.devices) if failure else None,
+    }
+
+
+def _with_interval(name: str, figure: overlap.Figure) -> Row:
+    low, high = figure.interval or (None, None)
+    return {name: figure.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _point_rows(run: Run) -> Iterator[Row]:
+    paths = {frozenset(path.devices): path for path in run.paths}
+    check, launches = Check(run), {one.point: one for one in tails(run)}
+    for measurement in run.measurements:
+        point = measurement.point
+        path = None if point.variant.host_memory else paths.get(frozenset(point.members))
+        impossible = check.beaten(measurement)
+        limit = impossible.capacity if impossible else check.limit(point, 0.0)
+        yield {
+            **_members(run, point.members),
+            **_work(run, point),
+            "label": path.label if path else None,
+            "theory_gbs": path.theory_gbs if path else None,
+            **_rates(measurement),
+            **_outcome(run, measurement.samples, measurement.failure),
+            "batches": sum(len(sample.seconds) for sample in measurement.samples),
+            "stop": measurement.stop.value if measurement.stop else None,
+            "limit_gbs": limit.gbs if limit else None,
+            "impossible": impossible.batches if impossible else 0,
+            "wrong": measurement.wrong,
+            **(_launches(run, launches[point]) if point in launches else {}),
+        }
+
+
+def _work(run: Run, point: DataPoint) -> Row:
+    operation = point.operation
+    row: Row = {
+        "operation": operation.value,
+        "variant": point.variant.value,
+        "numa_node": point.numa_node,
+        "size_bytes": point.size_bytes,
+    }
+    if operation.is_copy:
+        row["source"], row["destination"] = _ends(run, point)
+    if operation.is_collective:
+        row |= {
+            "registration": point.registration.value,
+            "world_size": len(point.members),
+            "dtype": run.settings.dtype,
+            "redop": run.settings.redop if operation.reduces else None,
+            "root": run.settings.root if operation.rooted else None,
+        }
+    if operation.irregular:
+        row["skew"] = "uniform" if point.skew is None else str(point.skew)
+        row["imbalance"] = 1.0 if point.skew is None else imbalance(point.blocks)
+    return row
+
+
+def _ends(run: Run, point: DataPoint) -> tuple[str | None, str | None]:
+    """Return the source and the destination of a copy, None if bytes go both ways or to many devices."""
+    tags = [run.devices[position].tag for position in point.members]
+    if point.variant.host_memory:
+        to_device = point.operation in (Operation.H2D_CE, Operation.H2D_SM)
+        return ("host", tags[0]) if to_device else (tags[0], "host")
+    if point.variant is Variant.LOCAL:
+        return tags[0], tags[0]
+    if point.variant in (Variant.PLAIN, Variant.STAGED):
+        return tags[0], tags[1]
+    return None, None
+
+
+def _rates(measurement: Measurement) -> Row:
+    if not measurement.samples:
+        return {}
+    summary = summarize(measurement)
+    low, high = summary.interval or (None, None)
+    return {
+        "seconds": summary.seconds,
+        "launch_seconds": summary.launch_seconds,
+        "algbw_gbs": summary.algbw,
+        "busbw_gbs": summary.busbw,
+        "busbw_low_gbs": low,
+        "busbw_high_gbs": high,
+        "concurrent": summary.concurrent,
+    }
+
+
+def _launches(run: Run, launches: Tails) -> Row:
+    moved, waited = launches.transfer, launches.waited
+    return {
+        "launches": launches.count,
+        **{f"transfer_p{percent}_seconds": _to_ps(moved.at(percent)) if moved else None for percent in PERCENTILES},
+        "transfer_max_seconds": _to_ps(moved.maximum) if moved else None,
+        "waited_p50_seconds": _to_ps(waited.at(50)),
+        "waited_p99_seconds": _to_ps(waited.at(99)),
+        "waited_max_seconds": _to_ps(waited.maximum),
+        "late": ",".join(run.devices[rank.member].tag for rank in launches.late) or None,
+    }
+
+
+def _to_ps(seconds: float | None) -> float | None:
+    """Return a time in whole picoseconds: no clock resolves less."""
+    return None if seconds is None else round(seconds, 12)
+
+
+def _overlap_rows(run: Run) -> Iterator[Row]:
+    for point in run.overlaps:
+        row: Row = {
+            **_members(run, point.members),
+            **_outcome(run, point.trials, point.failure),
+            "operation": point.work.operation.value,
+            "world_size": len(point.members),
+            "dtype": run.settings.dtype,
+            "size_bytes": point.size_bytes,
+            "compute": str(point.compute),
+            "priority": point.priority.value,
+            "ctas": point.ctas,
+            "wrong": point.wrong,
+            "wrong_compute": point.wrong_compute,
+        }
+        if point.trials:
+            summary = overlap.summarize(point)
+            row |= {
+                "collective_alone_seconds": summary.collective_alone.value,
+                "collective_beside_seconds": summary.collective_beside.value,
+                "compute_alone_seconds": summary.compute_alone.value,
+                "compute_beside_seconds": summary.compute_beside.value,
+                **_with_interval("collective_factor", summary.collective_factor),
+                **_with_interval("compute_factor", summary.compute_factor),
+                **_with_interval("together_of_sum", summary.of_sum),
+                **_with_interval("together_of_max", summary.of_max),
+            }
+        yield row
+
+
+def _replay_rows(run: Run) -> Iterator[Row]:
+    for arm in run.replays:
+        row: Row = {
+            **_members(run, arm.members),
+            **_outcome(run, arm.trials, arm.failure),
+            "job": arm.job,
+            "phase": arm.phase + 1,
+            "world_size": len(arm.members),
+            "recorded_ranks": arm.recorded_ranks,
+            "compute": arm.pauses.value,
+            "registration": arm.registration.value,
+            "without": ",".join(arm.without) or None,
+            "recorded_communication_seconds": arm.recorded_seconds,
+            "wrong": arm.wrong,
+        }
+        summary = replay.summarize(arm) if arm.trials else None
+        if summary is not None:
+            row |= {
+                **_with_interval("step_seconds", summary.step),
+                **_with_interval("pauses_seconds", summary.pauses),
+                **_with_interval("exposed_seconds", summary.exposed),
+                **_with_interval("communication_seconds", summary.communication),
+                **_with_interval("back_to_back_seconds", summary.alone),
+            }
+        for number, call in enumerate(arm.calls):
+            yield {
+                **row,
+                "operation": call.operation,
+                "size_bytes": call.size_bytes,
+                "ranks": call.ranks,
+                "count": call.count,
+                "call_seconds": summary.by_kind[number].value if summary else None,
+                "recorded_call_seconds": call.recorded_seconds,
+            }

@@ -1,0 +1,429 @@
+"""The pages and the JSON of `collbench compare`: two runs, or many by date."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.judge.between_runs import Origin
+from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
+from collbench.judge.outcome import outcome
+from collbench.judge.trend import Line, Trend
+from collbench.model.run import Device, Run
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.report import sentences
+from collbench.report.text.frame import alarm, not_judged, sim
+from collbench.report.text.layout import Block, both, more, short, table, whole
+from collbench.runfile.codec import plain
+
+# The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
+
+
+def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks; `names` are those of the files, in the order of the runs."""
+    mark = sim(trend.runs[0], "sim: ")
+    yield from alarms(trend.last)
+    yield from short(_verdict(trend.last, mark))
+    yield from both("header", Text(_backend(trend.runs[0])))
+    dates, lines = list[str](), list[str]()
+    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
+        dates.append(f"run {number:<5} {run.started} {name}")
+        before = trend.runs[number - 2]
+        lines += [dates[-1], *(f"          {_differs(one, before)}" for one in steps)]
+    yield from whole("header", Text("\n".join(lines)))
+    differences = [
+        f"differs   {_differs(one, trend.last.base)}"
+        for one in trend.last.differences
+        if one.subject is not Subject.STARTED
+    ]
+    yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
+    # The work with the largest loss since its first run comes first.
+    for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
+        several = "" if line.device_sets == 1 else f", {line.device_sets} sets of devices"
+        title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
+        blocks = (Text(f"\n{mark}{title}"), _trend_table(trend, line))
+        yield from both("tables", *blocks) if index == 0 else whole("tables", *blocks)
+    yield from both("tables", Text(f"\nrun {len(trend.runs)} against run 1, each data point"))
+    yield from body(trend.last, (names[0], names[-1]), _FEWEST)
+
+
+def _backend(run: Run) -> str:
+    simulated = sim(run, "sim: SIMULATED machines, nothing here was measured on a GPU")
+    return f"backend   {simulated or run.backend}"
+
+
+def _trend_table(trend: Trend, line: Line) -> RenderableType:
+    left = ("run", "date", "where", "worse than run 1")
+    rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
+    devices = trend.runs[0].devices
+    for point in line.points:
+        where = sentences.tags([position for position in point.worst if position >= 0], devices, "-")
+        worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
+        change = f"{point.change:+.1%}" if point.run else "-"
+        date = trend.runs[point.run].started[:16].replace("T", " ")
+        worst = figure(point.worst_gbs)
+        rows.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
+    return rows
+
+
+# What `collbench compare --json` prints (docs/exchange.md).
+
+_VERSION = 1
+Json = dict[str, Any]
+_OF_A_CHANGE = (
+    *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
+    *("interval", "verdict", "trials", "between"),
+)
+
+
+def of_comparison(comparison: Comparison, status: int) -> str:
+    """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
+    return json_text("collbench-comparison", status, _comparison(comparison))
+
+
+def of_trend(trend: Trend, status: int) -> str:
+    """Return a trend as JSON text: its lines, and the last run compared with the first."""
+    before = (trend.runs[0], *trend.runs)
+    runs = [
+        run_origin(run) | {"differences": _differences(steps, base)}
+        for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
+    ]
+    body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
+    return json_text("collbench-trend", status, body)
+
+
+def json_text(name: str, status: int, body: Json) -> str:
+    """Return what --json prints (docs/exchange.md)."""
+    head = {"format": name, "format_version": _VERSION, "exit_status": status}
+    return json.dumps(head | body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _comparison(comparison: Comparison) -> Json:
+    return {
+        "base": run_origin(comparison.base),
+        "new": run_origin(comparison.new),
+        "devices": matched(comparison),
+        "differences": _differences(comparison.differences, comparison.base),
+        "fail_below": comparison.fail_below,
+        "history": comparison.history,
+        "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
+        "groups": plain(comparison.groups),
+        "points": [
+            plain(change.key) | {name: plain(getattr(change, name)) for name in _OF_A_CHANGE}
+            for change in comparison.changes
+        ],
+        "only_base": plain(comparison.only_base),
+        "only_new": plain(comparison.only_new),
+    }
+
+
+def _differences(differences: Sequence[Difference], base: Run) -> list[Json]:
+    return [dict(zip(("what", "base", "new"), described(one, base.devices), strict=True)) for one in differences]
+
+
+def run_origin(run: Run) -> Json:
+    """Return as JSON which run it is: its machine, devices and start."""
+    machine = run.machine
+    return {
+        "started": run.started,
+        "backend": run.backend,
+        "fabric": machine.fabric,
+        "hostname": machine.hostname,
+        "driver": machine.driver,
+        "nccl": machine.nccl,
+        "devices": [device.tag for device in run.devices],
+    }
+
+
+# The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.
+
+_MOST_ROWS = 20  # rows of a verdict; the JSON has all
+_FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
+_FEW_RUNS = 8  # lines about runs on the short page
+_MOST_NAMES = 6
+_STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
+_LEGEND = """\
+bandwidth: new / base, with simultaneous 99% intervals, which allow for what
+differs from run to run. worse, better: significantly beyond δ (2%, below 1M
+6%); same: within δ (90% interval); undecided: neither"""
+
+
+def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks; `names` are those of the two files."""
+    yield from alarms(comparison)
+    yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
+    yield from body(comparison, names)
+
+
+def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
+    """Yield the page without its alarms; tables of the short page have `few` rows."""
+    lines = list(head(comparison, names))
+    yield from whole("header", Text("\n".join(lines)))
+    if few == _FEW_ROWS:
+        yield from short(Text("\n".join(lines[:_FEW_RUNS])))
+    for verdict in (Verdict.WORSE, Verdict.BETTER):
+        yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
+        yield from short(*_groups(comparison, verdict, few), *_points(comparison, verdict, few))
+    yield from whole("notes", Text(f"\n{_LEGEND}\n"))
+    yield from short(Text())
+    yield Text("\n".join(_counts(comparison)))
+    yield from whole("verdicts", _verdict(comparison))
+
+
+def _verdict(comparison: Comparison, before: str = "") -> Text:
+    return Text(f"{before}{conclusion(comparison)}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+
+
+def alarms(comparison: Comparison) -> Iterator[Text]:
+    """Yield the first lines: what failed in the new run, and what could not be compared."""
+    yield from alarm(comparison.new)
+    if not comparison.judged:
+        yield not_judged(
+            "no data point has three trials in both runs, the fewest that show noise: measure both to the end"
+        )
+    elif comparison.lost:
+        points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
+        yield not_judged(f"{points} are missing in the new run: measure it again, or finish it with --resume")
+    elif not comparison.new.complete:
+        yield not_judged("the new run is incomplete: measure it again, or finish it with --resume")
+
+
+def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
+    """Yield which runs these are and what differs between them, which may be the cause of a change."""
+    base, new = comparison.base, comparison.new
+    yield _backend(base)
+    for side, run, name in (("base", base, names[0]), ("new", new, names[1])):
+        where = run.machine.fabric or run.machine.hostname
+        yield f"{side:<9} {name}: {where}, {run.started}"
+    yield f"devices   {matched(comparison)}"
+    if variation := runs_vary(comparison):
+        yield f"runs      {variation}"
+    for difference in comparison.differences:
+        yield f"differs   {_differs(difference, base)}"
+
+
+def matched(comparison: Comparison) -> str:
+    """Return which devices correspond, and how that is known: "matched by UUID", "… by their order: GPU1 = GPU5"."""
+    base, new, match = comparison.base.devices, comparison.new.devices, comparison.match
+    how = "matched by UUID"
+    if match.by_order:
+        tags = [(base[old].tag, new[position].tag) for position, old in match.by_order]
+        how = f"{match.by_uuid} matched by UUID, the others" if match.by_uuid else "other devices, matched"
+        how += " by their order"
+        if match.by_uuid or any(old != now for old, now in tags):
+            how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+    for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
+        how += f"; only in the {where}: {sentences.tags(alone, devices)}" if alone else ""
+    return how
+
+
+def runs_vary(comparison: Comparison) -> str:
+    """Return by how much the largest messages vary from run to run, and how that is known; "" where nothing is."""
+    largest = max((change.key.size_bytes for change in comparison.changes), default=0)
+    found = [one.between for one in comparison.changes if one.key.size_bytes == largest and one.between.sigma]
+    if not found:
+        return ""
+    low, high = (f"{100 * pick(one.sigma for one in found):.2f}%" for pick in (min, max))
+    spread = f"{low} to {high}" if low != high else low
+    if comparison.history:
+        how = f", estimated from {amount(comparison.history + 1, 'run')}"
+    elif any(one.origin is Origin.COMPARISON for one in found):
+        how = ", as links changed differently (--history FILE shows more)"
+    else:
+        how = " by default (--history FILE estimates it)"
+    return f"vary by {spread} at {format_size(largest)}{how}"
+
+
+def _differs(difference: Difference, base: Run) -> str:
+    what, old, now = described(difference, base.devices)
+    return f"{what}: {old or 'none'} → {now or 'none'}"
+
+
+def conclusion(comparison: Comparison) -> str:
+    """Return the verdict in one sentence."""
+    limit = f"{fixed(100 * comparison.fail_below, 6)}% (--fail-below)"
+    if not comparison.changes:
+        return "The runs have no data point in common: nothing was compared."
+    if comparison.regressions:
+        count = sum(change.regressed for change in comparison.changes)
+        points = f"; {count} of {amount(len(comparison.changes), 'data point')} regressed" if count else ""
+        slowest = _slowest(comparison, comparison.regressions)
+        return f"Regression: {slowest}, significantly more than {limit}{points}."
+    judged: list[Change | Group] = [*comparison.groups, *comparison.changes]
+    if worse := [one for one in judged if one.verdict is Verdict.WORSE]:
+        return f"Slower: {_slowest(comparison, worse)}; nothing significantly by more than {limit}."
+    if not comparison.judged:
+        return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
+    only = ((len(comparison.only_base), "base"), (len(comparison.only_new), "new run"))
+    alone = [
+        f"{amount(count, 'data point')} {'is' if count == 1 else 'are'} only in the {run}"
+        for count, run in only
+        if count
+    ]
+    if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
+        return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
+    return "Nothing is significantly slower."
+
+
+def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
+    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
+    worst = min(slower, key=lambda one: (isinstance(one, Change), one.ratio))
+    if isinstance(worst, Group):
+        name = group_name(comparison, worst)
+    else:
+        work, members = worst.key.work, worst.key.members
+        name = f"{work} at {format_size(worst.key.size_bytes)} on {_device_names(comparison.base, members, work)}"
+    return f"{name}: {1 - worst.ratio:.1%} slower"
+
+
+def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
+    groups = [group for group in comparison.groups if group.verdict is verdict]
+    if not groups:
+        return
+    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
+    rows = table("what", "points", "bandwidth", "interval")
+    for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
+        rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
+    yield rows
+    yield from more(len(groups) - most, ": --json has them all")
+
+
+def group_name(comparison: Comparison, group: Group) -> str:
+    """Return what a group's data points share: the devices, or the work and its size."""
+    if group.kind is Kind.DEVICES:
+        return f"{_device_names(comparison.base, group.members)}: all measurements on it"
+    return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
+
+
+def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
+    changes = [change for change in comparison.changes if change.verdict is verdict]
+    if not changes:
+        return
+    groups = _rows(comparison, changes)
+    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
+    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
+    for name, row_changes in groups[:most]:
+        shown = max(row_changes, key=lambda change: change.key.size_bytes)
+        if shown.key.size_bytes < TELLING_BYTES:
+            figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
+        else:
+            figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
+        size = format_size(shown.key.size_bytes)
+        rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
+    yield rows
+    yield from more(len(groups) - most, ": --json has them all")
+
+
+def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
+    """Return a row for each work and set of devices, the largest change first.
+
+    A work has a single row if all of its sets of devices changed.
+    """
+    works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
+    for change in comparison.changes:
+        works[change.key.work, len(change.key.members)].add(change.key.members)
+    by_devices: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
+    for change in changes:
+        by_devices[change.key.work, change.key.members].append(change)
+    rows: dict[str, list[Change]] = defaultdict(list)
+    for (work, devices), device_changes in by_devices.items():
+        every = works[work, len(devices)]
+        all_changed = len(every) > 2 and all((work, other) in by_devices for other in every)
+        where = f"on all {len(every)}" if all_changed else _device_names(comparison.base, devices, work)
+        name = f"{work} {where}"
+        rows[name] += device_changes
+    return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
+
+
+def _device_names(run: Run, positions: Sequence[int], work: str = "") -> str:
+    tags = [run.devices[position].tag for position in positions]
+    if len(tags) > _MOST_NAMES:
+        return f"{tags[0]} … {tags[-1]} ({len(tags)} devices)"
+    return ("→" if "-write" in work or "-read" in work else "-").join(tags)
+
+
+def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    bounds = "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
+    return f"{ratio:.3f}×", bounds
+
+
+def _counts(comparison: Comparison) -> Iterator[str]:
+    counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
+    yield f"points    {len(comparison.changes)} data points in both: {counts}"
+    few = sum(change.interval is None for change in comparison.changes)
+    if few:
+        yield f"few       {few} data points have fewer than three trials in a run, too few to estimate noise: undecided"
+    for side, run, keys in (
+        ("base", comparison.base, comparison.only_base),
+        ("new", comparison.new, comparison.only_new),
+    ):
+        if keys:
+            works = ", ".join(sorted({key.work for key in keys}))
+            sizes = size_span([key.size_bytes for key in keys])
+            yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
+
+
+# What differs between two runs besides their figures.
+
+_TITLES = {
+    Subject.NCCL: "NCCL",
+    Subject.NCCL_PATH: "NCCL library",
+    Subject.CUDA: "CUDA",
+    Subject.KERNEL_IMAGE: "kernels",
+    Subject.MULTICAST: "multicast (NVLS)",
+    Subject.FABRIC: "simulated machine",
+    Subject.WARMUP: "warm-up",
+    Subject.VERIFY: "verification",
+    Subject.NCCL_CONFIG: "NCCL config",
+    Subject.MORE_LABELS: "more labels",
+    Subject.FLAGS: "disturbed trials",
+    Subject.FAILED: "data points that failed",
+    Subject.VERSION: "collbench",
+}
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _default(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "default" if value is None else text_of(value)
+
+
+def _yes(value: bool | None) -> str:
+    return "unknown" if value is None else "yes" if value else "no"
+
+
+_TEXTS: dict[Subject, Callable[[Any], str]] = {
+    Subject.MULTICAST: _yes,
+    Subject.QUICK: _yes,
+    Subject.VERIFY: _yes,
+    Subject.COMPLETE: _yes,
+    Subject.VARIABLE: lambda value: "not set" if value is None else value,
+    Subject.SIZES: lambda sizes: ", ".join(map(format_size, sizes or ())) or "default",
+    Subject.COPIES: _listed,
+    Subject.COLLECTIVES: _listed,
+    Subject.LAYOUT: lambda layout: " ".join(map(str, layout)),
+    Subject.PRECISION: _default("{:.2%}".format),
+    Subject.BUDGET: _default("{:.1f} s".format),
+    Subject.ITERATIONS: _default(str),
+    Subject.WARMUP: _default(str),
+    Subject.NCCL_CONFIG: lambda config: _listed(f"{name}={value}" for name, value in config),
+    Subject.DEVICES: counted,
+    Subject.MORE_LABELS: lambda count: "" if count is None else f"{count} others differ",
+    Subject.FLAGS: lambda flags: _listed(f"{count} {kind}" for kind, count in flags),
+}
+
+
+def described(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
+    """Return what differs and its value in the base and in the new run, "" for none; `devices` are the base's."""
+    title = difference.name or _TITLES.get(difference.subject, str(difference.subject))
+    if difference.subject is Subject.LABEL:
+        title = f"label of {'-'.join(devices[device].tag for device in difference.devices)}"
+    text_of = _TEXTS.get(difference.subject, str)
+    return title, text_of(difference.base), text_of(difference.new)

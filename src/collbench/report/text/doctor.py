@@ -1,0 +1,66 @@
+"""The page and the JSON of `collbench doctor`; text from the machine is never obeyed by a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from collbench.machine.doctor.findings import Finding, Level
+from collbench.report.text.layout import filled
+from collbench.runfile.codec import plain
+
+_VERSION = 1
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red", Level.UNKNOWN: "dim"}
+_LEVEL_WIDTH = max(map(len, Level))
+_WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own line
+
+
+def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
+    """Yield the summary, then the findings by group, a line each with its fix below."""
+    yield Text(filled(summary(findings), width))
+    for group, grouped in groupby(findings, key=lambda finding: finding.group):
+        lines = list(grouped)
+        yield Text("")
+        column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
+        yield Text(f"{group}", style="bold")
+        yield from (_line(finding, column, width) for finding in lines)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return one sentence: what fails and warns, and how many findings are unknown and ok."""
+    names = {level: [printable(finding.name) for finding in findings if finding.level is level] for level in Level}
+    if len(names[Level.OK]) == len(findings):
+        return f"All {len(findings)} are ok."
+    parts = [
+        f"{len(names[level])} {level}: {', '.join(names[level])}" for level in (Level.FAIL, Level.WARN) if names[level]
+    ]
+    unknown = f"{len(names[Level.UNKNOWN])} {Level.UNKNOWN}, " if names[Level.UNKNOWN] else ""
+    return f"{'; '.join([*parts, f'{unknown}{len(names[Level.OK])} {Level.OK}'])}."
+
+
+def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int) -> str:
+    """Return the findings as JSON (docs/doctor.md); `head` has the machine and the version of collbench."""
+    kind = {"format": "collbench-doctor", "format_version": _VERSION}
+    body = {**kind, **head, "exit_status": exit_status, "findings": plain(tuple(findings))}
+    return json.dumps(body, ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+
+
+def printable(text: str) -> str:
+    """Return text with escapes in place of control characters and of those that change the writing direction."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _line(finding: Finding, column: int, width: int) -> Text:
+    """Return "level  name  text", wrapped below the text, and the fix on its own line."""
+    indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
+    text = filled(printable(finding.text), width, indent, indent)
+    line = Text("  ")
+    line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
+    line.append(f"  {printable(finding.name):<{column}}  ")
+    line.append(text.lstrip(" ") if len(finding.name) <= column else f"\n{text}")
+    if finding.fix:
+        line.append(f"\n{filled(printable(f'fix: {finding.fix}'), width, indent, indent)}")
+    return line

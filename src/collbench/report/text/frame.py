@@ -1,0 +1,467 @@
+"""The top and bottom of every page: origin of the figures, what failed, health, notes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from rich.text import Text
+
+from collbench.judge import physics
+from collbench.judge.outcome import TroubleKind, outcome
+from collbench.judge.physics import NVLS_VARIABLE, Nvls
+from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
+from collbench.machine.labels import is_pcie
+from collbench.machine.network_ports import PortChange, changes
+from collbench.model.capabilities import capabilities
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Variant, Work
+from collbench.model.run import (
+    NCCL_START,
+    Device,
+    Flag,
+    FlagKind,
+    InterferenceCheck,
+    Measurement,
+    Run,
+    SkipKind,
+    Skipped,
+    StopReason,
+    at_the_ends,
+    new_errors,
+)
+from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
+from collbench.report import sentences
+from collbench.report.text.layout import Block, Lines, short, whole
+from collbench.report.text.nccl_notes import nccl_notes
+
+
+def sim(run: Run, mark: str = "sim ") -> str:
+    """Return the mark of simulated figures, which each of them has; "" for a run that was measured."""
+    return mark if capabilities(run.backend).simulated else ""
+
+
+# Whether NCCL may reduce in the NVSwitch (NVLS), which decides what an all-reduce can achieve.
+
+
+def nvls(run: Run) -> str:
+    """Return the state of NVLS: off, not supported, possible, or chosen; "" without NCCL or if unknown."""
+    known = _nvls(run)
+    return f"NVLS {known}" if known and physics.nvls(run) is not Nvls.UNKNOWN else known
+
+
+def _nvls(run: Run) -> str:
+    setting = run.settings.environment.get(NVLS_VARIABLE)
+    if not run.machine.nccl:
+        return ""
+    state = physics.nvls(run)
+    if state is Nvls.OFF and setting == "0":
+        return f"off ({NVLS_VARIABLE}=0)"
+    if state is Nvls.OFF and run.machine.multicast is False:
+        return "not supported by these GPUs"
+    used = sum(choice.multicast for choice in run.chosen)
+    if run.chosen:
+        return f"{'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
+    if state is Nvls.UNKNOWN:
+        return f"{NVLS_VARIABLE}={setting}" if setting else ""
+    asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
+    return f"possible{asked}: the GPUs support multicast, NCCL decides"
+
+
+# The first lines of every page: where the figures come from.
+
+
+def header(run: Run) -> str:
+    """Return the lines of `provenance`."""
+    return _lines(provenance(run))
+
+
+def origin(run: Run) -> str:
+    """Return the lines of `provenance` that a short page has: machine, environment, date."""
+    kind, kept = capabilities(run.backend), {"machine", "NVLS", "settings", "measured"}
+    if kind.cores:
+        kept.add("backend")
+    return _lines((name, text) for name, text in provenance(run) if kind.simulated or name in kept)
+
+
+def _lines(named: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<9} {text}" for name, text in named)
+
+
+def provenance(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (name, text): backend, machine, devices, versions, sizes and date.
+
+    Each line of a simulated machine says so, because none of its figures may pass for a measured one.
+    """
+    machine, kind = run.machine, capabilities(run.backend)
+    devices, mark = counted(device.name for device in run.devices), sim(run, " (simulated)")
+    if kind.simulated:
+        yield "backend", f"sim: SIMULATED machine '{machine.fabric}', nothing here was measured on a GPU"
+        yield "machine", f"{devices}, all simulated"
+    else:
+        note = ": copies by the driver API, collectives by NCCL" if kind.nccl else ""
+        note = ": memory copies between CPU cores and gloo collectives, no GPU" if kind.cores else note
+        yield "backend", f"{run.backend}{note}"
+        yield "machine", f"{machine.hostname}: {devices}; {machine.system}"
+    if machine.virtualization not in ("", "none"):
+        yield "virtual", f"GPU {machine.virtualization} to a virtual machine{mark}"
+    if not kind.simulated:
+        yield from _software(run)
+    config = {name: str(value) for name, value in run.settings.nccl_config.items()}
+    if changed := settings(run.settings.environment | config):
+        yield "settings", f"{changed}{mark}"
+    sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
+    took = f", {run.seconds:.1f} s of simulated time" if kind.simulated else f" in {run.seconds:.1f} s"
+    ended = "" if run.complete else " (interrupted)"
+    yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
+
+
+def _software(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the software that timed a run: driver, NCCL, NVLS, processes."""
+    machine = run.machine
+    if machine.driver:
+        yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
+    if machine.nccl:
+        yield "NCCL", f"{machine.nccl}, {machine.nccl_path}"
+    if reductions := _nvls(run):
+        yield "NVLS", reductions
+    if run.settings.processes > 1:
+        hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
+        where = f"; hosts {hosts}" if hosts else ""
+        yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
+
+
+def settings(environment: Mapping[str, str]) -> str:
+    """Return the variables that change what NCCL does, as NAME=VALUE.
+
+    NCCL_VERSION is left out: NVIDIA's container images set it, and the loaded library's version may differ.
+    """
+    return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
+
+
+# Health of the devices during the measurement.
+
+_COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
+_REPLAYS = ("NVLink replays", "nvlink_replays")
+
+
+def health_lines(run: Run) -> list[str]:
+    """Return a line of temperatures in °C and of what was fine, then a line for each problem; empty for CPU cores."""
+    if not run.health_before:
+        return network_lines(run)
+    states = (*run.health_before, *run.health_after)
+    flags = {flag.kind for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
+    throttled, grown = list(_at_the_ends(run, FlagKind.THROTTLED)), list(_grown(run))
+    good = []
+    if seen := [state.temperature for state in states if state.temperature is not None]:
+        rule = f" ({TEMPERATURE_RULE})" if max(seen) >= GOOD_C else ""
+        good.append(f"{span(str(min(seen)), str(max(seen)), '–')} °C{rule}")
+    # Devices that report no clock report no throttling either.
+    clocked = any(state.sm_clock is not None for state in run.health_before)
+    if clocked and not throttled and FlagKind.THROTTLED not in flags:
+        good.append("no throttling")
+    # The counters that this machine has and that did not change; unknown without both readings.
+    known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
+    if known and run.health_after and not grown:
+        good.append(f"no new {' or '.join(known)} errors")
+    shared = _at_the_ends(run, FlagKind.SHARED)
+    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *shared, *network_lines(run)]
+    if not run.health_after:
+        lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
+    return [", ".join(good), *lines] if good else lines or ["NVML reports no health on this machine"]
+
+
+def unhealthy_lines(run: Run) -> list[str]:
+    """Return a line for each problem of devices: flagged, throttled, shared, or with new errors."""
+    throttled, shared = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
+    network = (_port_line(one) for one in _port_changes(run) if not one.congestion)
+    return [*_flagged(run), *throttled, *_grown(run), *shared, *network]
+
+
+def network_lines(run: Run) -> list[str]:
+    """Return what changed on ports of network cards: state and rate, errors, then congestion by counter."""
+    port_changes = list(_port_changes(run))
+    lines = [_port_line(one) for one in port_changes if not one.congestion]
+    counters: dict[str, list[PortChange]] = defaultdict(list)
+    for one in port_changes:
+        if one.congestion:
+            counters[one.what].append(one)
+    for grown in counters.values():
+        rest = f", and no more on {amount(len(grown) - 1, 'other port')}" if len(grown) > 1 else ""
+        lines.append(f"congestion: {_port_line(max(grown, key=lambda one: one.growth))}{rest}")
+    return lines
+
+
+def _port_changes(run: Run) -> Iterator[PortChange]:
+    # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
+    known = run.ports_after_read or run.ports_after
+    return changes(run.ports_before, run.ports_after) if known else iter(())
+
+
+def _port_line(one: PortChange) -> str:
+    where = f"{one.port.name} of {one.port.host}"
+    if one.after is None:
+        return f"{where} is gone, or its host is gone"
+    if one.what == "state":
+        return f"{where} changed from {one.before} to {one.after}"
+    if one.what == "rate":
+        return f"{where} changed from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
+    if not one.growth:
+        return f"{one.what} on {where} has reached its maximum, {one.before}: whether it grew is unknown"
+    return f"{one.what} grew by {one.growth:,} on {where}"
+
+
+def _flagged(run: Run) -> Iterator[str]:
+    """Yield each flag of the samples with the number of trials that have it; of a GPU's temperatures the highest."""
+    samples = [sample for measurement in run.measurements for sample in measurement.samples]
+    trials = len(samples)
+    marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
+    for flag in (flag for sample in samples for flag in set(sample.flags)):
+        figure = None if flag.kind is FlagKind.HOT else flag.figure
+        marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
+    worst = ((max(flags, key=lambda flag: flag.figure or 0), len(flags)) for flags in marked.values())
+    yield from sorted(f"{sentences.flag(flag, run.devices)} in {count} of {trials} trials" for flag, count in worst)
+
+
+def _at_the_ends(run: Run, kind: FlagKind) -> Iterator[str]:
+    """Yield throttling or other processes before and after measuring, unless a trial has the same flag."""
+    flagged = {flag for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
+    shared = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
+    for when, index, state in at_the_ends(run):
+        if kind is FlagKind.THROTTLED:
+            flags = [Flag(kind, (index,), reason=reason) for reason in filter(holds_back, state.throttle)]
+        else:
+            flags = [Flag(kind, (index,), state.processes)] if state.processes and index not in shared else []
+        yield from (f"{sentences.flag(flag, run.devices)} {when} measuring" for flag in flags if flag not in flagged)
+
+
+def _grown(run: Run) -> Iterator[str]:
+    for name, field in _COUNTERS:
+        yield from _growth(run, f"{name} errors", field)
+
+
+def _growth(run: Run, name: str, field: str) -> Iterator[str]:
+    for index, (first, last) in new_errors(run, field).items():
+        tag = run.devices[index].tag
+        yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
+
+
+# The notes below every page's figures: how they were measured, what is missing, what not to trust.
+
+_STOPS = {
+    StopReason.PRECISION: "converged",
+    StopReason.NOISE: "noise floor reached",
+    StopReason.BUDGET: "time budget reached",
+    StopReason.INTERRUPTED: "interrupted",
+    StopReason.FAILED: "failed",
+}
+_REPORTED_S = 0.05  # a shorter wait for NCCL to start is not reported
+_MOST_FAILURES = 8  # lines; the file has all failures
+_FEW_LINES = 3  # of failures, of health: on the short page
+_MOST_NAMES = 4  # of what was skipped for one reason
+
+
+def notes(run: Run, *, health: bool = True) -> list[str]:
+    """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
+    lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
+    lines += nccl_notes(run)
+    if run.chosen:
+        lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
+    if health:
+        lines += [f"health    {line}" for line in health_lines(run)]
+    return list(dict.fromkeys([*lines, *_skipped(run)]))
+
+
+def ending(run: Run, *more: str) -> Iterator[Block]:
+    """Yield the last blocks of a measuring command's page: notes and health, on the short page trouble and origin."""
+    lines = [*notes(run, health=False), *more]
+    if lines:
+        yield from whole("notes", Lines("\n" + "\n".join(lines)))
+    if health := health_lines(run):
+        yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
+    # Sizes that the user asked for, and links that ought to work.
+    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED})
+    yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, *nccl_notes(run), origin(run)])))
+
+
+def troubled(run: Run) -> Iterator[str]:
+    """Yield the first lines on failures and on problems of devices."""
+    yield from failures(run, _FEW_LINES)
+    unhealthy = unhealthy_lines(run)
+    yield from (f"health    {line}" for line in unhealthy[:_FEW_LINES])
+    if len(unhealthy) > _FEW_LINES:
+        yield f"health    and {len(unhealthy) - _FEW_LINES} more"
+
+
+def device_names(devices: tuple[Device, ...], work: Work, positions: tuple[int, ...]) -> str:
+    """Return the devices of a data point: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
+    tags = [devices[position].tag for position in positions]
+    if work.variant is Variant.ONE_TO_ALL:
+        return f"{tags[0]} → all others"
+    if work.variant is Variant.ALL_TO_ONE:
+        return f"all others → {tags[0]}"
+    if work.variant.at_once:
+        return f"{tags[0]} with all others"
+    if work.variant is Variant.BOTH_WAYS:
+        return " ↔ ".join(tags)
+    return (", " if work.operation.is_collective else " → ").join(tags)
+
+
+def _stopped(run: Run) -> Iterator[str]:
+    counts = Counter(measurement.stop for measurement in run.measurements)
+    parts = [f"{counts[reason]} {label}" for reason, label in _STOPS.items() if counts[reason]]
+    if parts:
+        yield f"points    {len(run.measurements)} data points: {', '.join(parts)}"
+
+
+def _time(run: Run) -> Iterator[str]:
+    if "timed" in run.phases:
+        inside = [
+            f"{name} {seconds:.1f} s" for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)
+        ]
+        start = run.phases.get(NCCL_START, 0.0)
+        around = f" ({', '.join(inside)})" if inside else ""
+        around += f", after {start:.1f} s for NCCL to start" if start >= _REPORTED_S else ""
+        yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
+
+
+def _verified(run: Run) -> Iterator[str]:
+    """Yield the share of the bytes that were verified, and the work with the lowest share."""
+    bytes_of: dict[tuple[Work, int], tuple[int, int]] = {}  # verified, moved
+    for measurement in run.measurements:
+        for sample in measurement.samples:
+            if sample.moved_bytes and sample.verified_bytes is not None:
+                key = (measurement.point.work, measurement.point.size_bytes)
+                verified, moved = bytes_of.get(key, (0, 0))
+                bytes_of[key] = (verified + sample.verified_bytes, moved + sample.moved_bytes)
+    if not bytes_of:
+        return
+    verified, moved = (sum(column) for column in zip(*bytes_of.values(), strict=True))
+    work, size = min(bytes_of, key=lambda key: bytes_of[key][0] / bytes_of[key][1])
+    least = _share(*bytes_of[work, size])
+    more = f"; of {work} at {format_size(size)} {least}" if verified < moved and len(bytes_of) > 1 else ""
+    yield f"verified  {_share(verified, moved)} of the bytes moved{more}"
+
+
+def _share(part: int, whole: int) -> str:
+    """Return the percentage rounded down, so that only all bytes are 100%."""
+    tenths = part * 1000 // whole
+    return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
+
+
+def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
+    """Yield a line for each set of devices and kind of failure: its data points, and the first reason."""
+    failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
+    for measurement in run.measurements:
+        if measurement.failure:
+            failed[tuple(sorted(measurement.point.members)), measurement.failure.kind].append(measurement)
+    for (devices, _), points in list(failed.items())[:most]:
+        why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
+        yield f"failed    {sentences.device_sets([devices], run.devices)}: {_points(points)}: {why}"
+    if len(failed) > most:
+        yield f"failed    and {len(failed) - most} more: the run file lists them"
+
+
+def _points(points: Sequence[Measurement]) -> str:
+    """Return "ce-write at 8 B", or "6 data points (ce-read, ce-write; 8 B to 1G), the first"."""
+    works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
+    sizes = [measurement.point.size_bytes for measurement in points]
+    if len(points) == 1:
+        return f"{works} at {size_span(sizes)}"
+    return f"{len(points)} data points ({works}; {size_span(sizes)}), the first"
+
+
+def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
+    """Yield a line for each reason of these kinds (None: all kinds), with some of what was skipped for it."""
+    reasons: dict[Skipped, list[Skipped]] = {}
+    for skip in run.skipped:
+        if kinds is None or skip.kind in kinds:
+            reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
+    for group in reasons.values():
+        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
+        names = f"{abridged(what, _MOST_NAMES)}: " if what else ""
+        yield f"skipped   {names}{sentences.skipped_reason(group[0], run)}"
+
+
+def _interference(run: Run) -> Iterator[str]:
+    """Yield whether pairs keep their rates while other pairs are busy, by the interference check."""
+    trusted = [check for check in run.interference_checks if check.trusted]
+    disagreeing: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
+    for check in run.interference_checks:
+        if not check.trusted:
+            disagreeing[check.label, Work(check.operation, check.variant)].append(check)
+    if trusted:
+        pairs = _which(trusted, {label for label, _ in disagreeing})
+        yield (
+            f"checked   interference: {pairs} timed concurrently and isolated "
+            f"agree within {max(abs(1 - check.ratio) for check in trusted):.1%} "
+            f"({amount(len(trusted), 'comparison')})"
+        )
+    for (label, work), checks in disagreeing.items():
+        sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
+        at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
+        ratios = [check.ratio for check in checks]
+        share = span(f"{min(ratios):.2f}", f"{max(ratios):.2f}")
+        allowed = f"±{max(check.delta for check in checks):.1%} was allowed"
+        yield (
+            f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
+        )
+    if any(is_pcie(label) for label, _ in disagreeing):
+        yield "isolated  all pairs on PCIe: their paths share links"
+
+
+def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> str:
+    """Return which pairs agree: "pairs", or if pairs with the labels `others` disagree, the labels and operations."""
+    if not others:
+        return "pairs"
+    works: dict[str, dict[str, None]] = defaultdict(dict)
+    for check in trusted:
+        works[check.label][str(Work(check.operation, check.variant))] = None
+    labels = [f"{', '.join(sorted(set(works) - set(others)))} pairs"] if set(works) - set(others) else []
+    return " and ".join([*labels, *(f"{', '.join(works[one])} on some {one} pairs" for one in works if one in others)])
+
+
+# The first line of a page if something failed or nothing was judged.
+
+_MOST_SETS = 3  # of devices; the notes and the run file have the others
+ALARM = "bold red"
+
+
+def headline(run: Run) -> str:
+    """Return what failed and where, the worst first: "FAILED: GPU2-GPU3: 140 data points, hang"; "" if nothing did."""
+    troubles = outcome(run).troubles
+    if not troubles:
+        return ""
+    head = "IMPOSSIBLE" if troubles[0].kind is TroubleKind.IMPOSSIBLE else "FAILED"
+    return f"{head}: {worst_troubles(run)}"
+
+
+def worst_troubles(run: Run) -> str:
+    """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
+    troubles = outcome(run).troubles
+    if lost := [one for one in run.overlaps if one.failure or one.wrong or one.wrong_compute]:
+        kinds = [None, *FailureKind]  # None: wrong data
+        worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
+        more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
+        where = sentences.device_sets([worst.members], run.devices)
+        return f"{where}: {sentences.failed_overlap(worst, run.devices)}{more}{sim(run, ' (sim)')}"
+    clauses = []
+    for trouble in troubles[:_MOST_SETS]:
+        where = sentences.device_sets([trouble.devices], run.devices)
+        how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
+        clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
+    if len(troubles) > _MOST_SETS:
+        clauses.append(f"and {len(troubles) - _MOST_SETS} more")
+    return f"{'; '.join(clauses)}{sim(run, ' (sim)')}"
+
+
+def alarm(run: Run) -> Iterator[Text]:
+    """Yield the headline as a page's first block; nothing if nothing failed."""
+    if failed := headline(run):
+        yield Text(failed, style=ALARM)
+
+
+def not_judged(why: str) -> Text:
+    """Return the first block of a page without a judgment; `why` ends with the command to run."""
+    return Text(f"not judged: {why}", style=ALARM)

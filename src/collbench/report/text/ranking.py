@@ -1,0 +1,284 @@
+"""The page and the JSON of `collbench rank`: tiers, verdicts, heat maps and fits of a run."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.judge.fits import Bounded, Fit, Unfitted
+from collbench.judge.stats import FEWEST_TRIALS
+from collbench.judge.summary import Missing, RankedWork, RankSummary
+from collbench.judge.tiers import RankedLink, Ranking, Relation, kind_of
+from collbench.model.operations import Work
+from collbench.model.run import Run
+from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
+from collbench.report import sentences
+from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
+from collbench.report.text.layout import Block, Lines, legend, more, short, table, whole
+from collbench.report.text.matrix import heat_map, unit_of, value
+from collbench.runfile.codec import plain
+
+_NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
+_FEW_NAMES = 6  # on the short page
+_MOST_NAMES = 16  # of a tier; more hide what matters, and the JSON has them all
+_MOST_FITS = 28
+# On the short page.
+_MOST_RANKINGS, _MOST_TIERS = 14, 4
+_FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
+_JOINTS = {"link": "→", "pair": "-", "device": ""}
+_RELATIONS_LEGEND = """\
+tied, different: compared with the best, by the 90% and the simultaneous 95%
+interval of the difference (99% below five trials); undecided: neither;
+failed: something on it failed, whatever its rate; impossible: nothing failed,
+but a rate is above the hardware's limit"""
+_FITS_LEGEND = """\
+latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
+n½: the size that reaches half of the bandwidth; misfit: the largest distance
+of a size from this line"""
+
+
+def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
+
+    The short page has a row for each work and size, and the tiers and the heat map of a single one.
+    """
+    yield from alarm(run)
+    if not summary.judged:
+        few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
+        yield not_judged(f"{few}: measure it again, or finish the run with --resume")
+    yield from whole("header", Lines(header(run)))
+    rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
+    if rankings:
+        yield from short(answer(run, _shown(rankings)), *_overview(run, rankings))
+    for ranked in summary.works:
+        for ranking in ranked.rankings:
+            mapped = ranking.kind != "device" and len(run.devices) > 2
+            yield from whole("tiers", *section(run, ranking, mapped=mapped))
+    for ranked in summary.works:
+        yield from whole("fits", *_fits(run, ranked))
+    if rankings:
+        yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
+    if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
+        yield from whole("fits", Text(_FITS_LEGEND))
+    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary), *failures(run)]
+    if lines:
+        yield from whole("notes", Lines("\n" + "\n".join(lines)))
+    yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
+
+
+def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
+    """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
+    what, answer = f"{sim(run)}operation", "does it matter"
+    rows = table(what, "size", "best", "worst", "tiers", answer, left=(what, answer), keys=2)
+    for ranking in rankings[:_MOST_RANKINGS]:
+        unit = unit_of(run, ranking.work, ranking.size_bytes)
+        figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
+        ends = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
+        best, worst = (f"{figure(end)} {unit}" for end in ends)
+        size = format_size(ranking.size_bytes)
+        rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
+    yield rows
+    yield from more(len(rankings) - _MOST_RANKINGS)
+    shown = _shown(rankings)
+    mapped = shown.kind != "device" and len(run.devices) > 2
+    yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
+    if mapped:
+        yield legend()
+
+
+def _shown(rankings: Sequence[Ranking]) -> Ranking:
+    """Return the ranking that the short page shows in full: of the first collective, without one of the first copy."""
+    return next((one for one in rankings if one.operation.is_collective), rankings[0])
+
+
+def answer(run: Run, ranking: Ranking) -> Text:
+    """Return a page's first line: whether what it ranks differs."""
+    at = f"{ranking.work} at {format_size(ranking.size_bytes)}"
+    return Text(f"{at}: {sentences.tiers(ranking)}{sim(run, ' (sim)')}")
+
+
+def _matters(ranking: Ranking) -> str:
+    """Return in a few words whether the choice of devices matters."""
+    failed = "".join(f"; {count}" for count in sentences.wrong_sets(ranking))
+    if ranking.trials < FEWEST_TRIALS:
+        return f"too few trials{failed}"
+    return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
+
+
+def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
+    """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
+    works = [
+        {
+            "operation": ranked.work.operation.value,
+            "variant": ranked.work.variant.value,
+            "numa_node": ranked.work.numa_node,
+            "kind": kind_of(ranked.work),
+            "rankings": [figures_json(ranking) for ranking in ranked.rankings],
+            "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
+            "unfitted": [
+                {"members": list(fit.members), "label": fit.label, "reason": sentences.no_line(fit)}
+                for fit in ranked.fits
+                if isinstance(fit, Unfitted)
+            ],
+            "missing": [
+                {
+                    "size_bytes": lack.size_bytes,
+                    "members": list(lack.members),
+                    "reason": sentences.absence(lack.absence, run),
+                }
+                for lack in ranked.missing
+            ],
+            "incomplete": [{"size_bytes": size, "device_sets": count} for size, count in ranked.incomplete],
+        }
+        for ranked in summary.works
+    ]
+    head = {"format": "collbench-ranking", "format_version": 1}
+    head |= {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
+    return head | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+
+
+def figures_json(ranking: Ranking) -> dict[str, Any]:
+    """Return one ranking in JSON's own types."""
+    figures = {name: getattr(ranking, name) for name in _FIGURES}
+    return figures | {"verdict": sentences.tiers(ranking), "standings": plain(ranking.standings)}
+
+
+def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
+    """Yield a work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
+
+    With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
+    """
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
+    yield _tiers(run, ranking, unit, most_tiers)
+    yield Text(sentence(sentences.tiers(ranking)))
+    trials = ranking.trials  # of the data point that has the fewest
+    if trials < FEWEST_TRIALS:
+        shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
+    else:
+        least = f"{ranking.delta + ranking.noise:.1%}"
+        shown = f"Differences above {least} are significant at typical noise ({trials} trials or more)."
+    if len(ranking.standings) > 1:
+        yield Text(shown)
+    if mapped:
+        yield heat_map(run, ranking, unit=unit)
+
+
+def title(run: Run, work: Work) -> str:
+    """Return a work's name and how to read its tables, with the mark of simulated figures."""
+    kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
+    return f"{sim(run)}{work} ({kind})"
+
+
+def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
+    names, relation = f"{ranking.kind}s", "vs best"
+    rows, tiers = table("tier", unit, names, relation, left=("tier", names, relation)), by_tier(ranking)
+    for tier, standings in tiers.items():
+        if most is not None and most <= tier < len(tiers):
+            if tier == most:
+                rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
+            continue
+        figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
+        first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
+        rows.add_row(str(tier), figures_span(figures), first, relations(standings))
+        for line in others:
+            rows.add_row("", "", line, "")
+    return rows
+
+
+def by_tier(ranking: Ranking) -> dict[int, list[RankedLink]]:
+    """Return the standings of each tier, the best first."""
+    tiers: dict[int, list[RankedLink]] = defaultdict(list)
+    for standing in ranking.standings:
+        tiers[standing.tier].append(standing)
+    return tiers
+
+
+def figures_span(figures: Collection[float], between: str = " to ") -> str:
+    """Return the lowest and the highest of some figures: "357.2 to 388.0"."""
+    return span(figure(min(figures)), figure(max(figures)), between)
+
+
+def relations(standings: Sequence[RankedLink]) -> str:
+    """Return how a tier compares with the best: "tied", or "3 tied, 1 undecided"."""
+    counts = Counter(standing.relation for standing in standings)
+    if len(counts) == 1:
+        return standings[0].relation.value
+    return ", ".join(f"{counts[relation]} {relation}" for relation in Relation if counts[relation])
+
+
+def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
+    """Return the names of a tier's members in lines: at most `most` of them, and how many more there are."""
+    if len(standings) == len(ranking.standings) > 1:
+        return [f"all {len(standings)}"]
+    names = [name(run, ranking.work, standing.members) for standing in standings[:most]]
+    lines = textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False)
+    if len(standings) > most:
+        lines.append(f"and {len(standings) - most} more")
+    return lines
+
+
+def name(run: Run, work: Work, positions: Sequence[int]) -> str:
+    """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
+    return sentences.tags(positions, run.devices, _JOINTS[kind_of(work)])
+
+
+def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
+    fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
+    if not fits:
+        return
+    sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
+    yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
+    kind = kind_of(ranked.work)
+    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", left=(kind, "label"))
+    for fit in fits[:_MOST_FITS]:
+        rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
+    yield rows
+    yield from more(len(fits) - _MOST_FITS, ": --json has them all")
+
+
+def fitted(fit: Fit) -> tuple[str, str, str, str]:
+    """Return a fit's latency in µs and bandwidth in GB/s with their intervals, its n½ and its misfit."""
+    half = format_approximate_size(round(fit.half_bytes[1]))
+    return _bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}"
+
+
+def _bounded(values: Bounded) -> str:
+    low, middle, high = values
+    return f"{figure(middle)} [{figure(low)}, {figure(high)}]"
+
+
+def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
+    """Yield a line for each size and reason for which a work lacks data points."""
+    for size, count in ranked.incomplete:
+        sets = amount(count, kind_of(ranked.work))
+        yield f"missing   {ranked.work} at {format_size(size)} is not ranked: it was measured on {sets} only"
+    failed = {
+        (m.point.size_bytes, m.point.members) for m in run.measurements if m.failure and m.point.work == ranked.work
+    }
+    groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
+    for lack in ranked.missing:
+        if (lack.size_bytes, lack.members) in failed:
+            continue  # the page lists failures separately
+        groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
+    for (size, reason), lacks in groups.items():
+        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MOST_NAMES)
+        yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
+
+
+def _no_fits(summary: RankSummary) -> Iterator[str]:
+    """Yield a line for each reason why links have no fit, with their works."""
+    works: dict[str, Counter[Work]] = defaultdict(Counter)
+    for ranked in summary.works:
+        for fit in ranked.fits:
+            if isinstance(fit, Unfitted):
+                works[sentences.no_line(fit)][ranked.work] += 1
+    for reason, counts in works.items():
+        names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
+        yield f"no fit    {reason}: {names}"

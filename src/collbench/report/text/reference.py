@@ -1,0 +1,254 @@
+"""The page and the JSON of `collbench compare --reference`: normal, below or above, and by which figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.judge.physics import Nvls
+from collbench.judge.references import Answer, Answers, ReferenceVerdict, Unknown, judge, load
+from collbench.judge.tiers import kind_of
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Work
+from collbench.model.run import Run
+from collbench.model.units import amount, counted, figure, format_size, size_span
+from collbench.report import sentences
+from collbench.report.text.comparison import Json, json_text, run_origin
+from collbench.report.text.frame import alarm, header, not_judged, origin, sim
+from collbench.report.text.layout import Block, Lines, both, filled, short, whole
+from collbench.runfile.codec import plain
+
+_STANDING_STYLES = {
+    ReferenceVerdict.BELOW: "bold red",
+    ReferenceVerdict.NORMAL: "bold green",
+    ReferenceVerdict.ABOVE: "bold cyan",
+    ReferenceVerdict.NOT_JUDGED: "bold red",
+    ReferenceVerdict.FAILED: "bold red",
+}
+
+
+def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict.
+
+    Sentences are wrapped to `width` columns.
+    """
+    yield from alarm(answers.run)
+    concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
+    if answers.below:
+        yield concluded
+    if not answers.judged:
+        what = conclusion(answers)
+        yield not_judged(f"{what[0].lower()}{what[1:-1]}; compare it with an earlier healthy run of this machine")
+    elif answers.unjudged:
+        yield not_judged(f"{_left_out(answers)}: nothing is known about the others")
+    if answers.judged and not answers.below:
+        yield from short(concluded)
+    yield from whole("header", Lines(header(answers.run)), Text(""))
+    for answer in answers.answers:
+        yield from both("tables", _answer_line(answers, answer, sim(answers.run, "sim: ")))
+        yield from whole("tables", Text(filled(_origins(answer), width, "  ", "  ")))
+    lines = [*_unknown(answers, width)]
+    if lines:
+        yield from whole("notes", Text("\n".join(lines)))
+    yield from whole("verdicts", concluded)
+    yield from short(Lines(f"\n{origin(answers.run)}"))
+
+
+def conclusion(answers: Answers) -> str:
+    """Return the verdict in one sentence."""
+    if not answers.answers:
+        what = "what this run measured on" if answers.known else "this kind of machine:"
+        what = "a simulated machine:" if capabilities(answers.run.backend).simulated else what
+        return f"There is no reference figure for {what} {_kind(answers)}."
+    standings = Counter(answer.standing for answer in answers.answers)
+    counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
+    below = next((answer for answer in answers.answers if answer.standing is ReferenceVerdict.BELOW), None)
+    if below is not None:
+        return f"{_answer_line(answers, below)} ({counts})."
+    if not answers.judged:
+        return f"No reference figure gives a significant answer ({counts})."
+    if set(standings) == {ReferenceVerdict.NORMAL} and not answers.unjudged:
+        return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
+    return f"Nothing{' that was judged' if answers.unjudged else ''} is significantly below its band ({counts})."
+
+
+def _left_out(answers: Answers) -> str:
+    """Return how much of the first work that is judged in part was judged, and how many more works are."""
+    first, *more = answers.unjudged
+    parts = [f"{first.work}: {first.judged} of {amount(first.total, kind_of(first.work))} judged"]
+    if first.labels:
+        names = ", ".join(label for label, _ in first.labels)
+        count = sum(count for _, count in first.labels)
+        parts.append(f"{count} {'has' if count == 1 else 'have'} no figure ({names})")
+    if first.unmeasured:
+        parts.append(f"{len(first.unmeasured)} not measured")
+    return "; ".join(parts) + (f"; likewise {amount(len(more), 'other operation')}" if more else "")
+
+
+def _kind(answers: Answers) -> str:
+    labels = sorted({path.label for path in answers.run.paths})
+    return ", ".join([counted(device.name for device in answers.run.devices), *labels])
+
+
+def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
+    """Return what was judged, the result, the rates and the band."""
+    source = answer.figure
+    work = Work(source.operation, source.variant)
+    what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
+    failed = answer.standing is ReferenceVerdict.FAILED
+    where = f" on {sentences.device_sets(answer.failed, answers.run.devices)}" if failed else ""
+    line = Lines(f"{before}{what}: ")
+    line.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
+    line.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
+    return line
+
+
+def _origins(answer: Answer) -> str:
+    """Return where a figure comes from, and which condition of it the run does not meet."""
+    source = answer.figure
+    condition = f"; {_mismatch(answer)}" if answer.mismatch else ""
+    nvls = f", NVLS {source.nvls}" if source.nvls else ""
+    nccl = f", NCCL {source.nccl}" if source.nccl else ""
+    return f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
+
+
+def _beaten(answers: Answers, answer: Answer) -> str:
+    """Return the impossible rate that keeps the figure from being judged, "" for none."""
+    impossible = answer.impossible
+    if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
+        return ""
+    where = sentences.device_sets([impossible.capacity.devices], answers.run.devices)
+    what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
+    limit = figure(impossible.capacity.gbs)
+    return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
+
+
+def _on(work: Work, ranks: int, answer: Answer) -> str:
+    if work.operation.is_collective:
+        return f" on {ranks} GPUs"
+    return f" on {amount(len(answer.sets), 'device' if kind_of(work) == 'device' else 'link')}"
+
+
+def _measured(answers: Answers, answer: Answer) -> str:
+    least, most = answer.sets[0], answer.sets[-1]
+    if len(answer.sets) == 1:
+        return f"{figure(least.gbs)} GB/s"
+    where = sentences.tags(least.members, answers.run.devices, "-")
+    below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
+    many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
+    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
+
+
+def _band(answer: Answer) -> str:
+    low, high = answer.figure.band
+    if high is None:
+        return f"required: {figure(low)} or more"
+    return f"band {figure(low)} to {figure(high)}"
+
+
+def _unknown(answers: Answers, width: int) -> Iterator[str]:
+    if not answers.known:
+        return
+    plain = [one for one in answers.unknown if not one.others]
+    if plain:
+        names = ", ".join(_name(one) for one in plain)
+        yield filled(f"there is no reference figure for {names} on {_kind(answers)}", width)
+    for one in answers.unknown:
+        if one.others:
+            sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
+            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, only for {sizes}"
+    if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
+        yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
+
+
+def _name(one: Unknown) -> str:
+    many = f" on {one.ranks} GPUs" if one.work.operation.is_collective else ""
+    return f"{one.work}{many}"
+
+
+_WORST_FIRST = (
+    ReferenceVerdict.FAILED,
+    ReferenceVerdict.BELOW,
+    ReferenceVerdict.ABOVE,
+    ReferenceVerdict.NORMAL,
+    ReferenceVerdict.UNDECIDED,
+    ReferenceVerdict.NOT_JUDGED,
+)
+
+
+def normal_line(run: Run) -> Iterator[Lines]:
+    """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
+    answers = judge(run, load())
+    if capabilities(run.backend).simulated:
+        return
+    if not answers.answers:
+        yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
+        return
+    worst = min(answers.answers, key=lambda answer: _WORST_FIRST.index(answer.standing))
+    parts = [_answer_line(answers, worst, "rates     ").plain]
+    parts += [_mismatch(worst)] if worst.mismatch else []
+    parts += [_left_out(answers)] if answers.unjudged else []
+    yield Lines("; ".join(parts))
+
+
+def dumps(answers: Answers, status: int) -> str:
+    """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
+    body = {
+        "run": run_origin(answers.run),
+        "nvls": answers.nvls.value,
+        "known": answers.known,
+        "answers": [_answer_json(answer) for answer in answers.answers],
+        "unjudged": [
+            {
+                "operation": one.work.operation.value,
+                "variant": one.work.variant.value,
+                "total": one.total,
+                "labels": dict(one.labels),
+                "unmeasured": [list(members) for members in one.unmeasured],
+            }
+            for one in answers.unjudged
+        ],
+        "unknown": [
+            {"operation": one.work.operation.value, "variant": one.work.variant.value, "ranks": one.ranks}
+            for one in answers.unknown
+        ],
+    }
+    return json_text("collbench-reference", status, body)
+
+
+def _mismatch(answer: Answer) -> str:
+    return f"NVLS {answer.figure.nvls} in the reference, {answer.mismatch} in this run" if answer.mismatch else ""
+
+
+def _answer_json(answer: Answer) -> Json:
+    figure = answer.figure
+    low, high = figure.band
+    return {
+        "operation": figure.operation.value,
+        "variant": figure.variant.value,
+        "ranks": figure.ranks,
+        "size_bytes": answer.size_bytes,
+        "standing": answer.standing.value,
+        "band_gbs": [low, high],
+        "device_sets": plain(answer.sets),
+        "mismatch": _mismatch(answer),
+        "impossible": _impossible_json(answer),
+        "machine": figure.machine,
+        "nvls": figure.nvls,
+        "nccl": figure.nccl,
+        "conditions": figure.conditions,
+        "source": figure.source,
+    }
+
+
+def _impossible_json(answer: Answer) -> Json | None:
+    """Return the data point of the run that beats its limit, for which an answer is not judged."""
+    impossible = answer.impossible
+    if impossible is None:
+        return None
+    point, limit = impossible.point, impossible.capacity
+    data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
+    return data_point | {"gbs": impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}

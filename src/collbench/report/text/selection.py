@@ -1,0 +1,224 @@
+"""The page of `collbench select`: the chosen devices, the reasons, and the NUMA nodes for their processes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from collbench.choose.numa_binding import Binding, bindings
+from collbench.choose.search import MOST_FINALISTS
+from collbench.choose.select import Finalist, ForJob, Origin, Selection
+from collbench.jobs.choice import Standing
+from collbench.judge.stats import DELTA
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.model.units import TELLING_BYTES, amount, columns, fixed, format_size, span
+from collbench.report.text.frame import sim
+from collbench.report.text.layout import named
+
+# On which NUMA nodes the processes of the chosen GPUs belong.
+
+
+def line(run: Run, devices: Sequence[int]) -> str:
+    """Return the NUMA nodes for these positions, by host copies; "" if the run does not compare nodes."""
+    numa_bindings, mark = [one for one in bindings(run) if one.member in devices], sim(run, " (sim)")
+    if not numa_bindings:
+        return ""
+    if all(one.tied for one in numa_bindings):
+        return f"NUMA nodes tie: no binding is needed{mark}"
+    wrong = [one for one in numa_bindings if one.agrees is False]
+    if wrong:
+        return "; ".join(f"{node_of(one, run)}: {numactl(one)}" for one in wrong) + mark
+    if all(one.agrees for one in numa_bindings):
+        tags: dict[int, list[str]] = defaultdict(list)
+        for one in numa_bindings:
+            tags[one.best[0]].append(run.devices[one.member].tag)
+        nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
+        return f"{nodes}, as NVML reports: torchrun --numa-binding=node{mark}"
+    return "; ".join(node_of(one, run) for one in numa_bindings if not one.tied) + mark
+
+
+def node_of(binding: Binding, run: Run) -> str:
+    """Return a clause: the NUMA node for a device's process, the rates that show it, and what NVML reports."""
+    tag, labelled = run.devices[binding.member].tag, binding.labelled
+    figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in binding.rates)
+    if binding.tied:
+        return f"{tag}: its NUMA nodes tie ({figures} GB/s)"
+    if binding.agrees is False:
+        faster = " or ".join(map(str, binding.best))
+        return f"{tag}: node {faster} is faster than node {labelled}, which NVML reports ({figures} GB/s)"
+    if len(binding.best) > 1:
+        return f"{tag}: no NUMA node is significantly faster ({figures} GB/s)"
+    if binding.agrees:
+        source = "as NVML reports"
+    elif labelled is None:
+        source = "NVML reports none"
+    else:
+        source = f"NVML reports node {labelled}, which was not measured"
+    return f"{tag}: node {binding.best[0]}, {source} ({figures} GB/s)"
+
+
+def numactl(binding: Binding) -> str:
+    """Return the command that runs a process on the best nodes of its GPU."""
+    return f"numactl --cpunodebind={','.join(map(str, binding.best))}"
+
+
+# Which devices, and why.
+
+# On the short page.
+_FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
+
+
+def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
+    """Return the page as text: the devices, then the evidence, one line per fact.
+
+    All but the rows of tables are wrapped to `width` columns. The short page, not `verbose`, has the first finalists
+    and the first devices that were left out.
+    """
+    origin = selection.origin
+    where = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
+    where += f" on {origin.machine}" if origin.machine else ""
+    if origin.simulated:
+        where = f" of the simulated machine {origin.fabric} (sim)"
+    lines = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
+    lines.append(", ".join(device.tag for device in selection.devices) + where)
+    if selection.contradiction:
+        lines.append(f"check     {selection.contradiction}")
+    lines += _lines(selection, verbose=verbose)
+    return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in lines)
+
+
+def _rate_name(origin: Origin) -> str:
+    """Return the name of the predicted rate: the operation that measured the pairs, with its size if it is small."""
+    name = "all-reduce busbw" if origin.operation in (None, Operation.ALLREDUCE) else str(origin.operation)
+    size_bytes = origin.measured_bytes or TELLING_BYTES
+    return f"{name} at {format_size(size_bytes)}" if size_bytes < TELLING_BYTES else name
+
+
+def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
+    origin = selection.origin
+    yield f"why       {selection.reason}{_sim(selection)}"
+    if selection.predicted is not None:
+        how = selection.predicted_how
+        how = f"{' over ' if selection.predicted[1] > 0 else ', '}{how}" if how else ""
+        yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
+    if selection.job is not None:
+        yield from _for_job(selection.job, _sim(selection), tied=selection.tied)
+    elif len(selection.finalists) > 1:
+        yield from _finalists(selection, verbose=verbose)
+    if selection.gain is not None:
+        low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
+        over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
+        yield f"gain      {middle}% over {over} (95%: {low} to {high}%){_sim(selection)}"
+    if selection.decided_by:
+        yield f"decided   by {selection.decided_by}"
+    if selection.heuristic:
+        yield "search    heuristic: not every set was evaluated"
+    left_out = selection.left_out if verbose else selection.left_out[:_FEW_LEFT_OUT]
+    yield from (f"left out  {excluded.device}: {excluded.reason}" for excluded in left_out)
+    if len(left_out) < len(selection.left_out):
+        yield f"left out  {len(selection.left_out) - len(left_out)} more: --verbose shows them"
+    if selection.binding:
+        yield f"binding   {selection.binding}"
+    yield f"evidence  {origin.source}"
+    if origin.verification:
+        yield f"measured  finalists saved at {origin.verification}"
+
+
+def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
+    """Yield a row for each finalist: its predicted and its measured rate."""
+    size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
+    yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
+    chosen = {device.tag for device in selection.devices}
+    shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
+    measured = any(one.measured for one in shown)
+    rows = [("set", "predicted", "measured (95%)" if measured else "", "")]
+    for one in shown:
+        rate = "-" if measured else ""
+        if one.measured:
+            low, middle, high = one.measured
+            rate = f"{fixed(middle)} ({_range((low, high))})"
+        notes = [f"the first {len(one.devices)}"] if one.first else []
+        if one.measured and (missed := _missed(one.predicted, one.measured)):
+            notes.append(f"{missed} its prediction")
+        rows.append((", ".join(one.devices), _range(one.predicted), rate, ", ".join(notes)))
+    yield from (f"  {line}" for line in columns(rows))
+    if len(shown) < len(selection.finalists):
+        yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
+
+
+def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
+    """Return the finalists for the short page, with the chosen one in any case."""
+    few, rest = list(finalists[:_FEW_FINALISTS]), finalists[_FEW_FINALISTS:]
+    later = [one for one in rest if set(one.devices) == chosen]
+    return [*few[: _FEW_FINALISTS - len(later)], *later]
+
+
+def _missed(predicted: tuple[float, float], measured: tuple[float, float, float]) -> str:
+    """Return how a measured rate misses its prediction by more than δ and its noise, "" if it does not."""
+    if measured[2] < predicted[0] * (1 - DELTA):
+        return "below"
+    return "above" if measured[0] > predicted[1] * (1 + DELTA) else ""
+
+
+# How a finalist compares with the fastest, in the table of a job's replays.
+_STANDING = {
+    Standing.BEST: "fastest",
+    Standing.TIED: "tie",
+    Standing.UNDECIDED: "undecided",
+    Standing.SLOWER: "slower",
+    Standing.FAILED: "failed",
+}
+
+
+def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
+    """Yield how long the job communicates on each finalist, and what the choice saves."""
+    yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
+    yield (
+        f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
+        f"rule out, and the first {job.ranks}; communication per step, and its ratio to the fastest (95%, "
+        f"simultaneous){sim}"
+    )
+    rows = [("set", "ms (95%)", "vs fastest", "")]
+    for one in job.sets:
+        note = _STANDING[Standing(one.standing)] + (f", the first {job.ranks}" if one.first else "")
+        rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
+    yield from (f"  {line}" for line in columns(rows))
+    yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in job.sets if one.failure)
+    if tied:
+        yield f"tie       the choice does not change the communication time of this job{sim}"
+    slowest = next((one for one in reversed(job.sets) if one.communication is not None), None)
+    if slowest is not None and job.saved_worst is not None:
+        devices = ", ".join(slowest.devices)
+        yield f"saves     {_saved(job.saved_worst)} compared with the slowest finalist, {devices}{sim}"
+    by_bandwidth = f"compared with the choice by bandwidth, {', '.join(job.by_bandwidth)}"
+    if job.saved_bandwidth is not None:
+        yield f"saves     {_saved(job.saved_bandwidth)} {by_bandwidth}{sim}"
+    else:
+        failed = any(one.failure and one.devices == job.by_bandwidth for one in job.sets)
+        yield f"saves     nothing {by_bandwidth}: {'it failed' if failed else 'it is the same set'}"
+
+
+def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> str:
+    """Return "1.775 (1.770–1.780)", only the middle where there is no interval."""
+    if interval is None:
+        return "-"
+    low, middle, high = (f"{value * scale:.3f}" for value in interval)
+    return middle if low == middle == high else f"{middle} ({low}–{high})"
+
+
+def _saved(seconds: tuple[float, float, float]) -> str:
+    low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
+    return f"{middle} ms a step (95%: {low} to {high} ms)"
+
+
+def _sim(selection: Selection) -> str:
+    """Return the mark of every simulated figure, "" for a real machine."""
+    return " (sim)" if selection.origin.simulated else ""
+
+
+def _range(interval: tuple[float, float]) -> str:
+    low, high = map(fixed, interval)
+    if interval[0] == 0 < interval[1]:
+        return f"at most {high}"
+    return span(low, high, "–")

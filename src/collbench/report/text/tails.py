@@ -1,0 +1,184 @@
+"""Single launches on a page: percentiles by size, a histogram, and which ranks are late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
+from collbench.model.run import Run
+from collbench.model.units import format_size
+from collbench.report import sentences
+from collbench.report.text.frame import sim
+from collbench.report.text.layout import Block, Lines, both, short, table, whole
+
+_FEW_ROWS = 12  # of a short page's table
+_FEW_GROUPS = 4  # communicators on a short page
+_BAR = 40  # columns of the longest bar
+_MICRO = 1e6
+HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
+
+
+def blocks(run: Run) -> Iterator[Block]:
+    """Yield for each communicator of single launches a table, and for a lone one its histograms and ranks."""
+    groups = by_communicator(run)
+    for index, by_size in enumerate(groups):
+        head, end = Text(f"\n{sim(run)}{title(run, by_size)}"), Lines("\n" + "\n".join(lines(run, by_size)))
+        if index >= _FEW_GROUPS:
+            yield from whole("tails", head, percentiles(by_size), end)
+            continue
+        yield from both("tails", head)
+        kept = by_size[:: -ceil(len(by_size) / _FEW_ROWS)][::-1]
+        yield from short(percentiles(kept))
+        yield from whole("tails", percentiles(by_size))
+        if len(groups) == 1:
+            yield from both("tails", Text(), *drawn(by_size[-1]))
+            if len(by_size) > 1:
+                yield from whole("tails", Text(), *drawn(by_size[0]))
+            yield from whole("tails", Text(), *_ranks(run, by_size[-1]))
+        yield from both("tails", end)
+    if len(groups) > _FEW_GROUPS:
+        yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --section tails shows them"))
+
+
+def by_communicator(run: Run) -> list[list[Tails]]:
+    """Return the run's single launches for each work and communicator, by size."""
+    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
+    for one in tails(run):
+        groups[one.point.work, one.point.members].append(one)
+    return [sorted(group, key=lambda one: one.point.size_bytes) for group in groups.values()]
+
+
+def title(run: Run, by_size: Sequence[Tails]) -> str:
+    """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
+    tags = sentences.tags(by_size[0].point.members, run.devices)
+    counts = dict.fromkeys(str(one.count) for one in by_size)
+    return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
+
+
+def percentiles(by_size: Sequence[Tails]) -> Table:
+    """Return a row for each size: percentiles of the transfer time, and of the time with waiting."""
+    percentile_table = table(*HEADS)
+    for row in figures(by_size):
+        percentile_table.add_row(*row)
+    return percentile_table
+
+
+def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of `percentiles`' rows, times in µs."""
+    for one in by_size:
+        moved, waited = one.transfer or one.waited, one.waited
+        interval = moved.percentiles[0].interval
+        yield (
+            format_size(one.point.size_bytes),
+            *(micro(moved.at(percent)) for percent in PERCENTILES),
+            micro(moved.maximum),
+            f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-",
+            micro(waited.at(50)),
+            micro(waited.at(99)),
+            micro(waited.maximum),
+        )
+
+
+def micro(seconds: float | None) -> str:
+    """Return seconds in µs, "-" for none."""
+    return "-" if seconds is None else f"{round(seconds * _MICRO, 2) + 0.0:.2f}"  # no -0.00
+
+
+def drawn(one: Tails) -> Iterator[RenderableType]:
+    """Yield a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
+    values = one.transfer_seconds or one.waited_seconds
+    edges, counts = histogram(values)
+    yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
+    rows = table("from", "launches", "")
+    rows.columns[2].justify, rows.columns[0].justify = "left", "right"
+    for edge, count in zip(edges, counts, strict=False):
+        bar = ceil(count / max(counts) * _BAR)  # a tail is a few launches of thousands: they have a bar, too
+        rows.add_row(f"{edge * _MICRO:.2f}", str(count), "#" * bar)
+    yield rows
+
+
+def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
+    """Return which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
+    texts = [f"late      {line}" for line in _late(run, by_size)]
+    most = min(one.count for one in by_size)
+    few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
+    if few:
+        texts.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
+    return texts
+
+
+def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
+    if any(one.transfer is None for one in by_size):
+        yield "not judged: hosts have no common clock; a launch's time is the longest of its ranks' own times"
+        return
+    if by_size[0].point.operation.rooted:
+        yield f"not judged: the ranks of {by_size[0].point.operation} finish at different times by design"
+        return
+    by_device: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
+    for one in by_size:
+        for rank in one.late:
+            by_device[rank.member].append((one, rank))
+    for device, late in by_device.items():
+        yield _described(run, device, late, len(by_size))
+    if not by_device:
+        resolution = max(rank.arrives.resolved for one in by_size for rank in one.ranks if rank.arrives is not None)
+        yield f"no rank arrives significantly later than the others; clock resolution {micro(resolution)} µs"
+
+
+def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
+    """Return which rank is late, by how much, and whether its links or its GPU's work cause it."""
+    medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
+    low, high = micro(min(medians)), micro(max(medians))
+    by = f"{low} µs" if low == high else f"{low} to {high} µs"
+    last = max(rank.last or 0.0 for _, rank in late)
+    at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
+    clauses = [
+        f"{run.devices[device].tag} arrives {by} later than the others{at}, last in up to {last:.0%} of the launches"
+    ]
+    leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
+    if leaves:
+        clauses.append(
+            f"it finishes {micro(max(one.median for one in leaves))} µs later, too: the cause is its links or its speed"
+        )
+    else:
+        clauses.append("it finishes with the others: the delay is on its GPU before the call, not on its links")
+    points = {one.point for one, _ in late}
+    flags = dict.fromkeys(
+        sentences.flag(flag, run.devices)
+        for latency in run.latencies
+        if latency.point in points
+        for flag in latency.flags
+        if device in flag.devices
+    )
+    return "; ".join([*clauses, *(f"during these launches {flag}" for flag in flags)])
+
+
+def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
+    """Yield a table of the ranks: their own times, and how much later than the others they arrive and finish."""
+    yield Text(
+        f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
+    )
+    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
+    for rank in one.ranks:
+        arrives, leaves = rank.arrives, rank.leaves
+        rows.add_row(
+            run.devices[rank.member].tag,
+            micro(rank.own.at(50)),
+            micro(rank.own.at(99)),
+            micro(arrives.median) if arrives else "-",
+            micro(arrives.p99) if arrives else "-",
+            _share(rank.last),
+            _share(rank.last_of_slowest),
+            micro(leaves.median) if leaves else "-",
+        )
+    yield rows
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

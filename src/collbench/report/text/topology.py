@@ -1,0 +1,110 @@
+"""The label matrix of a machine as text of 80 columns, and one pair explained in a sentence."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from collbench.machine import labels
+from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
+from collbench.model.units import amount, columns, fixed
+from collbench.report.text.layout import NARROW
+
+# How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
+_ROUTES = {
+    "PIX": "through a single PCIe bridge",
+    "PXB": "through several PCIe bridges, below the host bridge",
+    "PHB": "through a PCIe host bridge, typically the CPU",
+    "NODE": "across the interconnect between PCIe host bridges of one NUMA node",
+    "SYS": "across the interconnect between NUMA nodes, such as QPI or UPI",
+}
+
+
+def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
+    """Return the label matrix with affinities, its legend, and the theory of each label in GB/s one way.
+
+    `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does.
+    """
+    entries = "\n".join(_entry(label, text) for label, text in labels.legend(path.label for path in paths))
+    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
+    """Return the label matrix, with the affinities to its right if 80 columns allow, else below it."""
+    names = [device.tag for device in devices]
+    cells = label_matrix(len(devices), paths)
+    matrix = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
+    affinities = [["CPU Affinity", "NUMA Affinity"]]
+    for device in devices:
+        numa = labels.UNKNOWN if device.numa_node is None else str(device.numa_node)
+        affinities.append([device.cpu_affinity or labels.UNKNOWN, numa])
+    for gap in ("  ", " "):
+        wide = columns([row + affinity for row, affinity in zip(matrix, affinities, strict=True)], gap)
+        if max(map(len, wide)) <= NARROW:
+            return "\n".join(wide)
+    below = [[name, *affinity] for name, affinity in zip(["", *names], affinities, strict=True)]
+    return "\n".join([*columns(matrix, " "), "", *columns(below)])
+
+
+def explain_pair(devices: Sequence[Device], path: Path) -> str:
+    """Return one sentence on a path: what connects the pair, its one-way limit in GB/s, and its peer access."""
+    first, second = (devices[position].tag for position in path.devices)
+    clauses = [f"{first} and {second} {_joined(path)}"]
+    if labels.is_nvlink(path.label) and path.ancestor in _ROUTES:
+        clauses.append(f"without NVLink the path would run {_ROUTES[path.ancestor]} ({path.ancestor})")
+    return "; ".join([*clauses, _peer_access(path.peer_access)]) + "."
+
+
+def label_matrix(count: int, paths: Sequence[Path]) -> list[list[str]]:
+    """Return the labels of `count` devices as the rows of `nvidia-smi topo -m`."""
+    cells = [[labels.SELF if row == column else labels.UNKNOWN for column in range(count)] for row in range(count)]
+    for path in paths:
+        first, second = path.devices
+        cells[first][second] = cells[second][first] = path.label
+    return cells
+
+
+def known_limits(paths: Sequence[Path]) -> list[tuple[str, float, str]]:
+    """Return each distinct (label, one-way limit in GB/s, source of the limit), best label first."""
+    known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
+    return sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
+
+
+def _theory(paths: Sequence[Path]) -> str:
+    """Return a line for each distinct label and limit, best label first, and one for labels without a known limit."""
+    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in known_limits(paths)]
+    unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
+    if unknown:
+        lines.append(f"  {', '.join(unknown)}: not known, a label does not give the rate of its links")
+    return "Theory, one direction:\n" + "\n".join(lines) if lines else ""
+
+
+def _entry(label: str, text: str) -> str:
+    return textwrap.fill(text, NARROW, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
+
+
+def _joined(path: Path) -> str:
+    limit = ""
+    if path.theory_gbs is not None:
+        limit = f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
+    if labels.is_nvlink(path.label):
+        return f"are connected by {amount(labels.nvlink_count(path.label), 'NVLink')} ({path.label}){limit}"
+    if path.label in _ROUTES:
+        return f"have no NVLink and connect {_ROUTES[path.label]} ({path.label}){limit}"
+    return f"are connected by a path that the driver does not name ({path.label}){limit}"
+
+
+def _peer_access(access: PeerReadWrite | None) -> str:
+    """Return NVML's peer access status, with its meaning: "CNS", or "read TNS, write OK" if they differ."""
+    if access is None or not access.statuses or access.statuses == (PeerStatus.UNKNOWN,):
+        return "peer access unknown"
+    if access.statuses == (PeerStatus.OK,):
+        return "peer access OK"
+    if len(access.statuses) == 1:
+        return (
+            f"peer access refused ({access}: {labels.PEER_STATES[access.statuses[0]]}), "
+            "so copies pass through host memory"
+        )
+    refusals = [f"{one}: {labels.PEER_STATES[one]}" for one in access.statuses if one is not PeerStatus.OK]
+    return f"peer access incomplete ({access}; {', '.join(refusals)})"

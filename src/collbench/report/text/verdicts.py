@@ -1,0 +1,266 @@
+"""The page and the JSON of `collbench check`: what disagrees, why, and how to check it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.judge.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
+from collbench.judge.diagnose.evidence import OtherProcesses
+from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.outcome import outcome
+from collbench.machine.labels import rank_key
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import ExitStatus
+from collbench.model.run import Run
+from collbench.model.units import abridged, amount, figure, fixed, format_size, span
+from collbench.report import causes, sentences
+from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
+from collbench.report.text.frame import not_judged as not_judged_line
+from collbench.report.text.layout import WIDE, Block, Lines, both, filled, more, short, whole
+
+FORMAT, VERSION = "collbench-check", 1
+_STATUS = {
+    Severity.HARD: ExitStatus.UNTRUSTED,
+    Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
+    Severity.FAILURE: ExitStatus.FAILED,
+    Severity.INFO: ExitStatus.DONE,
+}
+_STYLES = {
+    Severity.HARD: "bold red",
+    Severity.CONTRADICTION: "bold yellow",
+    Severity.FAILURE: "bold red",
+    Severity.INFO: "bold cyan",
+}
+_NOTHING = (
+    "no pair has three trials of a copy of 16M or more in both directions, or of a collective of 64M or more: "
+    "'collbench check' measures them"
+)
+# What a verdict's limit is where it is not the theory of a path (docs/check.md).
+_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
+_MOST_NAMES = 4  # of pairs
+# On the short page: faults with cause and command, and further faults by name.
+_MOST_EXPLAINED, _MOST_NAMED = 3, 8
+_INDENT = 10  # columns of a field's name
+_FAMILY = {True: "collectives", False: "copies"}
+
+
+def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
+    """Return the exit status: the worst of verdicts and failures; a run in which no pair was judged does not pass."""
+    worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
+    judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
+    return max(worst, judged, outcome(run).status)
+
+
+def page(
+    run: Run, verdicts: Sequence[Verdict], width: int = WIDE, shortfall: str = ""
+) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks, top to bottom, wrapped to `width` columns, except commands.
+
+    The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses.
+    """
+    covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
+    yield from alarm(run)
+    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    concluded = Text(
+        filled(conclusion(run, covered, verdicts), width), style=_STYLES[faults[0].severity] if faults else ""
+    )
+    if faults:
+        yield concluded
+    elif not covered.judged:
+        yield not_judged_line(_NOTHING)
+    if shortfall:
+        yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
+    healthy = _healthy(run, covered, verdicts)
+    judged = [Text(_field("agree", healthy, width))] if healthy else []
+    judged += [Text(_field("unjudged", line, width)) for line in unjudged(run, covered)]
+    yield from short(*([] if faults else [concluded]), *judged)
+    yield from whole("header", Lines(header(run)))
+    for verdict in faults[:_MOST_EXPLAINED]:
+        yield from both("verdicts", Text(), _block(run, verdict, width))
+    further = faults[_MOST_EXPLAINED:]
+    if further:
+        heads = [_head(run, verdict, width) for verdict in further[:_MOST_NAMED]]
+        yield from short(Text("\n" + "\n".join(heads)))
+    yield from short(*more(len(further) - _MOST_NAMED))
+    for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
+        yield from whole("verdicts", Text(), _block(run, verdict, width))
+    yield from whole("verdicts", Text(), concluded, *judged)
+    yield from whole("notes", *(Text(_field("not done", line, width)) for line in undone))
+    yield from short(Lines(f"\n{origin(run)}"))
+
+
+def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
+    """Yield a line for each reason why pairs were not judged."""
+    reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for one in covered.missed:
+        reasons[sentences.absence(one.absence, run)].append(one.pair)
+    for reason, pairs in reasons.items():
+        names = [sentences.device_sets([pair], run.devices) for pair in pairs]
+        yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
+
+
+def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
+    """Return the verdicts as JSON text (docs/check.md); `exit_status` is that of the command."""
+    return (
+        json.dumps(as_json(run, verdicts, exit_status, shortfall), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    )
+
+
+def as_json(
+    run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = ""
+) -> dict[str, Any]:
+    """Return the same in JSON's own types."""
+    covered = coverage(run)
+    return {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "backend": run.backend,
+        "hostname": run.machine.hostname,
+        "fabric": run.machine.fabric,
+        "started": run.started,
+        "exit_status": int(status(run, verdicts) if exit_status is None else exit_status),
+        "pairs": covered.pairs,
+        "judged": len(covered.judged),
+        "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
+        "verdicts": [_plain(run, verdict) for verdict in verdicts],
+        "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
+    }
+
+
+def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
+    measured = verdict.measured
+    return {
+        "kind": verdict.kind.value,
+        "severity": verdict.severity.value,
+        "members": list(verdict.members),
+        "label": verdict.label,
+        "theory_gbs": verdict.theory_gbs,
+        "cause": causes.cause(verdict.cause, run),
+        "command": causes.command(verdict.checks, run),
+        "what": sentences.what(verdict, run),
+        "explains": [kind.value for kind in verdict.explains],
+        "confirmed": verdict.confirmed,
+        "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
+        "devices": [run.devices[position].tag for position in verdict.members],
+    }
+
+
+def _block(run: Run, verdict: Verdict, width: int) -> Text:
+    """Return one verdict: its kind and devices, then a field a line."""
+    head = Text(_head(run, verdict, width))
+    head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
+    devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
+    if verdict.theory_gbs is not None:
+        limit = _LIMITS.get(verdict.kind, "theory")
+        path = next((p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label), None)
+        source = path.theory_source if path and limit == "theory" and len(devices) > 1 else ""
+        gbs, source = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}", source.removeprefix("sim: ")
+        fields.append((limit, f"{gbs}: {source}" if source else gbs))
+    if verdict.measured is not None:
+        low, middle, high = map(figure, verdict.measured)
+        confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
+        fields.append(("measured", f"{middle} GB/s{sim(run, ' sim')} ({low}-{high}){confirmed}"))
+    fields.append(("cause", causes.cause(verdict.cause, run)))
+    if verdict.explains:
+        fields.append(("explains", ", ".join(verdict.explains)))
+    lines = [_field(name, text, width) for name, text in fields]
+    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # on one line, to be copied
+    return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
+
+
+def _head(run: Run, verdict: Verdict, width: int) -> str:
+    label = f" ({verdict.label})" if verdict.label else ""
+    return filled(f"{verdict.kind}  {sentences.tags(verdict.members, run.devices)}{label}", width, rest="  ")
+
+
+def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
+    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    if worst := worst_of(run, verdicts):
+        return worst if len(covered.judged) == covered.pairs else f"{worst}. {share}."
+    if not covered.judged:
+        return "No pair was judged."
+    if covered.missed:
+        return f"{share}. For these, labels, tools and measurement agree."
+    return "Labels, tools and measurement agree."
+
+
+def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return the first of the verdicts that are faults, and how many more there are; "" if none is one."""
+    faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    if not faults:
+        return ""
+    return "; ".join([sentences.finding(faults[0], run), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
+
+
+def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
+    """Return how many failures and how many contradictions there are: ["1 failure", "2 contradictions"]."""
+    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
+    soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
+    return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
+
+
+def contradiction(run: Run) -> str:
+    """Return the worst contradiction in a run of GPUs, in one line; "" if labels, tools and measurement agree.
+
+    What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
+    """
+    if capabilities(run.backend).cores:
+        return ""
+    found = [one for one in judge(run) if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
+    return worst_of(run, found)
+
+
+def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
+    """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
+    pairs = [frozenset(pair) for pair in covered.judged]
+    healthy = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
+    if not healthy:
+        return ""
+    facts = Facts(run)
+    rates: dict[str, list[Reading]] = defaultdict(list)
+    for pair in healthy:
+        for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
+            reading = _reading(facts, (link[0], link[1]))
+            if reading is not None:
+                rates[reading.label].append(reading)
+    figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
+    return f"{len(healthy)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
+
+
+def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
+    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
+    copy = facts.readings.best(link, 1)
+    if copy is not None:
+        return copy
+    pair = (min(link), max(link))
+    readings = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
+    return next((reading for reading in readings if reading), None)
+
+
+def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
+    low, high = (pick(reading.gbs for reading in readings) for pick in (min, max))
+    reached = span(figure(low), figure(high), "-")
+    limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
+    of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
+    family = _FAMILY[readings[0].work.operation.is_collective]
+    return f"{label} {reached}{of} GB/s{sim(run, ' sim')} ({family}, {format_size(readings[0].size_bytes)})"
+
+
+def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
+    """Return whether a verdict is a fault of this pair or of one of its devices."""
+    if verdict.severity is Severity.INFO:
+        return False
+    if len(verdict.members) == 1 or isinstance(verdict.evidence, OtherProcesses):
+        return bool(pair & set(verdict.members))
+    return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
+
+
+def _field(name: str, text: str, width: int) -> str:
+    return filled(text, width - 2, f"{name:<{_INDENT}}", " " * _INDENT)

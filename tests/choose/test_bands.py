@@ -1,0 +1,186 @@
+from collections.abc import Mapping
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from collbench.choose.bands import predict
+from collbench.choose.choice import Band, How
+from collbench.choose.wiring import Wiring, wiring
+from collbench.model.operations import Operation
+from collbench.model.run import InterferenceCheck, Path
+from collbench.report.sentences import band, band_basis
+from tests.builders import gpus
+
+Pair = tuple[int, int]
+
+
+def wired(
+    n: int,
+    labels: Mapping[Pair, str],
+    rates: Mapping[str, float],
+    other: str = "SYS",
+    *,
+    name: str = "",
+    slow: Mapping[Pair, float] | None = None,
+    checks: tuple[InterferenceCheck, ...] = (),
+) -> Wiring:
+    """Return n devices whose pairs have the labels given (`other` where none), at the label's rate in GB/s."""
+    paths = {pair: Path(pair, labels.get(pair, other)) for pair in combinations(range(n), 2)}
+    matrix = np.zeros((n, n))
+    for pair, path in paths.items():
+        matrix[pair] = matrix[pair[::-1]] = (slow or {}).get(pair, rates[path.label])
+    return wiring(gpus(n, name), paths, matrix, checks)
+
+
+V100 = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "SYS": 9.5}
+SQUARE = {(0, 1): "NV1", (1, 2): "NV1", (2, 3): "NV1", (0, 3): "NV1"}
+
+
+def check(label: str, ratio: float) -> InterferenceCheck:
+    return InterferenceCheck(Operation.ALLREDUCE, (0, 1), label, 10.0, 10.0 * ratio, ratio, 0.02, trusted=ratio > 0.98)
+
+
+@pytest.mark.parametrize(
+    ("title", "machine", "lo", "hi", "how"),
+    [
+        ("two are their pair", wired(2, {}, V100), 9.5, 9.5, "the pair itself"),
+        ("a square of NVLinks has a ring each way", wired(4, SQUARE, V100), 48.4, 48.4, "2 NVLink rings"),
+        # Tillson 1980: no three whole rings in a full square, but halves of six rings carry three.
+        ("a full square", wired(4, {}, V100, other="NV1"), 48.4, 72.6, "2 NVLink rings"),
+        (
+            "a star has no ring but PCIe",
+            wired(4, {(0, i): "NV2" for i in (1, 2, 3)}, V100),
+            5.7,
+            9.5,
+            "one PCIe ring",
+        ),
+        # NCCL counts links: it need not leave out the slow one, though that would be best.
+        ("a slow link may slow all", wired(4, {}, V100, "NV1", slow={(0, 2): 12.5}), 25.0, 60.9, "2 NVLink rings"),
+        (
+            "a link slower than PCIe may be unused or slow all rings",
+            wired(4, SQUARE | {(0, 2): "NV1"}, V100, slow={(0, 2): 8.0}),
+            16.0,
+            48.4,
+            "2 NVLink rings",
+        ),
+        ("or slows all rings", wired(4, SQUARE, V100, slow={(0, 1): 20.0}), 40.0, 40.0, "2 NVLink rings"),
+        ("NV18 to three others is a switch", wired(4, {}, {"NV18": 298.0}, "NV18"), 298.0, 298.0, "NVSwitch"),
+        (
+            "a ring can pass by a slow pair of a switch, and may not",
+            wired(4, {}, {"NV18": 298.0}, "NV18", slow={(0, 1): 200.0}),
+            200.0,
+            298.0,
+            "NVSwitch",
+        ),
+        (
+            "NV4 among four A100 is no switch",
+            wired(4, {}, {"NV4": 94.0}, "NV4", name="A100"),
+            282.0,
+            282.0,
+            "12 NVLink rings",
+        ),
+        ("NV6 among four V100 is one", wired(4, {}, {"NV6": 140.0}, "NV6", name="V100"), 140.0, 140.0, "NVSwitch"),
+        ("a switch that a virtual machine hides", wired(4, {}, {"PHB": 396.0}, "PHB"), 396.0, 396.0, "NVSwitch"),
+        ("NVLinks that are not used", wired(4, SQUARE, {"NV1": 9.4, "SYS": 9.5}), 4.7, 9.4, "one PCIe ring"),
+    ],
+)
+def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: float, how: str) -> None:
+    found = predict(machine)
+    assert [found.lo, found.hi] == pytest.approx([lo, hi], rel=0.01)
+    assert band_basis(found) == how
+
+
+def test_noise_does_not_split_equal_links() -> None:
+    """Four links within 1% of each other are two rings of one kind, not rings of four kinds."""
+    noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}
+    assert band_basis(predict(wired(4, SQUARE, V100, slow=noise))) == "2 NVLink rings"
+
+
+@pytest.mark.parametrize(
+    ("title", "ratio", "lo"),
+    [("nobody looked", None, 5.7), ("no loss beside others", 1.0, 9.5), ("some", 0.8, 7.6), ("a lot", 0.25, 5.7)],
+)
+def test_what_the_interference_check_saw_narrows_the_band_of_a_pcie_ring(
+    title: str, ratio: float | None, lo: float
+) -> None:
+    found = () if ratio is None else (check("SYS", ratio),)
+    band = predict(wired(3, {}, V100, checks=found))
+    assert [band.lo, band.hi] == pytest.approx([lo, 9.5])
+
+
+# Two PCIe switches with four GPUs each and 10 GB/s up; GPUs cannot reach each other, so all hops go through the host.
+# Two GPUs below one switch then get half each.
+SWITCHES = {pair: "PIX" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
+STAGED = {"PIX": 5.0, "PHB": 10.0, "NV4": 47.0}
+BRIDGES = {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4", (6, 7): "NV4"}
+
+
+@pytest.mark.parametrize(
+    ("title", "members", "hi", "hops"),
+    [
+        ("one GPU of each switch", (0, 4), 10.0, 0),
+        ("two hops up one uplink", (0, 2, 4), 5.0, 3),
+        ("three hops up one uplink", (0, 2, 4, 6), 5.0, 4),
+        ("a bridge keeps one of them down", (0, 1, 4), 10.0, 2),
+        ("two bridges", (0, 1, 4, 5), 10.0, 2),
+        ("two bridges below one switch", (0, 1, 2, 3), 5.0, 2),
+        ("four hops up each uplink but for the bridges", tuple(range(8)), 5.0, 4),
+    ],
+)
+def test_hops_through_the_host_share_the_uplink_of_their_switch(
+    title: str, members: tuple[int, ...], hi: float, hops: float
+) -> None:
+    band = predict(wired(8, SWITCHES | BRIDGES, STAGED, "PHB").of(members))
+    assert [band.hi, band.hops] == pytest.approx([hi, hops])
+
+
+def test_a_slow_slot_does_not_look_like_a_full_uplink() -> None:
+    """All pairs of one GPU are slow, those below its switch as those beyond: the others' uplink is not shared."""
+    slow = {pair: 4.0 for pair in combinations(range(4), 2) if 1 in pair}
+    machine = wired(4, {(0, 1): "PIX", (2, 3): "PIX"}, {"PIX": 12.0, "PHB": 12.0}, "PHB", slow=slow)
+    assert predict(machine.of((0, 2, 3))).hi == 12.0
+    assert predict(machine).hi == 4.0
+
+
+@pytest.mark.parametrize(("count", "lo"), [(2, 12.0), (3, 7.2), (4, 6.0), (8, 3.0)])
+def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float) -> None:
+    assert predict(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
+
+
+def test_hops_that_turn_round_below_a_switch_leave_its_uplink_alone() -> None:
+    band = predict(wired(8, SWITCHES, {"PIX": 12.0, "PHB": 10.0}, "PHB"))
+    assert (band.hi, band.hops) == (10.0, 2)
+
+
+def test_a_broken_pair_is_worth_nothing() -> None:
+    broken = np.zeros((3, 3), dtype=bool)
+    broken[0, 1] = broken[1, 0] = True
+    paths = {pair: Path(pair, "NV18") for pair in combinations(range(3), 2)}
+    machine = wiring(gpus(3), paths, np.full((3, 3), 300.0) - 300 * np.eye(3), broken=broken)
+    assert predict(machine).hi == 0
+    assert predict(machine.of((1, 2))).hi == 300
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        (Band(5.7, 9.5, How.PAIR), "5.7–9.5 GB/s"),
+        (Band(48.38, 48.4, How.PAIR), "48.4 GB/s"),
+        (Band(0, 0, How.PAIR), "0 GB/s"),
+        (Band(5.736, 9.54, How.PAIR), "5.74–9.54 GB/s"),
+        (Band(0, 47.46, How.PAIR, unmeasured=1), "at most 47.5 GB/s"),
+        (Band(1.0, 47.46, How.PAIR, unmeasured=1), "1–47.5 GB/s"),
+        (Band(28.5, 47.46, How.PAIR, unmeasured=3), "28.5–47.5 GB/s"),
+    ],
+)
+def test_a_band_in_words(rates: Band, text: str) -> None:
+    assert band(rates) == text
+
+
+@pytest.mark.parametrize(
+    ("unmeasured", "basis"),
+    [(0, "NVSwitch"), (1, "NVSwitch, 1 pair not measured"), (2, "NVSwitch, 2 pairs not measured")],
+)
+def test_a_band_says_how_many_pairs_it_lacks(unmeasured: int, basis: str) -> None:
+    assert band_basis(Band(10, 20, How.NVSWITCH, unmeasured=unmeasured)) == basis

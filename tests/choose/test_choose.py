@@ -1,0 +1,515 @@
+import pathlib
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.choose.choice import How, LeftOut, TieBreak, Unfit, Why
+from collbench.choose.select import choose, choose_by_labels, choose_by_rates, evidence
+from collbench.machine.nvidia_smi import facts, read_topology
+from collbench.model.errors import UsageError
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Device, Health, Path, Run
+from collbench.report import sentences
+from tests.builders import GIB, gpus, in_words, measured, pair_run, paths, run_of
+from tests.judge.checked import h200
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+MIB = 2**20
+# What V100s achieve by label, GB/s [docs/method.md 9.2].
+V100 = {"NV1": 24.2, "NV2": 48.3, "SYS": 9.5}
+
+
+def dgx_1v() -> Run:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    points = [measured(Operation.ALLREDUCE, link.devices, V100[link.label]) for link in links]
+    return run_of(devices, points, links)
+
+
+def label(run: Run, a: int, b: int) -> str:
+    return next(path.label for path in run.paths if set(path.devices) == {a, b})
+
+
+def has_nvlink_ring(run: Run, members: Sequence[int]) -> bool:
+    first, *rest = members
+    rings = ([first, *order, first] for order in permutations(rest))
+    return any(all(label(run, a, b).startswith("NV") for a, b in pairwise(ring)) for ring in rings)
+
+
+def test_on_a_dgx_1v_two_get_a_double_link() -> None:
+    run = dgx_1v()
+    chosen = choose(run, 2)
+    assert label(run, *chosen.members) == "NV2"
+    assert chosen.band is not None
+    assert chosen.band.hi == pytest.approx(48.3)
+
+
+def test_on_a_dgx_1v_four_get_one_of_the_two_full_meshes() -> None:
+    assert choose(dgx_1v(), 4).members in ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
+    """The sum of pairs picks {0,1,2,3,4}, which was measured at 5.6 GB/s; 24 of the 56 sets have a ring."""
+    run = dgx_1v()
+    assert sum(has_nvlink_ring(run, some) for some in combinations(range(8), 5)) == 24
+    chosen = choose(run, 5)
+    assert chosen.members != (0, 1, 2, 3, 4)
+    assert has_nvlink_ring(run, chosen.members)
+
+
+@pytest.mark.parametrize(
+    ("k", "rings", "sets"),  # docs/method.md 11.6
+    [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
+)
+def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:
+    chosen = choose(dgx_1v(), k)
+    assert chosen.band is not None
+    assert (chosen.band.how, chosen.band.rings) == (How.NVLINK_RINGS, rings)
+    assert [chosen.band.lo, chosen.band.hi] == pytest.approx([rings * 24.2] * 2, rel=0.01)
+    alike = [some for some in chosen.finalists if (some.band.how, some.band.rings) == (How.NVLINK_RINGS, rings)]
+    assert len(alike) == min(sets, 4)
+
+
+def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
+    chosen = choose(dgx_1v(), 6)
+    assert chosen.members == (0, 1, 2, 4, 5, 6)
+    assert sentences.reason(chosen, gpus(20)) == "predicted 96.7 GB/s over 4 NVLink rings (the first 6: 48.3 GB/s)"
+    assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
+
+
+def test_the_reason_names_what_was_gained() -> None:
+    run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
+    assert sentences.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
+    run.measurements = run.measurements[:-2] + run.measurements[-1:]
+    assert (
+        sentences.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
+    )
+
+
+def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
+    chosen = choose(pair_run(4, lambda a, b: 300.0 - a * 0.5), 2)
+    assert chosen.members == (0, 1)
+    assert sentences.reason(chosen, gpus(20)) == "all pairs tie within 0.3%: the choice does not affect bandwidth"
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_difference_that_too_few_trials_show_is_no_tie(trials: int) -> None:
+    """An interrupted run: nothing is certain, so take what looks best and claim nothing."""
+    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, trials=trials), 2)
+    assert chosen.members == (2, 3)
+    assert "tie" not in sentences.reason(chosen, gpus(20))
+
+
+def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
+    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (1, 2), 300.0)])
+    assert choose(run, 2).members == (1, 2)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 4), (-1, 4), (5, 4), (3, 2)])
+def test_a_number_of_devices_that_cannot_be_is_refused(k: int, n: int) -> None:
+    with pytest.raises(UsageError, match=f"cannot choose {k} of {n} devices: choose 1 to {n}"):
+        choose(pair_run(n, lambda a, b: 300.0), k)
+
+
+def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
+    with pytest.raises(UsageError, match="has no pair: measure with 'collbench pairs' first"):
+        choose(run, 2)
+    assert choose(run, 3).members == (0, 1, 2)
+
+
+def test_all_devices_are_no_choice() -> None:
+    chosen = choose(dgx_1v(), 8)
+    assert (chosen.members, sentences.reason(chosen, gpus(20))) == (tuple(range(8)), "all 8 devices")
+    assert (chosen.tied, chosen.heuristic, chosen.estimated) == (False, False, False)
+    assert [(some.members, some.default) for some in chosen.finalists] == [(tuple(range(8)), True)]
+
+
+def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
+    run = dgx_1v()
+    run.health_before = (Health(processes=1), *[Health()] * 7)
+    one = choose(run, 1)
+    assert (one.members, sentences.reason(one, gpus(20)), one.tied, one.heuristic) == (
+        (1,),
+        "one device: there is no pair to compare",
+        True,
+        False,
+    )
+    assert (one.band, one.finalists) == (None, ())
+
+
+@pytest.mark.parametrize(("slow", "members"), [(None, (0, 1)), (0, (1, 2))])
+def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | None, members: tuple[int, ...]) -> None:
+    chosen = choose(pair_run(17, lambda a, b: 100.0 if a == slow else 300.0), 2)
+    assert (chosen.members, chosen.heuristic) == (members, True)
+    assert ("heuristic" in sentences.reason(chosen, gpus(20))) == (slow is not None)
+    assert chosen.tied == (slow is None)
+
+
+def test_two_of_two_are_their_pair_and_one_of_one_is_none() -> None:
+    two = choose(pair_run(2, lambda a, b: 300.0), 2)
+    assert two.band is not None
+    assert (round(two.band.lo), round(two.band.hi), sentences.reason(two, gpus(20))) == (300, 300, "all 2 devices")
+    one = choose(run_of(gpus(1), [measured(Operation.H2D_CE, (0,), 50.0)]), 1)
+    assert (one.members, one.band, one.finalists) == ((0,), None, ())
+
+
+@pytest.mark.parametrize(("n", "k", "heuristic"), [(16, 2, False), (17, 1, False), (17, 2, True)])
+def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heuristic: bool) -> None:
+    """The first on node 0 are the outermost two: the last one's neighbour is the first."""
+    run = pair_run(n, lambda a, b: 300.0)
+    nodes = [0 if index in (0, n - 1) else 2 + index for index in range(n)]
+    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    chosen = choose(run, k)
+    assert (chosen.members, chosen.heuristic, chosen.tied) == ((0, n - 1)[:k], heuristic, True)
+    assert len(chosen.finalists) == (2 if k == 2 else 0)
+
+
+def test_the_next_job_of_five_gets_the_best_remainder_too() -> None:
+    chosen = choose(pair_run(5, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
+    assert (chosen.members, chosen.decided_by) == (
+        (0, 2),
+        (TieBreak.REMAINDER, TieBreak.BUS_ID),
+    )
+
+
+def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
+    """Their UUIDs are hashes: in that order core 10 might come before core 2, and nobody could say why."""
+    run = pair_run(4, lambda a, b: 300.0)
+    uuids = ("CPU-d", "CPU-b", "CPU-a", "CPU-c")
+    run.devices = tuple(Device(core, uuid, "Xeon") for core, uuid in zip((10, 2, 11, 3), uuids, strict=True))
+    one, two = choose(run, 1), choose(run, 2)
+    assert (one.members, one.decided_by) == ((1,), (TieBreak.INDEX,))
+    assert (two.members, two.decided_by) == ((1, 3), (TieBreak.INDEX,))
+
+
+IDLE = Health(processes=0, utilization=0)
+FLAT = (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("title", "health", "nodes", "members", "used"),
+    [
+        ("nothing known: by bus id", (), FLAT, (0, 1), (TieBreak.BUS_ID,)),
+        ("another process", (Health(processes=1), IDLE, IDLE, IDLE), FLAT, (1, 2), (TieBreak.BUS_ID,)),
+        ("a busy GPU", (IDLE, Health(utilization=11), IDLE, IDLE), FLAT, (0, 2), (TieBreak.BUS_ID,)),
+        ("a little use is not busy", (IDLE, Health(utilization=10), IDLE, IDLE), FLAT, (0, 1), (TieBreak.BUS_ID,)),
+        ("a throttled GPU", (IDLE, Health(throttle=("HW slowdown",)), IDLE, IDLE), FLAT, (0, 2), (TieBreak.BUS_ID,)),
+        (
+            "set clocks are no fault",
+            (IDLE, Health(throttle=("display clock setting",)), IDLE, IDLE),
+            FLAT,
+            (0, 1),
+            (TieBreak.BUS_ID,),
+        ),
+        ("an ECC error", (Health(ecc_errors=1), IDLE, IDLE, IDLE), FLAT, (1, 2), (TieBreak.BUS_ID,)),
+        (
+            "one NUMA node rather than two",
+            (IDLE,) * 4,
+            (0, 1, 1, 0),
+            (0, 3),
+            (TieBreak.NUMA_NODES, TieBreak.BUS_ID),
+        ),
+        (
+            "idle goes before near",
+            (Health(processes=1), IDLE, IDLE, IDLE),
+            (0, 1, 0, 1),
+            (1, 3),
+            (TieBreak.NUMA_NODES,),
+        ),
+    ],
+)
+def test_the_tie_break(
+    title: str, health: tuple[Health, ...], nodes: tuple[int, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
+) -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.devices = tuple(replace(one, numa_node=node) for one, node in zip(run.devices, nodes, strict=True))
+    run.health_before = health
+    chosen = choose(run, 2)
+    assert (chosen.members, chosen.decided_by, chosen.tied) == (members, used, True)
+
+
+def test_what_all_gpus_have_against_them_is_counted_where_busy_ones_are_allowed() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(throttle=("HW slowdown",)), IDLE)
+    chosen = choose(run, 3, allow_busy=True)
+    assert (chosen.members, chosen.decided_by) == ((1, 2, 3), (TieBreak.IN_USE,))
+    assert choose(run, 2, allow_busy=True).members == (1, 3)
+
+
+def test_small_messages_break_a_tie_of_large_ones() -> None:
+    points = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(4), 2)]
+    points += [
+        measured(Operation.ALLREDUCE, pair, 0.002 if pair == (1, 3) else 0.001, 8) for pair in combinations(range(4), 2)
+    ]
+    chosen = choose(run_of(gpus(4), points), 2)
+    assert (chosen.members, chosen.decided_by) == ((1, 3), (TieBreak.LATENCY,))
+
+
+def test_the_next_job_gets_the_best_remainder() -> None:
+    """Fast links 2-0-1-3 in a row: whoever takes the middle one leaves the next job a slow pair."""
+    chosen = choose(pair_run(4, lambda a, b: 48.0 if (a, b) in [(0, 1), (0, 2), (1, 3)] else 10.0), 2)
+    assert (chosen.members, chosen.decided_by) == (
+        (0, 2),
+        (TieBreak.REMAINDER, TieBreak.BUS_ID),
+    )
+
+
+def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
+    """Hops meet in a host bridge, which no pair alone shows: sets of one and of two bridges are worth measuring."""
+    labels = {pair: "PHB" for pair in combinations(range(8), 2) if pair[0] // 4 == pair[1] // 4}
+    run = pair_run(8, lambda a, b: 10.9, paths(8, "SYS", labels))
+    run.devices = tuple(replace(one, numa_node=index // 4) for index, one in enumerate(run.devices))
+    chosen = choose(run, 4)
+    assert (chosen.members, chosen.tied) == ((0, 1, 2, 3), False)
+    assert chosen.decided_by == (TieBreak.NUMA_NODES, TieBreak.BUS_ID)
+    assert {sum(member < 4 for member in some.members) for some in chosen.finalists} >= {2, 3, 4}
+
+
+@pytest.mark.parametrize("slow", [0.0, 150.0])
+def test_finalists_are_few_distinct_and_hold_the_default_once(slow: float) -> None:
+    run = pair_run(8, lambda a, b: slow if slow and a == 0 else 300.0)
+    for k in range(2, 8):
+        chosen = choose(run, k)
+        members = [some.members for some in chosen.finalists]
+        assert (members[0], len(set(members))) == (chosen.members, len(members))
+        assert [some.members for some in chosen.finalists if some.default] == [tuple(range(k))]
+        assert len(members) <= 5
+
+
+def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), IDLE, Health(ecc_errors=2), IDLE)
+    with pytest.raises(UsageError) as refusal:
+        choose(run, 3, exclude=(3,))
+    assert sentences.refusal(refusal.value) == (
+        "cannot choose 3 of 4 devices: 1 is left without GPU0 (busy: 1 other process); "
+        "GPU2 (faulty: 2 uncorrected ECC errors); GPU3 (excluded); choose fewer, or add --allow-busy"
+    )
+    with pytest.raises(UsageError) as refusal:
+        choose(run, 3, exclude=(3,), allow_busy=True)
+    assert sentences.refusal(refusal.value).endswith("GPU3 (excluded); choose fewer")
+
+
+def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -> None:
+    run = pair_run(5, lambda a, b: 100.0 if b == 2 else 300.0)
+    run.health_before = (Health(processes=3), *[IDLE] * 4)
+    chosen = choose(run, 2)
+    assert chosen.left_out == (LeftOut(0, (Why(Unfit.PROCESSES, 3),)),)
+    assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
+    assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("factor", [0.3, 0.8])
+@pytest.mark.parametrize("why", ["throttled", "shared", "excluded"])
+def test_a_tie_is_only_of_the_pairs_without_those_left_out(seed: int, factor: float, why: str) -> None:
+    out = set(random.Random(seed).sample(range(8), 1 + seed))
+    run = pair_run(8, lambda a, b: (300.0 - a * 0.5) * (factor if {a, b} & out else 1.0))
+    ill = {"throttled": Health(throttle=("HW slowdown",)), "shared": Health(processes=1)}.get(why, IDLE)
+    run.health_before = tuple(ill if gpu in out else IDLE for gpu in range(8))
+    chosen = choose(run, 2, exclude=tuple(out) if why == "excluded" else ())
+    few = ", ".join(f"GPU{gpu}" for gpu in sorted(out)) if len(out) <= 3 else f"the {len(out)} left out"
+    said = sentences.reason(chosen, gpus(8))
+    assert len(out) == 6 or said.startswith(f"all pairs without {few} tie within ")
+    assert len(out) == 6 or said.endswith("%: the choice among them does not affect bandwidth")
+
+
+def test_a_worst_pair_is_only_that_of_the_others() -> None:
+    run = pair_run(5, lambda a, b: {0: 5.0, 1: 48.0}.get(a, 24.0))
+    run.health_before = (Health(processes=1), *[IDLE] * 4)
+    assert sentences.reason(choose(run, 2), gpus(5)) == "48 GB/s; the worst pair without GPU0 reaches 24 GB/s"
+
+
+def test_those_that_are_left_are_no_choice() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.health_before = (Health(processes=1), *[IDLE] * 3)
+    chosen = choose(run, 3)
+    assert (chosen.members, sentences.reason(chosen, gpus(20))) == ((1, 2, 3), "the 3 of 4 devices that are left")
+
+
+def test_a_corrupt_pair_is_not_chosen_together() -> None:
+    run = pair_run(4, lambda a, b: 300.0)
+    run.measurements[0].wrong = 5
+    assert choose(run, 2).members == (0, 2)
+    assert choose(run, 3).members == (0, 2, 3)
+
+
+def test_a_default_with_a_corrupt_pair_is_said_to_carry_nothing() -> None:
+    run = pair_run(4, lambda a, b: 200.0 if (a, b) == (1, 3) else 300.0)
+    run.measurements[0].wrong = 5
+    chosen = choose(run, 3)
+    assert chosen.members == (0, 2, 3)
+    assert "the first 3: nothing" in sentences.reason(chosen, gpus(20))
+
+
+def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    six = choose_by_labels(devices, links, 6)
+    assert (six.members, six.estimated) == ((0, 1, 2, 4, 5, 6), True)
+    assert sentences.reason(six, gpus(20)).startswith("estimated from labels, not measured: predicted ")
+    assert choose_by_labels(devices, links, 2, exclude=(0, 3)).members == (1, 2)
+    with pytest.raises(UsageError, match="cannot choose 9 of 8 devices"):
+        choose_by_labels(devices, links, 9)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"), list(pairwise(["NV4", "NV2", "NV1", "PIX", "PXB", "PHB", "NODE", "SYS", "N/A"]))
+)
+def test_a_better_label_is_preferred(better: str, worse: str) -> None:
+    assert choose_by_labels(gpus(3), paths(3, worse, {(1, 2): better}), 2).members == (1, 2)
+
+
+def test_one_label_everywhere_is_a_tie() -> None:
+    chosen = choose_by_labels(gpus(4), paths(4, "NV18"), 2)
+    assert (chosen.members, chosen.tied) == ((0, 1), True)
+    assert sentences.reason(chosen, gpus(20)) == "estimated from labels, not measured: all pairs have the label NV18"
+
+
+def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
+    """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
+    node = np.arange(1024) // 8
+    rates = np.where(np.equal.outer(node, node), 200.0, 40.0)
+    rates[-8:, -8:] = 300.0
+    np.fill_diagonal(rates, 0)
+    chosen = choose_by_rates(gpus(1024), rates, 8)
+    assert (chosen.members, chosen.heuristic) == (tuple(range(1016, 1024)), True)
+
+
+def test_of_too_many_devices_to_try_all_sets_none_is_called_the_best_remainder() -> None:
+    """Fast links 7-2-3-8 in a row: whoever takes the middle one leaves the next job none of them."""
+    rates = np.full((18, 18), 10.0)
+    for a, b in ((2, 3), (2, 7), (3, 8)):
+        rates[a, b] = rates[b, a] = 30.0
+    np.fill_diagonal(rates, 0)
+    chosen = choose_by_rates(gpus(18), rates, 2)
+    assert (chosen.members, chosen.decided_by, chosen.heuristic) == ((2, 3), (TieBreak.BUS_ID,), True)
+
+
+def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
+    pairs = list(combinations(range(3), 2))
+    points = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
+    copies = run_of(gpus(3), [*points, *(measured(Operation.CE_WRITE, (b, a), 390.0) for a, b in pairs)])
+    assert (found := evidence(copies)) is not None
+    assert found.operation is Operation.CE_WRITE
+    both = run_of(gpus(3), [*points, *(measured(Operation.ALLREDUCE, p, 300.0, s) for p in pairs for s in (8, MIB))])
+    assert (found := evidence(both)) is not None
+    assert (found.operation, found.size_bytes) == (Operation.ALLREDUCE, MIB)
+
+
+def test_the_evidence_of_an_interrupted_run_is_the_largest_size_that_has_most_pairs() -> None:
+    points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in combinations(range(3), 2)]
+    run = run_of(gpus(3), [*points, measured(Operation.ALLREDUCE, (0, 1), 300.0, GIB)])
+    assert (found := evidence(run)) is not None
+    assert (found.size_bytes, len(found.standings)) == (MIB, 3)
+
+
+LABELS = ("NV1", "NV2", "PIX", "PHB", "SYS")
+RATES = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "PHB": 10.0, "SYS": 9.5}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Run:
+    """Six GPUs with any labels, rates near those of the labels, health, and NUMA nodes."""
+    links = [Path(pair, draw(st.sampled_from(LABELS))) for pair in combinations(range(6), 2)]
+    noise = draw(st.sampled_from([0.0, 0.005, 0.2]))
+    points = [
+        measured(Operation.ALLREDUCE, link.devices, RATES[link.label] * (1 + noise * draw(st.floats(-1, 1))))
+        for link in links
+    ]
+    devices = [replace(one, numa_node=draw(st.integers(0, 1))) for one in gpus(6)]
+    run = run_of(devices, points, links)
+    run.health_before = tuple(draw(st.sampled_from([IDLE] * 8 + [Health(processes=1)])) for _ in range(6))
+    return run
+
+
+def renamed(run: Run, names: Sequence[int]) -> Run:
+    """Return the same machine with the device at each position listed at `names[position]`."""
+
+    def moved(members: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(names[member] for member in members))
+
+    places = sorted(range(len(names)), key=names.__getitem__)
+    points = [replace(m, point=replace(m.point, members=moved(m.point.members))) for m in run.measurements]
+    return replace(
+        run,
+        devices=tuple(run.devices[place] for place in places),
+        health_before=tuple(run.health_before[place] for place in places) if run.health_before else (),
+        paths=tuple(replace(path, devices=(a, b)) for path in reversed(run.paths) for a, b in [moved(path.devices)]),
+        measurements=points[::-1],
+    )
+
+
+def uuids(run: Run, members: Sequence[int]) -> set[str]:
+    return {run.devices[member].uuid for member in members}
+
+
+@settings(max_examples=30, deadline=None)
+@given(machines(), st.permutations(range(6)), st.integers(1, 5))
+def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[int], k: int) -> None:
+    other = renamed(run, names)
+    here, there = choose(run, k, allow_busy=True), choose(other, k, allow_busy=True)
+    assert uuids(run, here.members) == uuids(other, there.members)
+    assert (here.reason, here.decided_by, here.tied) == (there.reason, there.decided_by, there.tied)
+    both = zip(here.finalists, there.finalists, strict=True)
+    assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
+def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
+    rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
+    rates = np.triu(rates, 1) + np.triu(rates, 1).T
+    devices, places = gpus(20), [names.index(index) for index in range(20)]
+    here = choose_by_rates(devices, rates, k)
+    there = choose_by_rates([devices[index] for index in places], rates[np.ix_(places, places)], k)
+    assert here.heuristic
+    assert set(here.members) == {places[member] for member in there.members}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.permutations(range(8)), st.integers(2, 7))
+def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
+    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
+    moved = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
+    there: list[Device] = [devices[names.index(index)] for index in range(8)]
+    estimate = choose_by_labels(there, moved, k)
+    assert {names.index(member) for member in estimate.members} == set(choose_by_labels(devices, links, k).members)
+
+
+def test_a_throttled_device_is_taken_before_a_pair_that_hung_and_said_to_be() -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    hung = next(m for m in run.measurements if m.point.members == (0, 1))
+    hung.samples, hung.failure = [], in_words("it hung", FailureKind.HANG)
+    run.health_before = (IDLE, IDLE, Health(throttle=("SW power cap",)))
+    chosen = choose(run, 2)
+    assert (2 in chosen.members, chosen.failed) == (True, ())
+    assert "GPU2 (throttled: SW power cap), because every set without them includes a failure" in sentences.reason(
+        chosen, gpus(3)
+    )
+
+
+@pytest.mark.parametrize(("trials", "said"), [(1, True), (2, True), (3, False)])
+def test_a_choice_from_too_few_trials_says_so(trials: int, said: bool) -> None:
+    run = pair_run(4, lambda a, b: 300.0 if b == 3 else 320.0)
+    for found in run.measurements:
+        found.samples = found.samples[:trials]
+    assert ("trials needed to estimate noise" in sentences.reason(choose(run, 2), gpus(4))) is said
+    assert "trials" not in sentences.reason(choose(run, 4), gpus(4))
+
+
+def test_a_device_whose_copies_to_all_beat_its_port_is_not_called_failed() -> None:
+    run = h200()
+    lanes = measured(Operation.SM_WRITE, (0, 1, 2, 3), 1185.0)
+    lanes = replace(lanes, point=replace(lanes.point, variant=Variant.ONE_TO_ALL))
+    chosen = choose(replace(run, measurements=[*run.measurements, lanes]), 4)
+    assert (chosen.failed, chosen.impossible) == (((0,),), ((0,),))
+    said = sentences.reason(chosen, run.devices)
+    assert "failed" not in said
+    assert said.endswith("; includes GPU0 with a rate above the limit")

@@ -1,0 +1,170 @@
+"""Which sets are worth measuring, on fields made by hand: what is predicted of them is given, not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collbench.choose.rings import all_sets
+from collbench.choose.search import MOST_FINALISTS, Candidates, finalists, further
+from collbench.choose.wiring import Wiring, wiring
+from collbench.model.run import Path
+from tests.builders import gpus
+
+Members = tuple[int, ...]
+
+
+def machine(n: int = 6, slow: Mapping[Any, float] | None = None, hosts: tuple[Members, ...] = ()) -> Wiring:
+    """Return n devices whose pairs have 40 GB/s over PCIe, but for some; those of `hosts` share a host bridge."""
+    paths, rates = {}, np.zeros((n, n))
+    for pair in combinations(range(n), 2):
+        paths[pair] = Path(pair, "PHB" if any(set(pair) <= set(host) for host in hosts) else "SYS")
+        rates[pair] = rates[pair[::-1]] = (slow or {}).get(pair, 40.0)
+    return wiring(gpus(n), paths, rates)
+
+
+def picked(
+    wired: Wiring,
+    chosen: Members,
+    lo: Mapping[Any, float] | None = None,
+    hi: Mapping[Any, float] | None = None,
+    hops: Mapping[Any, float] | None = None,
+    usual: float = 100.0,
+) -> list[Members]:
+    """Return the finalists where all sets are alike but for what is given; the chosen one is among them."""
+    k = len(chosen)
+    members = list(combinations(range(len(wired)), k))
+    ends = [np.array([(given or {}).get(some, usual) for some in members]) for given in (lo, hi)]
+    hop = np.array([(hops or {}).get(some, 0.0) for some in members])
+    field = Candidates(all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], heuristic=False)
+    with np.errstate(all="raise"):
+        found = finalists(wired, field, members.index(chosen), 0.02)
+    assert [some.members for some in found if some.default] == [tuple(range(k))]
+    return [some.members for some in found]
+
+
+def test_of_sets_alike_in_all_those_follow_that_share_the_fewest_devices() -> None:
+    assert picked(machine(8), (0, 1)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert picked(machine(6), (0, 1)) == [(0, 1), (2, 3), (4, 5), (0, 2)]
+
+
+def test_the_best_of_its_kind_follows_the_chosen_one() -> None:
+    """The tie-breaks chose 2-3; the prediction's own order begins with 0-1."""
+    assert picked(machine(8), (2, 3)) == [(2, 3), (0, 1), (4, 5), (6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("title", "lo", "hops", "members"),
+    [
+        ("by what they surely carry", {(4, 5): 95, (3, 5): 90, (2, 5): 85, (1, 5): 80}, {}, [(4, 5), (3, 5), (2, 5)]),
+        ("by hops, the fewest first", {}, {(4, 5): 4.0, (3, 5): 3, (2, 5): 2}, [(2, 5), (3, 5), (4, 5)]),
+        ("by what they carry before hops", {(4, 5): 95}, {(3, 5): 3}, [(3, 5), (4, 5), (0, 2)]),
+        ("by rates below 1 GB/s too", {(4, 5): 0.9, (3, 5): 0.5, (2, 5): 0.0}, {}, [(4, 5), (3, 5), (2, 5)]),
+    ],
+)
+def test_one_of_each_kind_goes_first(
+    title: str, lo: dict[Members, float], hops: dict[Members, float], members: list[Members]
+) -> None:
+    assert picked(machine(), (0, 1), lo=lo, hops=hops) == [(0, 1), *members]
+
+
+def test_one_of_each_kind_goes_by_what_they_carry_at_most_too() -> None:
+    hi = {(0, 1): 120.0, (2, 3): 110.0, (4, 5): 130.0}
+    assert picked(machine(), (0, 1), hi=hi) == [(0, 1), (4, 5), (2, 3), (0, 2)]
+
+
+def test_rates_within_a_step_of_delta_are_one_kind() -> None:
+    assert picked(machine(), (0, 1), lo={(4, 5): 99.9, (3, 5): 95.0}) == [(0, 1), (3, 5), (2, 4), (0, 2)]
+
+
+def test_how_many_share_a_host_bridge_makes_a_kind() -> None:
+    """What they share there no pair shows: three below one bridge are tried beside two and one, which go first."""
+    wired = machine(hosts=((0, 2, 4), (1, 3, 5)))
+    assert picked(wired, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 3, 5), (1, 3, 4)]
+    assert picked(wired, (0, 2, 4)) == [(0, 2, 4), (0, 1, 2), (0, 3, 5), (1, 3, 4)]
+    uneven = machine(slow={(0, 3): 30.0, (1, 4): 20.0, (2, 5): 10.0}, hosts=((0, 2, 4), (1, 3, 5)))
+    assert picked(uneven, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 1, 3), (0, 1, 4)]
+
+
+def test_what_is_inside_tells_sets_apart_that_nothing_else_does() -> None:
+    """More inside goes first; a kind of its own it is only after those that carry less or cross more."""
+    wired = machine(slow={(2, 5): 30.0, (2, 4): 39.9})
+    assert picked(wired, (0, 1)) == [(0, 1), (2, 5), (3, 4), (0, 2)]
+    assert picked(wired, (0, 1), lo={(0, 5): 90.0, (1, 5): 80.0}) == [(0, 1), (0, 5), (1, 5), (2, 5)]
+    lacks_one = {(0, 1): 39.99, (2, 3): 39.99}
+    assert picked(machine(slow=lacks_one), (4, 5)) == [(4, 5), (0, 2), (1, 3), (0, 3), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("title", "lo", "hi", "hops", "members"),
+    [
+        ("those that are δ below could be", 100.0, 100.0, 0, [(2, 3)]),
+        ("those beyond its lower end could be", 97.0, 120.0, 0, [(2, 3), (2, 4)]),
+        ("a PCIe ring may keep 0.6 of what it carries alone", 150.0, 163.0, 2, [(2, 3), (2, 4)]),
+        ("or of more still", 150.0, 166.0, 2, [(2, 3)]),
+        ("or what it surely carries where that is less", 90.0, 500.0, 2, [(2, 3), (2, 4), (2, 5)]),
+    ],
+)
+def test_only_sets_that_could_be_as_good_are_measured(
+    title: str, lo: float, hi: float, hops: int, members: list[Members]
+) -> None:
+    """All others carry at most 10 GB/s, these at most 98, 97 and 88.5."""
+    able: dict[Members, float] = {(2, 3): 98.0, (2, 4): 97.0, (2, 5): 88.5}
+    found = picked(
+        machine(),
+        (4, 5),
+        lo={(4, 5): lo},
+        hi={(4, 5): hi, **able},
+        hops={(4, 5): hops},
+        usual=10.0,
+    )
+    assert found[0] == (4, 5)
+    assert set(found) == {(4, 5), (0, 1), *members}
+
+
+def more(
+    measured: Mapping[Members, float], lo: float, hi: Mapping[Any, float], hops: float = 0.0, share: float = 1.0
+) -> list[Members]:
+    """Return the further sets of two of six devices, of which most reach at least `lo` and at most 100 GB/s."""
+    members = list(combinations(range(6), 2))
+    ends = np.full(len(members), lo), np.array([hi.get(some, 100.0) for some in members])
+    field = Candidates(all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], heuristic=False)
+    return [some.members for some in further(machine(), field, measured, 0.02, share)]
+
+
+def test_a_set_whose_bound_is_above_all_that_was_measured_is_measured_too() -> None:
+    """It was predicted to be as good as the finalists, which turned out to be half as good."""
+    found = more({(0, 1): 50.0, (0, 2): 50.0}, 50.0, {})
+    assert len(found) == MOST_FINALISTS
+    assert found[0] == (0, 3)
+    assert (4, 5) in found or (3, 4) in found  # shares no device with those that disappointed
+
+
+@pytest.mark.parametrize(
+    ("title", "measured", "lo", "hops", "share"),
+    [
+        ("the best reaches all bounds", {(0, 1): 99.0, (0, 2): 50.0}, 50.0, 0.0, 1.0),
+        ("NCCL keeps so much of crowded hops", {(0, 1): 70.0, (0, 2): 70.0}, 50.0, 4.0, 1.0),
+        ("messages of this size reach so much", {(0, 1): 70.0}, 50.0, 0.0, 0.7),
+        ("a narrow band that is nearly reached", {(0, 1): 90.0}, 99.0, 0.0, 1.0),
+    ],
+)
+def test_no_set_is_measured_that_cannot_win(
+    title: str, measured: dict[Members, float], lo: float, hops: float, share: float
+) -> None:
+    assert more(measured, lo, {}, hops, share) == []
+
+
+def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:
+    assert len(more({(0, 1): 50.0}, 99.0, {})) == MOST_FINALISTS
+
+
+def test_a_finalist_above_its_bound_brings_back_what_the_prediction_had_ruled_out() -> None:
+    hi = dict.fromkeys(combinations(range(6), 2), 80.0) | {(4, 5): 78.0, (0, 1): 60.0}
+    assert more({(0, 1): 75.0}, 50.0, hi)[-1] != (0, 1)
+    assert len(more({(0, 1): 75.0}, 50.0, hi)) == MOST_FINALISTS
+    assert more({(0, 1): 60.0}, 50.0, dict.fromkeys(combinations(range(6), 2), 60.0)) == []

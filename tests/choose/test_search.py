@@ -1,0 +1,84 @@
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.choose.bands import predict
+from collbench.choose.search import best, grown, search
+from collbench.choose.wiring import Wiring, wiring
+from collbench.model.run import Path
+from tests.builders import gpus
+
+V100 = {"NV1": 24.2, "NV2": 48.3, "PIX": 11.0, "PHB": 10.0, "SYS": 9.5}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Wiring:
+    """Six devices: a mesh of single and double NVLinks, a hierarchy of PCIe, or any mixture of both."""
+    labels = draw(st.sampled_from([("NV1", "NV2", "SYS"), ("PIX", "PHB", "SYS"), tuple(V100)]))
+    paths, rates = {}, np.zeros((6, 6))
+    for pair in combinations(range(6), 2):
+        paths[pair] = Path(pair, draw(st.sampled_from(labels)))
+        rates[pair] = rates[pair[::-1]] = V100[paths[pair].label]
+    return wiring(gpus(6), paths, rates)
+
+
+@settings(max_examples=20, deadline=None)
+@given(machines(), st.integers(2, 5))
+def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> None:
+    found = search(machine, k, 0.02)
+    bands = [predict(machine.of(members)) for members in combinations(range(6), k)]
+    top = max(band.lo for band in bands)
+    for index, band in enumerate(bands):
+        if band.lo >= top * 0.98:  # others need only be seen to lie below
+            assert (found.lo[index], found.hops[index]) == (pytest.approx(band.lo), band.hops)
+            assert found.hi[index] == pytest.approx(band.hi)
+        else:
+            assert found.lo[index] < top * 0.98
+    places = best(found, 0.02).tolist()
+    assert places
+    assert all(bands[index].lo >= top * 0.98 for index in places)
+
+
+def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search() -> None:
+    # Below one switch GPUs 0, 4, 5, below another 1, 2, 3; NVLinks lead across alone. Of {0, 1, 2} all are chained
+    # by NVLinks through 0, so each has a third of a hop over PCIe: 1/3 below the first switch, one below the second.
+    linked = {(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 4), (3, 5)}
+    paths = {pair: Path(pair, "NV1" if pair in linked else "PIX") for pair in combinations(range(6), 2)}
+    rates = np.zeros((6, 6))
+    for pair, path in paths.items():
+        rates[pair] = rates[pair[::-1]] = V100[path.label]
+    machine = wiring(gpus(6), paths, rates)
+    for members, hops in zip(combinations(range(6), 3), search(machine, 3, 0.02).hops, strict=True):
+        assert hops == predict(machine.of(members)).hops, members
+    assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
+
+
+def test_seventeen_devices_are_searched_by_a_heuristic_which_finds_an_island() -> None:
+    rates = np.full((40, 40), 10.0)
+    rates[np.ix_([5, 11, 23, 38], [5, 11, 23, 38])] = 50.0
+    np.fill_diagonal(rates, 0)
+    found = search(wiring(gpus(40), {}, rates), 4, 0.02)
+    assert found.heuristic
+    assert found.sets[best(found, 0.02)].tolist() == [[5, 11, 23, 38]]
+
+
+def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
+    rates = np.full((20, 20), 10.0) - 10 * np.eye(20)
+    broken = np.zeros((20, 20), dtype=bool)
+    broken[0, 1] = broken[1, 0] = True
+    sets = grown(wiring(gpus(20), {}, rates, broken=broken), 3)
+    assert [some for some in sets if {0, 1} <= set(some)] == [(0, 1, 2)]  # the default, whatever it is worth
+
+
+@settings(max_examples=15, deadline=None)
+@given(machines(), st.integers(3, 4), st.sampled_from(list(permutations(range(6)))[::37]))
+def test_the_names_of_the_devices_do_not_matter(machine: Wiring, k: int, order: tuple[int, ...]) -> None:
+    there = machine.of(order)
+    here = set(combinations(range(6), k))
+    mine, theirs = search(machine, k, 0.02), search(there, k, 0.02)
+    chosen = {tuple(mine.sets[place].tolist()) for place in best(mine, 0.02)}
+    renamed = {tuple(sorted(order[m] for m in theirs.sets[place])) for place in best(theirs, 0.02)}
+    assert chosen == renamed <= here

@@ -1,0 +1,187 @@
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from collbench.choose.choice import AllLeft, Band, Candidate, Choice, How, TieBreak
+from collbench.choose.select import settle
+from collbench.judge.tiers import estimates
+from collbench.model.operations import Operation
+from collbench.model.run import Measurement, Run
+from collbench.report import sentences
+from tests.builders import gpus, in_words, measured, run_of
+
+BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
+FIRST, OTHER, THIRD = (0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7)
+
+
+def predicted(*sets: tuple[int, ...]) -> Choice:
+    """Return a choice of the first of these sets among all of them, for lack of anything but their bus ids."""
+    band = Band(250.0, 400.0, How.NVSWITCH)
+    found = tuple(Candidate(some, band, default=some == FIRST) for some in sets)
+    return Choice(sets[0], AllLeft(8, 8), band, found, decided_by=(TieBreak.BUS_ID,))
+
+
+def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
+    """Return a run with one trial for each busbw in GB/s, after which nothing is left to the imagination."""
+    points = [measured(Operation.ALLREDUCE, some, [gbs / BUS for gbs in trials]) for some, trials in rates.items()]
+    return run_of(gpus(8), points)
+
+
+def near(gbs: float) -> list[float]:
+    """Return six trials within 0.4% of a rate."""
+    return [gbs * (1 + share / 1000) for share in (-4, -2, -1, 1, 2, 4)]
+
+
+def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({FIRST: near(314), OTHER: near(390), THIRD: near(412)})
+    )
+    assert (choice.members, choice.decided_by, choice.tied) == (THIRD, (), False)
+    assert choice.gain is not None
+    low, middle, high = choice.gain
+    assert low < 412 / 314 < high
+    assert middle == pytest.approx(412 / 314)
+    assert high - low < 0.03
+    assert sentences.reason(choice, gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) that of the first 4"
+    assert [(one.members, round(one.gbs)) for one in choice.verified] == [(OTHER, 390), (THIRD, 412), (FIRST, 314)]
+
+
+def test_those_that_tie_with_the_fastest_go_back_to_the_prediction() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({FIRST: near(300), OTHER: near(400), THIRD: near(402)})
+    )
+    assert (choice.members, choice.decided_by, choice.tied) == (OTHER, (TieBreak.BUS_ID,), False)
+
+
+def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_prediction() -> None:
+    choice = settle(
+        predicted(OTHER, THIRD, FIRST), verification({OTHER: near(300), THIRD: near(400), FIRST: near(401)})
+    )
+    assert (choice.members, choice.decided_by) == (THIRD, (TieBreak.PREDICTED,))
+
+
+def test_all_that_tie_are_said_to() -> None:
+    choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
+    assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)
+    assert sentences.reason(choice, gpus(8)) == "300 GB/s measured (same as the first 4)"
+
+
+def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
+    """Within ±2% for certain is a tie; six trials that spread over 20% make nothing certain."""
+    wild = [360.0, 380, 400, 404, 420, 440]
+    choice = settle(predicted(OTHER, THIRD), verification({OTHER: wild, THIRD: [gbs * 1.01 for gbs in wild]}))
+    assert choice.members == THIRD
+
+
+def broken(point: Measurement, how: str) -> Measurement:
+    return replace(point, failure=in_words("no answer")) if how == "failed" else replace(point, wrong=1)
+
+
+@pytest.mark.parametrize("how", ["failed", "wrong"])
+def test_what_failed_or_moved_wrong_data_cannot_win(how: str) -> None:
+    run = verification({FIRST: near(300), OTHER: near(400)})
+    run.measurements[1] = broken(run.measurements[1], how)
+    assert settle(predicted(OTHER, FIRST), run).members == FIRST
+
+
+def test_without_the_default_no_gain_is_claimed() -> None:
+    choice = settle(predicted(OTHER, THIRD, FIRST), verification({OTHER: near(400), THIRD: near(300)}))
+    assert (choice.members, choice.gain, sentences.reason(choice, gpus(8))) == (OTHER, None, "400 GB/s measured")
+
+
+def test_a_simulated_figure_says_sim() -> None:
+    run = replace(verification({OTHER: near(400), FIRST: near(300)}), backend="sim")
+    assert sentences.reason(settle(predicted(OTHER, FIRST), run), gpus(8)).startswith("400 GB/s simulated, 1.33× (")
+
+
+def test_a_run_without_the_finalists_settles_nothing() -> None:
+    choice = predicted(OTHER, FIRST)
+    assert settle(choice, verification({THIRD: near(300)})) is choice
+    assert settle(choice, run_of(gpus(8), [measured(Operation.BROADCAST, OTHER, 300.0)])) is choice
+
+
+def test_the_size_that_most_finalists_have_decides() -> None:
+    points = [measured(Operation.ALLREDUCE, some, near(gbs / BUS), 2**20) for some, gbs in ((OTHER, 400), (FIRST, 300))]
+    run = run_of(gpus(8), [*points, measured(Operation.ALLREDUCE, FIRST, near(900 / BUS), 2**30)])
+    assert settle(predicted(FIRST, OTHER), run).members == OTHER
+
+
+def test_members_in_any_order_are_the_same_set() -> None:
+    run = run_of(gpus(8), [measured(Operation.ALLREDUCE, some[::-1], near(300 / BUS)) for some in (OTHER, FIRST)])
+    assert len(settle(predicted(OTHER, FIRST), run).verified) == 2
+
+
+def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> None:
+    """Two medians are compared, so the 95% interval is Student's."""
+    run = verification({OTHER: near(400), FIRST: near(300)})
+    choice = settle(predicted(OTHER, FIRST), run)
+    found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
+    from scipy.stats import t  # late: it takes a second
+
+    wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error)
+    assert choice.gain is not None
+    assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)
+    assert choice.gain[2] / choice.gain[1] - 1 == pytest.approx(math.expm1(wide), rel=1e-2)
+
+
+@pytest.mark.parametrize("count", [3, 13])
+def test_the_fastest_of_equal_sets_gains_nothing_for_certain(count: int) -> None:
+    """The fastest of several is fast by chance, too: the interval of its gain allows for that."""
+    draw = random.Random(1)
+    sets = list(combinations(range(8), 4))[:count]  # FIRST is the first
+    certain = 0
+    for _ in range(600):
+        trials: dict[tuple[int, ...], list[float]] = {
+            some: [300 * math.exp(draw.gauss(0, 0.03)) for _ in range(6)] for some in sets
+        }
+        gain = settle(predicted(*sets[1:], FIRST), verification(trials)).gain
+        certain += gain is not None and not gain[0] <= 1 <= gain[2]
+    assert certain <= 0.05 * 600
+
+
+def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
+    prediction = predicted(OTHER, FIRST)
+    bands = Band(30.0, 50.0, How.NVLINK_RINGS, rings=4), Band(20.0, 45.0, How.NVLINK_RINGS, rings=2)
+    found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
+    choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
+    assert (sentences.reason(choice, gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
+
+
+def test_bandwidth_that_decides_names_no_tie_break() -> None:
+    choice = settle(predicted(OTHER, FIRST), verification({OTHER: near(400), FIRST: near(300)}))
+    assert (choice.members, choice.decided_by) == (OTHER, ())
+
+
+def test_a_single_finalist_ties_with_nobody() -> None:
+    choice = settle(predicted(FIRST), verification({FIRST: near(300)}))
+    assert (choice.members, choice.tied) == (FIRST, False)
+
+
+@pytest.mark.parametrize(
+    ("title", "before", "failing", "failed"),
+    [
+        ("nothing failed", (), None, ()),
+        ("a pair within the winner", ((4, 5), (1, 2)), None, ((4, 5),)),
+        ("the winner itself", (OTHER,), None, (OTHER,)),
+        ("a pair of another set", ((0, 1),), None, ()),
+        ("a pair while the finalists were measured", (), (2, 5), ((2, 5),)),
+        ("a pair of another set then", (), (1, 2), ()),
+        ("what was known before goes first", ((4, 5),), (2, 5), ((4, 5),)),
+    ],
+)
+def test_what_failed_within_the_winner_stays_said(
+    title: str,
+    before: tuple[tuple[int, ...], ...],
+    failing: tuple[int, int] | None,
+    failed: tuple[tuple[int, ...], ...],
+) -> None:
+    run = verification({OTHER: near(400), FIRST: near(300)})
+    if failing:
+        run.measurements.append(broken(measured(Operation.ALLREDUCE, failing, 100.0), "wrong"))
+    choice = settle(replace(predicted(OTHER, FIRST), failed=before), run)
+    assert (choice.members, choice.failed) == (OTHER, failed)
+    assert ("includes failed" in sentences.reason(choice, gpus(8))) == bool(failed)

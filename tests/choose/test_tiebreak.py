@@ -1,0 +1,130 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from collbench.choose.choice import TieBreak
+from collbench.choose.problem import Level, Values, decide, different, members_with, what_remains, worst_inside
+from collbench.choose.rings import Sets, all_sets
+
+COSTS = members_with(np.array([True, False, False, False]))
+TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("title", "levels", "members", "used"),
+    [
+        ("nothing differs", (), (0, 1), (TieBreak.BUS_ID,)),
+        (
+            "one level leaves several",
+            (Level(TieBreak.IN_USE, COSTS),),
+            (1, 2),
+            (TieBreak.IN_USE, TieBreak.BUS_ID),
+        ),
+        (
+            "a later one decides",
+            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1])))),
+            (2, 3),
+            (TieBreak.IN_USE, TieBreak.SUSPECT),
+        ),
+        (
+            "the worst pair counts",
+            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.LATENCY, worst_inside(TIERS))),
+            (1, 2),
+            (TieBreak.IN_USE, TieBreak.LATENCY, TieBreak.BUS_ID),
+        ),
+        (
+            "an earlier one goes first",
+            (Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1]))), Level(TieBreak.IN_USE, COSTS)),
+            (2, 3),
+            (TieBreak.SUSPECT, TieBreak.IN_USE),
+        ),
+    ],
+)
+def test_tie_breaks_go_level_by_level(
+    title: str, levels: tuple[Level, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
+) -> None:
+    sets = all_sets(4, 2)
+    place, decided_by = decide(sets, levels, TieBreak.BUS_ID)
+    assert (tuple(sets[place].tolist()), decided_by) == (members, used)
+
+
+def test_a_single_set_needs_no_tie_break() -> None:
+    assert decide(all_sets(3, 3), (Level(TieBreak.IN_USE, lambda sets: np.zeros(len(sets))),), TieBreak.BUS_ID) == (
+        0,
+        (),
+    )
+
+
+def test_sets_are_rated_by_the_best_that_they_leave() -> None:
+    """0-1 and 2-3 carry 50, all others 10: after 0-1 the next job gets 50, after 0-2 it gets 10."""
+    sets = all_sets(4, 2)
+    values = np.array([50.0, 10, 10, 10, 10, 50])
+    assert what_remains(sets, values, 0.02)(sets).tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_decides() -> None:
+    asked: list[list[list[int]]] = []
+
+    def alike(sets: Sets) -> Values:
+        asked.append(sets.tolist())
+        return np.zeros(len(sets))
+
+    some = np.array([[0, 1], [1, 2], [2, 3]])
+    assert decide(some, (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.NUMA_NODES, alike)), TieBreak.INDEX) == (
+        1,
+        (TieBreak.IN_USE, TieBreak.INDEX),
+    )
+    assert asked == [[[1, 2], [2, 3]]]
+
+
+def test_a_level_that_leaves_one_set_ends_the_questions() -> None:
+    def never(sets: Sets) -> Values:
+        raise AssertionError(sets)
+
+    assert decide(
+        np.array([[0, 1], [1, 2]]), (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, never)), TieBreak.INDEX
+    ) == (1, (TieBreak.IN_USE,))
+
+
+def test_the_order_of_positions_decides_last_the_first_position_first() -> None:
+    sets = np.array([[1, 2, 3], [0, 3, 4], [0, 2, 5], [0, 2, 6]])
+    assert decide(sets, (), TieBreak.INDEX) == (2, (TieBreak.INDEX,))
+
+
+def test_what_levels_count() -> None:
+    sets = np.array([[0, 1, 2], [0, 2, 3], [1, 2, 3]])
+    groups = np.array([4, 9, 4, 4])
+    assert different(groups)(sets).tolist() == [2, 1, 2]
+    assert different(np.array([4, 9, 9, 4]))(sets).tolist() == [2, 2, 2]
+    assert different(np.array([1, 0, 2, 1]))(sets).tolist() == [3, 2, 3]
+    assert members_with(np.array([True, False, True, True]))(sets).tolist() == [2, 3, 2]
+    tiers = np.array([[9.0, 1, 2, 5], [7, 0, 1, 1], [1, 1, 0, 1], [1, 1, 8, 0]])
+    assert worst_inside(np.where(np.eye(4), 0, tiers))(sets).tolist() == [7, 8, 8]
+
+
+@pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 1), (2, 2), (3, 3), (3, 4)])
+def test_what_remains_is_the_best_set_without_these_members(k: int, seed: int) -> None:
+    sets = all_sets(7, k)
+    values = np.random.default_rng(seed).choice(np.arange(1.0, 40.0), len(sets))
+    members = [set(some) for some in combinations(range(7), k)]
+    left = [
+        max((value for other, value in zip(members, values, strict=True) if not some & other), default=0.0)
+        for some in members
+    ]
+    assert what_remains(sets, values, 0.1)(sets).tolist() == [0.0 if one >= max(left) * 0.9 else 1.0 for one in left]
+
+
+def test_remainders_are_rated_for_the_sets_asked_about() -> None:
+    sets = all_sets(5, 2)
+    values = np.array(
+        [100.0 if some == (3, 4) else 97.0 if some == (0, 1) else 10.0 for some in combinations(range(5), 2)]
+    )
+    some = np.array([[0, 1], [2, 3], [1, 3]])
+    assert what_remains(sets, values, 0.02)(some).tolist() == [0, 1, 1]
+    assert what_remains(sets, values, 0.03)(some).tolist() == [0, 0, 1]
+
+
+def test_where_nothing_remains_all_cost_the_same() -> None:
+    sets = all_sets(3, 2)
+    assert what_remains(sets, np.array([3.0, 2.0, 1.0]), 0.02)(sets).tolist() == [0, 0, 0]

@@ -1,0 +1,44 @@
+"""Pairs of nodes as rounds would show them, without a simulator: a rate for each pair, and noise from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from collbench.cluster.fit import Observation
+from collbench.cluster.nodes import Judgement, Switches, judge
+
+Rate = Callable[[int, int], float]
+
+
+def seen(
+    nodes: int, rate: Rate, times: int = 1, sigma: float = 0.0, *, one_way: bool = False, seed: int = 0
+) -> list[Observation]:
+    """Return every pair of nodes `times` times, one way in both directions."""
+    rng = random.Random(1000 * seed + nodes)
+    pairs = [pair for pair in combinations(range(nodes), 2) for _ in range(times)]
+    if one_way:
+        pairs += [(b, a) for a, b in pairs]
+    return [Observation(a, b, rate(a, b) * rng.lognormvariate(0, sigma), one_way) for a, b in pairs]
+
+
+def slow(*nodes: int, ratio: float = 0.9) -> Rate:
+    """Return a rate of 100 GB/s, and less where one of the nodes takes part: once, however many do."""
+    return lambda a, b: 100.0 * (ratio if {a, b} & set(nodes) else 1.0)
+
+
+def leaves(nodes: int, size: int) -> tuple[Switches, ...]:
+    """Return leaves of so many neighbours."""
+    members = tuple(tuple(range(first, first + size)) for first in range(0, nodes, size))
+    return (Switches(tuple(f"leaf{index}" for index in range(len(members))), members),)
+
+
+def names_of(found: Judgement) -> list[int]:
+    """Return the nodes that are slow for certain."""
+    return [one.node for one in found.slow_nodes]
+
+
+def judged(nodes: int, rate: Rate, known: Sequence[Switches] = ()) -> Judgement:
+    """Return what every pair, four times with 1% noise, says."""
+    return judge(seen(nodes, rate, 4, 0.01), nodes, known)

@@ -1,0 +1,105 @@
+"""`collbench nodes`: the plan, simulated clusters, and what is refused. Ranks on several hosts: tests/ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from collbench.cluster.simulated import named
+from tests.cli.program import Program
+from tests.sim.made import cluster_text
+
+pytestmark = pytest.mark.usefixtures("loaded_program")
+
+SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
+
+
+def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> None:
+    result = program("nodes", "--plan", "128x8")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("plan      128 nodes × 8 GPUs = 1,024 GPUs; an estimate: nothing is measured\n")
+    total = re.search(r"^total +([\d.]+)$", result.out, re.MULTILINE)
+    assert total is not None
+    assert 30 < float(total[1]) < 60
+    assert "8,128 pairs would take 127 rounds" in result.out
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "nodes", "gpus", "size_bytes"), [("128x8", "512M", 128, 8, 2**29), ("2×1", "8", 2, 1, 8)]
+)
+def test_the_plan_as_json_has_the_pages_figures(
+    program: Program, shape: str, size: str, nodes: int, gpus: int, size_bytes: int
+) -> None:
+    arguments = ("nodes", "--plan", shape, "--size", size)
+    result = program(*arguments, "--json")
+    assert (result.status, result.err) == (0, "")
+    answer = json.loads(result.out)
+    assert answer["estimate"] is True
+    assert (answer["nodes"], answer["gpus"], answer["size_bytes"]) == (nodes, gpus, size_bytes)
+    whole = program(*arguments).out
+    assert f"total {answer['seconds']:.1f}" in " ".join(whole.split())
+    assert f"{answer['measurements']:,} measurements" in " ".join(whole.split())
+    shown = re.findall(r"^(\S.*?) {2,}\d+ +\d+\.\d\d ", whole, re.MULTILINE)
+    assert [phase["what"] for phase in answer["phases"]] == shown
+
+
+def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program) -> None:
+    result = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
+    assert (result.status, result.err) == (0, "")
+    assert "\nbackend   sim: nothing is measured\n" in result.out
+    slow = [line.split()[1].rstrip(":") for line in result.out.splitlines() if line.startswith("slow ")]
+    assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
+    assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in result.out
+    assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
+
+
+def test_a_seed_gives_the_same_page_again(program: Program) -> None:
+    first, again = (program(*SIM, "thin-32", "--seed", "3").out for _ in range(2))
+    assert first == again
+
+
+def test_one_way_shows_the_direction(program: Program) -> None:
+    result = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7")
+    assert result.out.startswith("slow      node42: sending ")
+
+
+def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(cluster_text(named("thin-32")), encoding="utf-8")
+    answer = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
+    assert answer["backend"] == "sim"
+    assert answer["choice"]["nodes"] == ["node0", "node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("title", "args", "message"),
+    [
+        ("outside a launch", ("nodes", "--select", "2"), "start this with srun, torchrun or mpirun"),
+        ("no cluster", ("nodes", "--backend", "sim"), "needs --fabric-cluster: superpod-128, tree-128"),
+        ("an unknown one", (*SIM, "nope"), "no cluster is called 'nope'"),
+        ("a file that is not there", (*SIM, "nope.json"), "cannot read cluster file nope.json"),
+        ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
+        ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
+        ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
+        ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
+        ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        (
+            "a simulation to go on with",
+            ("nodes", "--backend", "sim", "--resume", "x"),
+            "so --resume has nothing to resume",
+        ),
+        ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
+        ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is not a cluster"),
+        ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),
+        ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),
+    ],
+)
+def test_meaningless_requests_are_refused_in_a_line(
+    program: Program, title: str, args: tuple[str, ...], message: str
+) -> None:
+    result = program(*args)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.line

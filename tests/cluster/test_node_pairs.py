@@ -1,0 +1,442 @@
+"""Pairs of nodes on a backend whose times each test sets: four hosts with two GPUs each unless stated."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+import collbench.cluster.measure
+from collbench.cluster.measure import NodePairs, by_node, iterations, rails, rejoined, survey_nodes
+from collbench.cluster.nodes import State, Switches, choose_nodes
+from collbench.cluster.page import lost
+from collbench.judge.outcome import outcome
+from collbench.measurement.backends.protocol import Step, Timing
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Operation
+from collbench.model.run import DataPoint, Device, Run, StopReason
+from tests.builders import gpus, run_of
+from tests.measurement.fakes import FakeBackend
+from tests.measurement.interrupted import saved_after_ctrl_c
+
+MIB = 2**20
+
+
+def hosts(*counts: int) -> tuple[Device, ...]:
+    names = [f"n{index}" for index, count in enumerate(counts) for _ in range(count)]
+    return tuple(replace(device, host=name) for device, name in zip(gpus(len(names)), names, strict=True))
+
+
+class Hosts(FakeBackend):
+    """Every message takes 1 ms; `spoil(step)` may raise."""
+
+    def __init__(self, *counts: int, spoil: Callable[[Step], None] = lambda _step: None) -> None:
+        super().__init__(sum(counts))
+        self._devices, self._spoil = hosts(*counts), spoil
+
+    seconds = 0.001
+
+    def time(self, step: Step) -> Timing:
+        self.steps.append(step)
+        self._spoil(step)
+        return Timing(tuple((self.seconds,) * step.batches for _ in step.groups))
+
+
+def node_pairs_and_run(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
+    run = run_of(backend.devices(), [])
+    return NodePairs(backend, run, size), run
+
+
+@pytest.mark.parametrize(
+    ("one_way", "operation", "gbs"),
+    # 1 MiB in 1 ms is 1.048576 GB/s; of an all-reduce on four ranks busbw is 1.5 times that.
+    [(False, Operation.ALLREDUCE, 1.572864), (True, Operation.BROADCAST, 1.048576)],
+)
+def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, operation: Operation, gbs: float) -> None:
+    backend = Hosts(2, 2, 2, 2)
+    pairs, run = node_pairs_and_run(backend)
+    assert pairs.measure([(2, 0), (1, 3)], one_way) == pytest.approx([gbs, gbs])
+    first = (4, 5, 0, 1) if one_way else (0, 1, 4, 5)  # only a direction has an order
+    assert {step.groups for step in backend.steps} == {(first, (2, 3, 6, 7))}
+    assert {step.operation for step in backend.steps} == {operation}
+    assert [measurement.point.members for measurement in run.measurements] == [first, (2, 3, 6, 7)]
+    assert {len(measurement.samples) for measurement in run.measurements} == {3}
+    assert backend.reserved == [MIB]
+
+
+def test_each_sample_says_whether_its_launches_were_plain() -> None:
+    class Plain(Hosts):
+        def time(self, step: Step) -> Timing:
+            return replace(super().time(step), plain=(True, False)[: len(step.groups)])
+
+    pairs, run = node_pairs_and_run(Plain(2, 2, 2, 2))
+    pairs.measure([(0, 1), (2, 3)], False)
+    assert [{sample.plain for sample in measurement.samples} for measurement in run.measurements] == [{True}, {False}]
+
+
+def test_after_a_failed_round_each_pair_is_tried_by_itself() -> None:
+    def spoil(step: Step) -> None:
+        if any(7 in group for group in step.groups):
+            raise StepFailed("it hangs", FailureKind.HANG)
+
+    backend = Hosts(2, 2, 2, 2, spoil=spoil)
+    pairs, run = node_pairs_and_run(backend)
+    assert pairs.measure([(0, 1), (2, 3)], False) == [pytest.approx(1.572864), None]
+    assert lost(run) == ("n2 and n3: it hangs",)
+    reported = {
+        measurement.point.members: (measurement.failure and measurement.failure.kind, len(measurement.samples) > 0)
+        for measurement in run.measurements
+    }
+    assert reported == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
+    assert outcome(run).status is ExitStatus.UNTRUSTED
+
+
+def test_wrong_data_ends_the_survey() -> None:
+    def spoil(_step: Step) -> None:
+        raise DataCorruption("wrong")
+
+    pairs, _ = node_pairs_and_run(Hosts(1, 1, spoil=spoil))
+    with pytest.raises(DataCorruption):
+        pairs.measure([(0, 1)], False)
+
+
+def test_inside_the_nodes_every_pair_is_measured_all_nodes_at_once() -> None:
+    backend = Hosts(4, 2, 1)
+    pairs, run = node_pairs_and_run(backend)
+    pairs.measure_inside()
+    measured_pairs = {frozenset(measurement.point.members) for measurement in run.measurements}
+    assert measured_pairs == {frozenset({a, b}) for a in range(4) for b in range(a)} | {frozenset({4, 5})}
+    assert max(len(step.groups) for step in backend.steps) == 3  # two pairs of the first node, one of the second
+
+
+def test_hosts_keep_the_order_of_the_ranks() -> None:
+    shuffled = tuple(hosts(2, 2)[rank] for rank in (2, 0, 3, 1))
+    assert by_node(shuffled) == {"n1": (0, 2), "n0": (1, 3)}
+
+
+def test_one_host_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"all ranks are on one host.*collbench pairs"):
+        node_pairs_and_run(Hosts(4))
+
+
+def test_a_message_too_large_is_refused() -> None:
+    backend = Hosts(1, 1)
+    backend.capacity = MIB
+    with pytest.raises(UsageError, match="--size 2M does not fit: the fullest device has room for 1M"):
+        node_pairs_and_run(backend, 2 * MIB)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-6, 20), (0.001, 20), (0.02, 5), (0.099, 1), (0.1, 1), (30.0, 1)])
+def test_a_batch_ends_after_a_tenth_of_a_second_or_one_call(seconds: float, expected: int) -> None:
+    """A survey of 512M over 10 GbE takes a minute or so, not an hour; on fast networks nothing changes."""
+    backend = Hosts(1, 1)
+    backend.seconds = seconds
+    pairs, run = node_pairs_and_run(backend)
+    assert iterations(MIB) == 20
+    pairs.measure([(0, 1)], False)
+    pairs.measure([(0, 1)], False)
+    tried, *trials = backend.steps
+    assert (tried.iterations, tried.batches) == (1, 1)
+    assert {step.iterations for step in trials} == {expected}
+    assert len(trials) == 6, "it is tried once"
+    assert {sample.iterations for measurement in run.measurements for sample in measurement.samples} == {expected}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_host_that_is_lost_in_a_round_costs_that_pair_only(seed: int) -> None:
+    """From the first step on or from a later one, and whichever rank of it is lost."""
+    rng = random.Random(seed)
+    victim, dies_at = rng.randrange(12), rng.randrange(20)
+    lost_ranks: set[int] = set()
+
+    def spoil(step: Step) -> None:
+        if len(backend.steps) > dies_at and victim not in lost_ranks:
+            lost_ranks.add(victim)
+            raise StepFailed("rank is gone", FailureKind.CRASH)
+        assert not lost_ranks & {rank for group in step.groups for rank in group}, "a lost rank runs no further step"
+
+    backend = Hosts(*(2,) * 6, spoil=spoil)
+    saved: list[tuple[int, ...]] = []
+    run = run_of(backend.devices(), [])
+    pairs = NodePairs(
+        backend, run, MIB, lambda: lost_ranks, lambda measurement: saved.append(measurement.point.members)
+    )
+    done = survey_nodes(6, (), pairs.measure, lambda rounds: rounds < 12, seed, one_way=False, lost=pairs.lost)
+    assert pairs.lost() == {victim // 2}
+    failed = [measurement for measurement in run.measurements if measurement.failure]
+    assert len(failed) <= 1, "the pair in which it was lost, unless it rested"
+    assert all(victim in measurement.point.members for measurement in failed)
+    states = [node.state for node in done.judgement.nodes]
+    assert states == [State.UNDECIDED if node == victim // 2 else State.HEALTHY for node in range(6)]
+    assert len(done.rounds) == 8, "no further round would tell more"
+    assert victim // 2 not in choose_nodes(done.judgement, 5).members
+    samples = sum(len(measurement.samples) for measurement in run.measurements)
+    assert len(saved) == samples + len(failed), "each trial and each failure is kept at once"
+    assert len(done.seen) * 3 == samples
+
+
+def test_partners_of_lost_nodes_meet_each_other() -> None:
+    pairs = ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert rejoined(pairs, ()) == pairs
+    assert rejoined(pairs, (1, 4)) == ((2, 3), (6, 7), (0, 5))
+    assert rejoined(pairs, (2, 3)) == ((0, 1), (4, 5), (6, 7))
+    assert rejoined(pairs, (7,)) == ((0, 1), (2, 3), (4, 5)), "and one without a partner rests"
+
+
+def test_losing_all_nodes_is_an_error() -> None:
+    def measure(pairs: Sequence[tuple[int, int]], _one_way: bool) -> list[float | None]:
+        return [1.0 for _ in pairs]
+
+    with pytest.raises(BackendError, match="no pair of nodes could be measured"):
+        survey_nodes(3, (), measure, lambda _made: False, 1, one_way=True, lost=lambda: (0, 1))
+
+
+def test_what_an_earlier_start_measured_is_not_measured_again() -> None:
+    """Round for round in the order in which it was measured; interrupted trials are repeated."""
+    first_backend = Hosts(2, 2, 2, 2)
+    pairs, run = node_pairs_and_run(first_backend)
+    pairs.measure([(0, 1), (2, 3)], False)
+    first_backend.seconds = 0.002
+    pairs.measure([(0, 1), (2, 3)], False)
+    del run.measurements[1].samples[-1]
+    run.measurements[0].stop = StopReason.INTERRUPTED
+
+    resumed_backend = Hosts(2, 2, 2, 2)
+    resumed_backend.seconds = 0.004
+    resumed = NodePairs(resumed_backend, run, MIB)
+    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864, 1.572864])
+    assert resumed_backend.steps == []
+    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864 / 2, 1.572864 / 4])
+    assert {step.groups for step in resumed_backend.steps} == {((4, 5, 6, 7),)}
+    assert resumed.measure([(0, 1)], False) == pytest.approx([1.572864 / 4])
+    assert [len(measurement.samples) for measurement in run.measurements] == [9, 6]
+    assert {measurement.stop for measurement in run.measurements} == {None}
+
+
+def test_a_pair_that_failed_before_is_tried_again() -> None:
+    def spoil(step: Step) -> None:
+        if any(7 in group for group in step.groups):
+            raise StepFailed("it hangs", FailureKind.HANG)
+
+    pairs, run = node_pairs_and_run(Hosts(2, 2, 2, 2, spoil=spoil))
+    pairs.measure([(0, 1), (2, 3)], False)
+    resumed = NodePairs(Hosts(2, 2, 2, 2), run, MIB)
+    assert lost(run) == ()
+    assert None not in resumed.measure([(0, 1), (2, 3)], False)
+    assert [len(measurement.samples) for measurement in run.measurements] == [3, 3]
+    assert outcome(run).status is ExitStatus.DONE
+
+
+def test_a_whole_survey_goes_on_as_if_it_had_never_stopped() -> None:
+    """Whatever round it stopped in: the same rounds, the same pairs, each with as many trials."""
+
+    def surveyed(run: Run | None, most_steps: int) -> tuple[Run, int]:
+        backend = Hosts(*[1] * 8)
+
+        def spoil(_step: Step) -> None:
+            if len(backend.steps) > most_steps:
+                raise KeyboardInterrupt
+
+        backend._spoil = spoil
+        run = run_of(backend.devices(), []) if run is None else run
+        pairs = NodePairs(backend, run, MIB)
+        with suppress(KeyboardInterrupt):
+            survey_nodes(8, (), pairs.measure, lambda rounds: rounds < 10, 7, one_way=False)
+        return run, len(backend.steps)
+
+    def trial_counts(run: Run) -> list[tuple[tuple[int, ...], int]]:
+        return sorted((measurement.point.members, len(measurement.samples)) for measurement in run.measurements)
+
+    uninterrupted, steps = surveyed(None, 1000)
+    for most_steps in range(1, steps):
+        interrupted, _ = surveyed(None, most_steps)
+        resumed, resumed_steps = surveyed(interrupted, 1000)
+        assert trial_counts(resumed) == trial_counts(uninterrupted), most_steps
+        assert resumed_steps <= steps - most_steps + 4  # the round that was cut off, and how long a call takes
+
+
+class Unequal(Hosts):
+    """Some nodes are slow, and no two pairs are quite alike: rounds on suspects follow the screening."""
+
+    def __init__(self, devices: tuple[Device, ...], slow: frozenset[str]) -> None:
+        super().__init__(len(devices))
+        self._devices, self._slow = devices, slow
+        self.most_steps = 10**6
+
+    def time(self, step: Step) -> Timing:
+        self.steps.append(step)
+        if len(self.steps) > self.most_steps:
+            raise KeyboardInterrupt
+        names = [{self._devices[rank].host for rank in group} for group in step.groups]
+        pair_of = [frozenset(group) for group in step.groups]
+        factors = [1.2 if hosts & self._slow else 1.0 for hosts in names]
+        jitters = [random.Random(str(sorted(pair))).uniform(1.0, 1.05) for pair in pair_of]
+        return Timing(
+            tuple((0.001 * a * b,) * step.batches for a, b in zip(factors, jitters, strict=True)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_is_measured_twice_and_a_pair_has_one_order(seed: int) -> None:
+    """Of any nodes, in any order of their ranks, after being cut off anywhere, twice; and again when it is complete."""
+    rng = random.Random(seed)
+    nodes, gpus_each = rng.randint(2, 9), rng.randint(1, 3)
+    devices = list(hosts(*(gpus_each,) * nodes))
+    rng.shuffle(devices)
+    slow = frozenset(f"n{node}" for node in rng.sample(range(nodes), rng.randrange(nodes)))
+    one_way, most_rounds, rails_too = rng.random() < 0.3, rng.randint(0, 14), gpus_each > 1 and rng.random() < 0.5
+    first_leaf = tuple(range(nodes // 2))
+    known = (Switches(("a", "b"), (first_leaf, tuple(range(nodes // 2, nodes)))),) if rng.random() < 0.3 else ()
+
+    def surveyed(run: Run | None, most_steps: int, in_time: Callable[[int], bool]) -> tuple[Run, Unequal]:
+        backend = Unequal(tuple(devices), slow)
+        backend.most_steps = most_steps
+        run = replace(run_of(backend.devices(), []), complete=False) if run is None else run
+        pairs = NodePairs(backend, run, MIB, complete=run.complete)
+        with suppress(KeyboardInterrupt):
+            survey_nodes(
+                nodes,
+                known,
+                pairs.measure,
+                lambda made: pairs.more(in_time(made)),
+                seed,
+                one_way=one_way,
+                unused=pairs.unused,
+            )
+            pairs.measure_inside()
+            if rails_too:
+                pairs.measure_rails(seed)
+            run.complete = True
+        return run, backend
+
+    def trials_of(run: Run) -> dict[DataPoint, int]:
+        return {measurement.point: len(measurement.samples) for measurement in run.measurements}
+
+    def in_time(made: int) -> bool:
+        return made < most_rounds
+
+    whole, backend = surveyed(None, 10**6, in_time)
+    pairs = [frozenset(measurement.point.members) for measurement in whole.measurements]
+    assert max(Counter(pairs).values()) == 1 + one_way
+    cuts = [rng.randint(1, len(backend.steps)), rng.randint(1, len(backend.steps))]
+    resumed: Run | None = None
+    for most_steps in cuts:
+        resumed, _ = surveyed(resumed, most_steps, in_time)
+        assert all(count <= trials_of(whole)[point] for point, count in trials_of(resumed).items())
+    resumed, _ = surveyed(resumed, 10**6, in_time)
+    assert trials_of(resumed) == trials_of(whole)
+    again, backend = surveyed(resumed, 10**6, lambda _made: True)
+    assert backend.steps == []
+    assert trials_of(again) == trials_of(whole)
+
+
+def test_a_complete_survey_is_judged_by_all_it_has_if_switches_are_named_later() -> None:
+    """Then other pairs are requested than were measured."""
+    backend = Hosts(*[1] * 9)
+    pairs, run = node_pairs_and_run(backend)
+    first = survey_nodes(9, (), pairs.measure, lambda _made: False, 5, one_way=False)
+    again = NodePairs(resumed := Hosts(*[1] * 9), run, MIB, complete=True)
+    known = [Switches(("a", "b"), ((0, 1, 2, 3), (4, 5, 6, 7, 8)))]
+    second = survey_nodes(
+        9, known, again.measure, lambda _made: again.more(True), 5, one_way=False, unused=again.unused
+    )
+    assert resumed.steps == []
+    assert Counter((one.first, one.second) for one in second.seen) == Counter(
+        (one.first, one.second) for one in first.seen
+    )
+
+
+def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:
+    pairs, run = node_pairs_and_run(Hosts(4, 2, 1))
+    pairs.measure_inside()
+    del run.measurements[-1]
+    backend = Hosts(4, 2, 1)
+    NodePairs(backend, run, MIB).measure_inside()
+    assert {len(step.groups) for step in backend.steps} == {1}
+    assert len(run.measurements) == 7
+
+
+class Rails(Hosts):
+    """Pairs of single ranks take longer where a rail, or a node on one rail, is slow: (node or None, rail)."""
+
+    slow: tuple[int | None, int] = (None, -1)
+
+    def time(self, step: Step) -> Timing:
+        self.steps.append(step)
+        node_and_rail = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
+
+        def seconds(group: tuple[int, ...]) -> float:
+            node, rail = self.slow
+            is_slow = (
+                any(node_and_rail[rank][1] == rail and node in (None, node_and_rail[rank][0]) for rank in group)
+                and len(group) == 2
+            )
+            return self.seconds * (2.0 if is_slow else 1.0)
+
+        return Timing(tuple((seconds(group),) * step.batches for group in step.groups))
+
+
+@pytest.mark.parametrize(
+    ("slow", "rail", "nodes"),
+    [((None, -1), [], []), ((None, 2), [2], []), ((3, 1), [], [(1, 3)]), ((0, 0), [], [(0, 0)])],
+)
+def test_a_slow_rail_is_distinguished_from_a_node_that_is_slow_on_one(
+    slow: tuple[int | None, int], rail: list[int], nodes: list[tuple[int, int]]
+) -> None:
+    backend = Rails(4, 4, 4, 4, 4, 4)
+    backend.slow = slow
+    pairs, run = node_pairs_and_run(backend)
+    pairs.measure_rails(seed=5)
+    summaries = rails(run, pairs.ranks)
+    assert [summary.rail for summary in summaries] == [0, 1, 2, 3]
+    assert [summary.rail for summary in summaries if summary.slow] == rail
+    assert [(summary.rail, node.node) for summary in summaries for node in summary.slow_nodes] == nodes
+    assert {len(group) for step in backend.steps for group in step.groups} == {2}
+    for step in backend.steps:
+        assert len({rank for group in step.groups for rank in group}) == 2 * len(step.groups), "disjoint"
+        assert all(a % 4 == b % 4 and a // 4 != b // 4 for a, b in step.groups)
+    # What was measured is not measured again.
+    resumed_backend = Rails(4, 4, 4, 4, 4, 4)
+    NodePairs(resumed_backend, run, MIB).measure_rails(seed=5)
+    assert not resumed_backend.steps
+
+
+def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
+    pairs, run = node_pairs_and_run(Hosts(3, 2, 3))
+    pairs.measure_rails(seed=1)
+    assert {summary.rail for summary in rails(run, pairs.ranks)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
+    """One pair fails in each round; the resumed run has its failure, and half a round of another pair, from before."""
+
+    def fail_pair(step: Step) -> None:
+        if any({0, 2} <= set(group) for group in step.groups):
+            raise StepFailed("gone")
+
+    rounds = ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
+
+    def begin() -> tuple[Run, Callable[[], object]]:
+        backend = Hosts(2, 2, 2, 2, spoil=fail_pair)
+        pairs, run = node_pairs_and_run(backend)
+        if resumed:
+            pairs.measure(rounds[0], False)
+            del run.measurements[-1].samples[1:]
+
+        def measure() -> None:
+            node_pairs = NodePairs(backend, run, MIB)
+            for round_of_pairs in rounds:
+                node_pairs.measure(round_of_pairs, False)
+
+        return run, measure
+
+    runs = list(saved_after_ctrl_c(collbench.cluster.measure, begin))
+    assert len(runs) > 100
+    assert all(measurement.samples or measurement.failure for run in runs for measurement in run.measurements)
+    assert {len(run.measurements) for run in runs[-5:]} == {4}, "late interrupts leave everything"

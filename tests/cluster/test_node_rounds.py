@@ -1,0 +1,90 @@
+"""Rounds of pairs of nodes: disjoint, random by seed, and led by what looks suspicious."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from collbench.cluster.measure import SCREENING, Round, RoundKind, apart, matching, screening, survey
+
+LEAVES = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
+
+_AMONG, _MIXED = RoundKind.AMONG_SUSPECTS, RoundKind.SUSPECTS_AND_OTHERS
+
+
+def nodes_of(planned: Round) -> list[int]:
+    return [node for pair in planned.pairs for node in pair]
+
+
+@pytest.mark.parametrize(("nodes", "resting"), [(2, 0), (3, 1), (16, 0), (127, 1)])
+@pytest.mark.parametrize("groups", [(), ((0, 1, 2),)])
+@pytest.mark.parametrize("make", [matching, apart])
+def test_a_round_has_every_node_once(
+    nodes: int, resting: int, groups: tuple[tuple[int, ...], ...], make: object
+) -> None:
+    existing_groups = tuple(tuple(node for node in group if node < nodes) for group in groups)
+    pairs = make(nodes, existing_groups, random.Random(1))  # type: ignore[operator]
+    assert len({node for pair in pairs for node in pair}) == 2 * len(pairs) == nodes - resting
+
+
+def test_pairs_lie_within_groups_or_apart() -> None:
+    leaf = {node: index for index, members in enumerate(LEAVES) for node in members}
+    for seed in range(50):
+        assert all(leaf[a] == leaf[b] for a, b in matching(16, LEAVES, random.Random(seed)))
+        assert not any(leaf[a] == leaf[b] for a, b in apart(16, LEAVES, random.Random(seed)))
+
+
+def test_a_group_that_cannot_be_parted_is_paired_all_the_same() -> None:
+    assert len(apart(4, ((0, 1, 2, 3),), random.Random(1))) == 2
+
+
+@pytest.mark.parametrize("nodes", [3, 8, 16, 64])
+def test_the_screening_gives_every_node_its_measurements_and_no_pair_twice_too_early(nodes: int) -> None:
+    rounds = screening(nodes, (), random.Random(1))
+    assert len(rounds) == SCREENING
+    met = Counter(frozenset(pair) for planned in rounds for pair in planned.pairs)
+    every = nodes * (nodes - 1) // 2
+    assert max(met.values()) <= -(-sum(met.values()) // every) + 1
+    if nodes > SCREENING:
+        assert max(met.values()) == 1
+        assert set(Counter(node for planned in rounds for node in nodes_of(planned)).values()) == {SCREENING}
+
+
+def test_where_leaves_are_known_pairs_lie_within_them_and_apart_in_turn() -> None:
+    kinds = [planned.kind for planned in screening(16, LEAVES, random.Random(1))]
+    assert kinds == ["within leaves", "between leaves"] * 4
+
+
+def test_one_node_has_no_rounds() -> None:
+    assert screening(1, (), random.Random(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "verdicts", "most", "kinds"),
+    [
+        ("nothing is suspicious", [None], 20, []),
+        ("suspects meet, and every third time others", [((1, 2, 5),)] * 4 + [None], 20,
+         [_MIXED, _AMONG, _AMONG, _MIXED]),
+        ("somebody is open, nobody in particular", [(), None], 20, [_MIXED]),
+        ("time is up", [((1, 2, 5),)] * 9, 10, [_MIXED, _AMONG]),
+        ("time is up before the screening ends, which is made", [((1, 2, 5),)], 0, []),
+    ],
+)  # fmt: skip
+def test_after_the_screening(
+    title: str, verdicts: list[Sequence[tuple[int, ...]] | None], most: int, kinds: list[str]
+) -> None:
+    measured: list[Round] = []
+    next_verdict = iter(verdicts)
+    rounds = survey(16, (), measured.append, lambda: next(next_verdict), lambda count: count < most, random.Random(1))
+    assert list(rounds) == measured
+    assert [planned.kind for planned in rounds[SCREENING:]] == kinds
+
+
+def test_a_seed_makes_the_same_rounds_again() -> None:
+    first, again = (
+        survey(9, (), lambda _round: None, lambda: None, lambda _n: True, random.Random(4)) for _ in range(2)
+    )
+    assert first == again

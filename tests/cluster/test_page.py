@@ -1,0 +1,148 @@
+"""The page of `collbench nodes`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from collbench.cluster.fit import Observation
+from collbench.cluster.nodes import (
+    Effect,
+    Judgement,
+    LateNode,
+    NodeEffect,
+    Rail,
+    State,
+    choose_nodes,
+    judge,
+)
+from collbench.cluster.page import Origin, Truth, as_plain, page
+from tests.cluster.made import judged, leaves, seen, slow
+
+LEAVES = leaves(16, 4)
+SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
+
+
+def test_every_figure_of_a_simulation_says_so() -> None:
+    judgement = judged(16, slow(3), LEAVES)
+    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
+    lines = text.splitlines()
+    assert "backend   sim: nothing is measured" in lines
+    for line in lines:
+        assert "sim" in line or not any(unit in line for unit in ("GB/s", "%", " s,")), line
+
+
+def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
+    judgement = judged(16, slow(3), LEAVES)
+    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
+    assert "\nslow      node3: " in text
+    assert text.startswith("chosen    node[4-11] (sim)\n")
+    assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
+    assert "\nleft out  node3: " in text
+    assert text.endswith("truth     the chosen nodes reach 100 GB/s busbw; no choice can exceed 100 GB/s (sim)")
+
+
+def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
+    judgement = judged(16, slow(3), LEAVES)
+    narrow = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=50)
+    assert max(map(len, narrow.splitlines())) <= 50
+    wide = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=1000)
+    assert " ".join(narrow.split()) == " ".join(wide.split())
+    assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
+    names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
+    origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
+    everyone = judged(16, slow())
+    assert f" {names}\n" in page(origin, everyone, choose_nodes(everyone, 16), width=50)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "nodes", "why"),
+    [
+        (seen(2, slow(), 8, 0.01), 2, "two nodes form only one pair, which does not show which of them is slow"),
+        (seen(4, lambda a, b: 100.0 / (a ^ b), 4), 4, "they differ more than their nodes could explain"),
+        (seen(4, slow(), 2, 0.9), 4, "a longer --budget measures more"),
+    ],
+)
+def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int, why: str) -> None:
+    origin = Origin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
+    first, *_ = page(origin, judge(pairs, nodes), None, width=200).splitlines()
+    assert first.startswith("not judged: ")
+    assert why in first
+
+
+def test_real_figures_do_not_say_sim() -> None:
+    origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, lost=("node1 and node2: it hangs",))
+    text = page(origin, judged(16, slow()), None)
+    assert "sim" not in text
+    assert "slow      no node and no uplink" in text
+    assert "failed    node1 and node2: it hangs" in text
+
+
+def test_the_whole_page_says_what_a_round_took_beside_the_plan() -> None:
+    judgement = judged(16, slow())
+    origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, round_seconds=(0.5, 3.0, 0.75))
+    assert "cost      0.75 s per round (0.50 to 3.00)\n" in page(origin, judgement, None) + "\n"
+    planned = replace(origin, planned_seconds=1.52)
+    assert "cost      0.75 s per round (0.50 to 3.00); --plan predicts 1.52 s at that rate" in page(
+        planned, judgement, None
+    )
+    assert "cost" not in page(planned, judgement, None, verbose=False)
+    assert "cost" not in page(SIM, judgement, None)
+
+
+def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
+    judgement = judged(16, slow())
+    chosen = choose_nodes(judgement, 3)
+    same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
+    assert "gpus      0, 1 on each node" in page(same, judgement, chosen)
+    other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
+    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
+
+
+def test_json_says_first_what_it_is_and_that_it_is_simulated() -> None:
+    judgement = judged(16, slow(3), LEAVES)
+    answer = json.loads(json.dumps(as_plain(SIM, judgement, choose_nodes(judgement, 8, LEAVES), None)))
+    assert list(answer.items())[:3] == [("format", "collbench-nodes"), ("format_version", 1), ("backend", "sim")]
+    assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
+    assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"
+
+
+def test_the_page_says_who_reported_how_many_switches() -> None:
+    known = replace(SIM, switches=(4, 2), switches_from="scontrol")
+    text = page(known, judged(16, slow(3), LEAVES), None)
+    assert "\nswitches  4, under 2, as scontrol reports\n" in text
+    assert "\nswitches  one for all these nodes, as scontrol reports\n" in page(
+        replace(known, switches=()), judged(16, slow(3), LEAVES), None
+    )
+    assert "\nswitches  " not in page(SIM, judged(16, slow(3), LEAVES), None)
+
+
+def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
+    healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
+    slow = NodeEffect(1, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
+    judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
+    origin = Origin(
+        "host",
+        "2 hosts",
+        ("a", "b"),
+        ("at random",) * 8,
+        8,
+        3.0,
+        1,
+        late=(LateNode(1, 2.5e-3, (2.4e-3, 2.6e-3), 23, 24),),
+        rails=(Rail(0, 12.5, 0.0, False, (slow,)), Rail(1, 6.25, -0.5, True, ())),
+        network=("symbol_error grew by 3 on mlx5_0:1 of b",),
+    )
+    text = page(origin, judgement, None, width=200)
+    for line in (
+        "late      b arrives at batches 2.5 ms after its partners (median; 95% 2.4 to 2.6), in 23 of 24 trials",
+        "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
+        "slow      b, rail 0: 30.0% below the typical node (28.0% to 32.0%)",
+        "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",
+        "network   symbol_error grew by 3 on mlx5_0:1 of b",
+    ):
+        assert line in text.splitlines()
+    data = as_plain(origin, judgement, None)
+    assert json.loads(json.dumps(data))["late"][0]["seconds"] == 2.5e-3

@@ -1,0 +1,95 @@
+"""Nodes under leaves that nobody reported: rates of a round from what its pairs share, worked out here by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from collbench.cluster.measure import Round, RoundKind, Surveyed, survey_nodes
+from collbench.cluster.nodes import State, judge
+
+Pair = tuple[int, int]
+
+
+def under_leaves(sizes: Sequence[int], ratio: float, slow: dict[int, float]) -> Callable[[Sequence[Pair]], list[float]]:
+    """Return the rates of pairs that run at once, 100 at most: those that leave a leaf share its nodes ÷ `ratio`."""
+    leaf_of = [leaf for leaf, size in enumerate(sizes) for _ in range(size)]
+
+    def rates(pairs: Sequence[Pair]) -> list[float]:
+        users = Counter(leaf_of[node] for a, b in pairs if leaf_of[a] != leaf_of[b] for node in (a, b))
+        return [
+            100
+            * min(
+                slow.get(a, 1.0),
+                slow.get(b, 1.0),
+                *(sizes[leaf_of[node]] / ratio / users[leaf_of[node]] for node in (a, b) if leaf_of[a] != leaf_of[b]),
+            )
+            for a, b in pairs
+        ]
+
+    return rates
+
+
+def surveyed(sizes: Sequence[int], ratio: float, slow: dict[int, float], seed: int, rounds: int = 40) -> Surveyed:
+    rates, noise = under_leaves(sizes, ratio, slow), random.Random(seed)
+
+    def measure(pairs: tuple[Pair, ...], _one_way: bool) -> list[float]:
+        return [rate * noise.lognormvariate(0, 0.01) for rate in rates(pairs)]
+
+    return survey_nodes(sum(sizes), (), measure, lambda made: made < rounds, seed, one_way=False)
+
+
+LEAVES = [(8, 8, 8, 8), (12, 5, 9, 6), (3, 20, 4, 5), (4, 4, 4, 4), (6, 3, 7)]
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("sizes", LEAVES)
+def test_no_healthy_node_is_slow_behind_oversubscribed_uplinks(sizes: tuple[int, ...], ratio: float) -> None:
+    for seed in range(2):
+        assert surveyed(sizes, ratio, {}, seed).judgement.slow_nodes == ()
+
+
+@pytest.mark.parametrize("ratio", [1.5, 4.0])
+@pytest.mark.parametrize("rate", [0.6, 0.85])
+@pytest.mark.parametrize("sizes", LEAVES)
+def test_a_slow_node_behind_them_is_named_or_in_doubt(sizes: tuple[int, ...], rate: float, ratio: float) -> None:
+    found = surveyed(sizes, ratio, {2: rate}, 1).judgement
+    assert found.nodes[2].state in (State.SLOW, State.EITHER)
+    assert {one.node for one in found.slow_nodes} <= {2}
+
+
+def test_where_the_levels_differ_it_is_named() -> None:
+    found = [surveyed((8, 8, 8, 8), 4.0, {2: 0.8}, seed).judgement for seed in range(4)]
+    assert [[one.node for one in judged.slow_nodes] for judged in found] == [[2]] * 4
+    assert all(one.worse.interval[0] < -0.2 < one.worse.interval[1] for judged in found for one in judged.slow_nodes)
+
+
+def test_a_node_that_was_never_fast_is_in_doubt_while_rounds_are_few() -> None:
+    found = surveyed((4, 4, 4, 4), 4.0, {2: 0.8}, 1, rounds=8).judgement
+    assert found.slow_nodes == ()
+    assert found.nodes[2].state is State.EITHER
+    assert found.across[0] < -0.4
+
+
+def test_in_quiet_rounds_pairs_that_are_fast_stay_and_no_node_has_two_partners() -> None:
+    done = surveyed((12, 5, 9, 6), 4.0, {2: 0.8}, 2)
+    quiet = [planned for planned in done.rounds if planned.kind is RoundKind.QUIET]
+    assert quiet
+    assert all(len({node for pair in planned.pairs for node in pair}) == 2 * len(planned.pairs) for planned in quiet)
+
+
+def test_a_slow_node_is_measured_again_before_the_survey_ends() -> None:
+    done = surveyed((16,), 1.0, {5: 0.8}, 1)
+    again: list[Round] = [planned for planned in done.rounds if planned.kind is RoundKind.CONFIRMING]
+    assert len(again) == 2
+    assert all(5 in {node for pair in planned.pairs for node in pair} for planned in again)
+    assert [one.node for one in done.judgement.slow_nodes] == [5]
+
+
+def test_without_sharing_the_judgement_is_that_of_all_pairs() -> None:
+    done = surveyed((16,), 1.0, {}, 1)
+    assert (len(done.rounds), done.judgement.across) == (8, ())
+    assert judge(done.seen, 16) == done.judgement

@@ -1,0 +1,187 @@
+"""`collbench replay`: a simulated machine's page and file, real gloo workers, what is refused, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from collbench.jobs import job_file
+from collbench.jobs.job import Job
+from collbench.model.run import CommandKind
+from collbench.report.rows import COLUMNS, REPLAY_COLUMNS
+from collbench.runfile import run_file
+from tests.cli.program import Program
+from tests.cli.program import collbench as command_of
+from tests.jobs.replay.made import data_parallel, job_of, pipeline, without_rank
+
+pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch")
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))
+SIM = ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--seed", "1")
+HOST = ("--backend", "host", "--seed", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, also for saved runs, with a job of two ranks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    saved(data_parallel(2, (2**26, 2**24)), "job.json")
+    return tmp_path
+
+
+def saved(job: Job, name: str) -> None:
+    job_file.save(job, Path(name))
+
+
+def undated(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", text)
+
+
+def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
+    shown = re.findall(r"^    \$ (collbench replay .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
+    assert shown
+    for command, block in shown:
+        expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
+        result = program(*command.split()[1:], "-o", "run.json")
+        assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+
+
+def test_the_document_has_the_same_columns() -> None:
+    first = [column.name for column in REPLAY_COLUMNS].index("job")  # those before it are in docs/exchange.md
+    assert REPLAY_COLUMNS[:first] == COLUMNS[:first]
+    reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert [tuple(map(str.strip, row)) for row in reported] == [
+        (column.name, column.type.value, column.meaning) for column in REPLAY_COLUMNS[first:]
+    ]
+
+
+def test_the_first_line_is_the_answer_says_sim_and_fits(program: Program, folder: Path) -> None:
+    result = program("replay", "job.json", *SIM, "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    assert "The step of job.json on 2 ranks communicates for" in result.out.splitlines()[0]
+    assert "(sim)" in result.out.splitlines()[0]
+    assert max(map(len, result.out.splitlines()[1:])) <= 90
+    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+    assert program("show", "--verbose", "run.json").status == 0
+
+
+def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0
+    first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
+    assert first.replays == again.replays
+    jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
+    assert first.settings.kind is CommandKind.REPLAY
+    assert first.complete
+
+
+def test_export_and_report_know_it(program: Program, folder: Path) -> None:
+    program("replay", "job.json", *SIM, "-o", "run.json")
+    rows = json.loads(program("export", "run.json", "--format", "json").out)
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+    assert [row["size_bytes"] for row in rows] == [2**26, 2**24]
+    assert list(rows[0])[-len(REPLAY_COLUMNS) :] == [column.name for column in REPLAY_COLUMNS]
+    assert "allreduce" in program("export", "run.json", "--format", "csv").out
+    refused = program("export", "run.json", "--format", "prometheus")
+    assert refused.status != 0
+    assert "holds a replay, which prometheus has no form for" in refused.err
+    assert program("report", "run.json", "-o", "page.html").status == 0
+    assert "Communication of a step" in (folder / "page.html").read_text(encoding="utf-8").replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("title", "job", "args", "message"),
+    [
+        ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
+        ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
+        ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "repeated no calls"),
+        ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
+        ("nothing to register", data_parallel(), (*HOST, "--registration", "buffer"), "registers no memory"),
+        ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line(
+    program: Program, folder: Path, title: str, job: Job, args: tuple[str, ...], message: str
+) -> None:
+    saved(job, "other.json")
+    result = program("replay", "other.json", *args)
+    assert result.status != 0, title
+    assert result.out == ""
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the job may have it
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in program("replay", "job.json", "--backend", "cuda").err
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    result = program("replay", "job.json", "--backend", "cuda")
+    assert (result.status, "CUDA_LAUNCH_BLOCKING=1: every launch waits" in result.line) == (2, True), result.err
+
+
+def test_gloo_cannot_average(program: Program, folder: Path) -> None:
+    job = data_parallel()
+    saved(replace(job, calls=tuple(replace(call, reduction="avg") for call in job.calls)), "avg.json")
+    assert "gloo cannot reduce by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
+
+
+def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
+    program("replay", "job.json", *SIM, "-o", "run.json")
+    for name, message in (("run.json", "not a recorded job"), ("none.json", "cannot read job")):
+        result = program("replay", name, *SIM)
+        assert result.status != 0
+        assert message in result.err
+
+
+def test_facts_missing_from_the_job_are_reported(program: Program, folder: Path) -> None:
+    job = data_parallel()
+    saved(replace(job, calls=tuple(replace(call, reduction="") for call in job.calls)), "plain.json")
+    assert "replaying sums: the recording does not have the reduction" in program("replay", "plain.json", *SIM).err
+
+
+def test_a_job_without_pauses_has_a_page(program: Program, folder: Path) -> None:
+    """Like imported traces: nothing was timed isolated, and a call is as long as its step."""
+    saved(job_of([(0, 1)], [[(call, False) for call in data_parallel().calls]] * 2, pause=None), "bare.json")
+    for trials in ("2", "4", "8"):
+        result = program("replay", "bare.json", *SIM, "--trials", trials, "-o", f"{trials}.json")
+        assert result.status == 0, result.err
+        assert re.search(r"^pauses alone +0\.000", result.out, re.MULTILINE)
+
+
+def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: Path) -> None:
+    saved(pipeline(2**12), "stages.json")
+    args = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")
+    assert program(*args).status == 0
+    (replay,) = run_file.load(folder / "run.json").replays
+    assert (replay.wrong, len(replay.trials), [call.operation for call in replay.calls]) == (0, 3, ["p2p"])
+
+
+def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
+    path = folder / "run.json"
+    saved(data_parallel(), "small.json")
+    command = command_of("replay", "small.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (path.exists() and run_file.load(path).replays):
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "measured so far are saved" in err
+    run = run_file.load(path)
+    assert run.replays[0].trials
+    assert not run.complete

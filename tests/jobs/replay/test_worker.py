@@ -1,0 +1,366 @@
+"""The worker of replay, for real: gloo between processes on cores, what its buffers hold, and how its processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collbench.jobs.job import Call, Job
+from collbench.jobs.replay import simulated
+from collbench.jobs.replay.protocol import Prepare, ReplayArm, ReplayLoad, ReplayTimes
+from collbench.jobs.replay.schedule import Post, Unit, schedule_of
+from collbench.jobs.replay.worlds import ReplayWorld, open_replay
+from collbench.model.errors import BackendError, MachineError
+from collbench.model.failures import Cause, FailureKind
+from collbench.model.operations import Registration
+from collbench.model.run import Pauses
+from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
+
+CORES = sorted(os.sched_getaffinity(0))
+RANKS = 3
+pytestmark = [
+    pytest.mark.usefixtures("loaded_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent"),
+]
+
+
+@pytest.fixture(scope="module")
+def world(loaded_torch: None) -> Iterator[ReplayWorld]:
+    replay_world = ReplayWorld("host", [CORES[rank % len(CORES)] for rank in range(RANKS)])
+    try:
+        assert replay_world.join().torch == version("torch")
+        yield replay_world
+    finally:
+        replay_world.close()
+
+
+def prepared(world: ReplayWorld, job: Job, ranks: int | None = None, pauses: Pauses = Pauses.NONE) -> None:
+    world.prepare(schedule_of(job, ranks), pauses, Registration.NONE)
+
+
+EVERY_CALL = [
+    Call("allreduce", 4096, 0, "bfloat16", "sum"),
+    Call("allreduce", 64, 0, "float32", "max"),
+    Call("reduce", 64, 0, "float32", "prod", root=2),
+    Call("broadcast", 100, 0, root=1),
+    Call("allgather", 300, 0, "float32"),
+    Call("reducescatter", 300, 0, "float32", "sum"),
+    Call("alltoall", 96, 0),
+    Call("gather", 96, 0, root=1),
+    Call("scatter", 96, 0, root=0),
+    Call("sendrecv", 64, 0),
+]
+
+
+def test_each_operation_arrives_as_sent_and_is_timed(world: ReplayWorld) -> None:
+    prepared(world, job_of([range(RANKS)], [[(call, False) for call in EVERY_CALL]] * RANKS))
+    assert world.verify() == 0
+    for load in (ReplayLoad(3), ReplayLoad(2, pauses=False)):
+        for times in world.run(load, 1.0):
+            assert len(times.units) == len(EVERY_CALL)
+            assert min(times.units) > 0
+            assert times.queued
+    assert world.verify() == 0  # after the buffers were used again and again
+
+
+def test_pauses_alone_are_no_shorter_than_recorded(world: ReplayWorld) -> None:
+    job = job_of([range(RANKS)], [[(EVERY_CALL[0], False)]] * RANKS, pause=20_000.0)
+    prepared(world, job)
+    for times in world.run(ReplayLoad(2, calls=False), 1.0):
+        assert times.units == ()
+        assert times.step >= 0.02
+    for times in world.run(ReplayLoad(2), 1.0):
+        assert times.step >= 0.02
+
+
+def test_products_fill_the_pauses(world: ReplayWorld) -> None:
+    prepared(world, job_of([range(RANKS)], [[(EVERY_CALL[0], False)]] * RANKS, pause=10_000.0), pauses=Pauses.RECORDED)
+    assert world.verify() == 0
+    assert all(times.step > 0 for times in world.run(ReplayLoad(2), 1.0))
+
+
+def test_ranks_outside_a_group_and_orders_that_differ(world: ReplayWorld) -> None:
+    """Ranks 0 and 1 call their two groups in opposite orders; rank 2 is in neither."""
+    first_group_call, second_group_call = (Call("allreduce", 4096, group, "float32", "sum") for group in (0, 1))
+    all_ranks_call = Call("allreduce", 64, 2, "float32", "sum")
+    steps = [
+        [(first_group_call, False), (second_group_call, False)],
+        [(second_group_call, False), (first_group_call, False)],
+        [],
+    ]
+    prepared(world, job_of([(0, 1), (1, 0), range(RANKS)], [[*step, (all_ranks_call, False)] for step in steps]))
+    assert world.verify() == 0
+    assert [len(times.units) for times in world.run(ReplayLoad(5), 1.0)] == [3, 3, 1]
+
+
+def test_messages_to_oneself_are_copied(world: ReplayWorld) -> None:
+    """An all-to-all of a plugin's record: each rank sends to all, itself among them."""
+    steps = [
+        [(Call(direction, 64, 0, peer=peer), number > 0) for number, (direction, peer) in enumerate(posts)]
+        for posts in [[(direction, peer) for peer in range(RANKS) for direction in ("send", "recv")]] * RANKS
+    ]
+    prepared(world, job_of([range(RANKS)], steps))
+    assert world.verify() == 0
+    assert [len(times.units) for times in world.run(ReplayLoad(2), 1.0)] == [1, 1, 1]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs(most_ranks=RANKS, largest=1024).filter(lambda job: job.world_size == RANKS))
+def test_any_consistent_job_runs_and_is_verified(world: ReplayWorld, job: Job) -> None:
+    prepared(world, job)
+    assert world.verify() == 0
+    assert all(times.step > 0 for times in world.run(ReplayLoad(2, pauses=False), 1.0))
+
+
+def test_an_unsupported_registration_is_one_line(world: ReplayWorld) -> None:
+    with pytest.raises(MachineError, match="rank 0 cannot prepare the step: gloo registers no memory"):
+        world.prepare(schedule_of(data_parallel(RANKS)), Pauses.NONE, Registration.WINDOW)
+    prepared(world, data_parallel(RANKS))  # and the workers go on
+    assert world.verify() == 0
+
+
+def buffers(post: Post, rank: int, members: Sequence[int]):  # type: ignore[no-untyped-def]  # the type loads torch
+    import torch
+
+    from collbench.jobs.replay.worker import buffers_of
+
+    filled = buffers_of(post, rank, members, 0, torch.device("cpu"))
+    filled.fill(rank, 0)
+    return filled
+
+
+def wrong_elements(buffers_of_rank) -> int:  # type: ignore[no-untyped-def]
+    import torch
+
+    count = torch.zeros((), dtype=torch.int64)
+    buffers_of_rank.wrong(count)
+    return int(count)
+
+
+@pytest.mark.parametrize("members", [(0, 1), (1, 4, 6), (0, 1, 2, 3)])
+def test_expected_results_are_what_the_other_ranks_send(members: tuple[int, ...]) -> None:
+    """Computed here from what each rank sends, without a library."""
+    import torch
+
+    ranks, size = len(members), 48 * len(members) * 4
+
+    def buffers_of_all(operation: str, reduction: str = "", root: int | None = None):  # type: ignore[no-untyped-def]
+        dtype = "float32" if reduction else "uint8"
+        return [buffers(Post(operation, size, dtype, reduction, root), rank, members) for rank in members]
+
+    for reduction, combine in (("sum", sum), ("max", lambda sent: torch.stack(sent).amax(0))):
+        rank_buffers = buffers_of_all("allreduce", reduction)
+        total = combine([buffer.sent.clone() for buffer in rank_buffers])
+        for buffer in rank_buffers:
+            buffer.received.copy_(total)
+            assert wrong_elements(buffer) == 0
+            buffer.received[7] += 1
+            assert wrong_elements(buffer) == 1
+    rank_buffers = buffers_of_all("reducescatter", "sum")
+    for index, buffer in enumerate(rank_buffers):
+        buffer.received.copy_(sum(sender.sent for sender in rank_buffers).chunk(ranks)[index])
+        assert wrong_elements(buffer) == 0
+    rank_buffers = buffers_of_all("allgather")
+    for buffer in rank_buffers:
+        buffer.received.copy_(torch.cat([sender.sent for sender in rank_buffers]))
+        assert wrong_elements(buffer) == 0
+        buffer.received.copy_(buffer.received.roll(1))
+        assert wrong_elements(buffer) > 0
+    rank_buffers = buffers_of_all("alltoall")
+    for index, buffer in enumerate(rank_buffers):
+        buffer.received.copy_(torch.cat([sender.sent.chunk(ranks)[index] for sender in rank_buffers]))
+        assert wrong_elements(buffer) == 0
+    root = members[-1]
+    rank_buffers = buffers_of_all("scatter", root=root)
+    for index, buffer in enumerate(rank_buffers):
+        buffer.received.copy_(rank_buffers[-1].sent.chunk(ranks)[index])
+        assert wrong_elements(buffer) == 0
+    rank_buffers = buffers_of_all("broadcast", root=root)
+    for buffer in rank_buffers:
+        buffer.received.copy_(rank_buffers[-1].sent)
+        assert wrong_elements(buffer) == 0
+        buffer.received.zero_()
+        assert wrong_elements(buffer) > 0
+    assert not torch.equal(*(buffer.sent for buffer in buffers_of_all("alltoall")[:2]))
+
+
+@pytest.mark.parametrize("stale", ["first", "previous"])
+@pytest.mark.parametrize("operation", ["allreduce", "reduce", "broadcast", "allgather", "reducescatter", "alltoall"])
+def test_earlier_results_are_wrong_in_the_next_verification(
+    operation: str, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank, whose library delivers in each buffer what its first call did, or the one before."""
+    from collbench.jobs.replay import worker as replay_worker
+    from collbench.jobs.replay.streams import CpuAccelerator
+
+    class Alone(CpuAccelerator):
+        def group(self, ranks):  # type: ignore[no-untyped-def]
+            return object()
+
+        def run(self, load, align, units):  # type: ignore[no-untyped-def]
+            for _ in range(load.steps):
+                for call in units.calls:
+                    call()
+            return ReplayTimes(0.0)
+
+    kept: dict[int, Any] = {}
+
+    def call(sent, received, **_how):  # type: ignore[no-untyped-def]
+        fresh = sent.clone()  # what one rank receives
+        received.copy_(kept.get(received.data_ptr(), fresh))
+        if stale == "previous" or received.data_ptr() not in kept:
+            kept[received.data_ptr()] = fresh
+
+    monkeypatch.setattr(replay_worker, "call_of", lambda *_, **__: call)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
+    rank = replay_worker.Rank(0, 1, Alone())
+    reduction = "sum" if "reduce" in operation else ""
+    unit = Unit(0, (Post(operation, 4096, "float32" if reduction else "uint8", reduction, 0),))
+    rank.prepare(Prepare(((0,),), (unit, unit), 0.0, Pauses.NONE, Registration.NONE))
+    assert rank.verify().wrong == 0
+    rank.run(ReplayLoad(2))
+    assert (rank.verify().wrong or 0) > 300
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "ranks", "is_exact"),
+    [
+        ("bfloat16", "sum", 64, True),
+        ("float8_e4m3fn", "sum", 16, True),
+        ("float8_e4m3fn", "sum", 17, False),
+        ("int8", "prod", 7, False),
+        ("float32", "avg", 4, True),
+        ("float32", "avg", 3, False),
+        ("int32", "avg", 4, False),
+        ("int8", "max", 999, True),
+    ],
+)
+def test_only_what_has_one_right_result_is_compared(dtype: str, reduction: str, ranks: int, is_exact: bool) -> None:
+    from collbench.jobs.replay.worker import exact
+
+    assert exact(dtype, reduction, ranks) == is_exact
+
+
+def started_world() -> ReplayWorld:
+    world = ReplayWorld("host", [CORES[0], CORES[-1]])
+    world.join()
+    prepared(world, pipeline())
+    return world
+
+
+def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
+    world = started_world()
+    processes = world.process_ids
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match="killed by signal 9") as error:
+        world.run(ReplayLoad(3), 1.0)
+    assert error.value.failure.kind is FailureKind.CRASH
+    assert (error.value.failure.cause, error.value.failure.devices) == (Cause.DIED, (1,))
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{number}") for number in processes) and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(0.02)
+    with pytest.raises(BackendError, match="have exited"):
+        world.verify()
+
+
+def test_an_independent_arm_whose_ranks_do_not_meet_fails_only_when_it_is_used() -> None:
+    arms = [ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}, places=(1, 0))]
+    cores = f"{CORES[0]},{CORES[-1]}"
+    if len(CORES) < 2:
+        pytest.skip("one core is one device")
+    with pytest.raises(BackendError):
+        open_replay("host", cores, arms, tuple)
+    opened = open_replay("host", cores, arms, tuple, independent=True)
+    try:
+        schedule = schedule_of(data_parallel(2, (4096,)))
+        working, failed = opened.worlds
+        working.prepare(schedule, Pauses.NONE, Registration.NONE)
+        assert working.verify() == 0
+        for _ in range(2):  # for the same reason, however often
+            with pytest.raises(BackendError) as error:
+                failed.prepare(schedule, Pauses.NONE, Registration.NONE)
+            assert "have exited" not in str(error.value)
+            assert set(error.value.failure.devices) <= {0, 1}
+        assert all(times.step > 0 for times in working.run(ReplayLoad(2), 1.0))
+    finally:
+        opened.close()
+    with pytest.raises(BackendError):  # none is left
+        open_replay("host", cores, arms[1:], tuple, independent=True)
+
+
+def test_simulated_sets_have_their_own_links_and_noise() -> None:
+    arms = [ReplayArm(places=places) for places in ((0, 1), (0, 3), (3, 0))]
+    opened = simulated.open_replay("dgx-1v", None, 1, tuple, arms)
+    seconds = []
+    for arm in opened.worlds:
+        arm.prepare(schedule_of(data_parallel(2, (2**26,))), Pauses.NONE, Registration.NONE)
+        seconds.append(arm.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
+    slow, fast, turned = seconds
+    assert slow == pytest.approx(2 * fast, rel=0.1)  # one NVLink, and two
+    assert turned == pytest.approx(fast, rel=0.1)
+    assert opened.clock() == pytest.approx(sum(seconds))
+
+
+def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
+    def times(seed: int, load: ReplayLoad, pauses: Pauses = Pauses.NONE) -> list[float]:
+        opened = simulated.open_replay("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
+        opened.worlds[0].prepare(schedule_of(data_parallel()), pauses, Registration.NONE)
+        return [rank_times.step for rank_times in opened.worlds[0].run(load, 1.0)]
+
+    step, pauses, calls = (
+        times(1, ReplayLoad(1, with_calls, with_pauses))
+        for with_calls, with_pauses in ((True, True), (True, False), (False, True))
+    )
+    assert times(1, ReplayLoad(1)) == step
+    assert max(pauses) < max(step) < max(pauses) + max(calls)  # they overlap, but for the last call
+    assert max(times(1, ReplayLoad(1), Pauses.RECORDED)) > max(step)
+
+
+# The profiler's trace of a GPU.
+
+
+def event(number: int, microseconds: float, name: str = "ncclDevKernel_AllReduce_Sum", *, gpu: bool = True) -> Any:
+    import torch
+
+    autograd: Any = torch.autograd
+    device = autograd.DeviceType(1 if gpu else 0)  # equal, not identical: as torch hands it out
+    time_range = SimpleNamespace(start=50.0, end=50.0 + microseconds)
+    return SimpleNamespace(id=number, name=name, device_type=device, time_range=time_range)
+
+
+@pytest.mark.parametrize("has_start_kernel", [True, False], ids=["with the common start", "alone"])
+def test_kernels_belong_to_calls_in_the_order_of_launch(has_start_kernel: bool) -> None:
+    from collbench.jobs.replay.streams import kernel_seconds
+
+    events = [event(40, 30.0), event(20, 10.0), event(30, 20.0, "ncclKernel_Broadcast")]
+    events += [event(1, 500.0)] * has_start_kernel
+    events += [event(21, 900.0, "nccl:all_reduce"), event(22, 700.0, "void gemm"), event(23, 5.0, gpu=False)]
+    assert kernel_seconds(events, 3) == pytest.approx([10e-6, 20e-6, 30e-6])
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 5])
+def test_kernels_that_are_not_one_for_each_call_give_no_times(calls: int) -> None:
+    from collbench.jobs.replay.streams import kernel_seconds
+
+    assert kernel_seconds([event(1, 1.0), event(2, 2.0), event(3, 3.0)], calls) == []
+
+
+@given(st.integers(0, 5000), st.integers(0, 9))
+def test_powers_of_two_add_up(count: int, most: int) -> None:
+    from collbench.jobs.replay.streams import powers
+
+    exponents = list(powers(count, most))
+    assert sum(2**power for power in exponents) == count
+    assert all(0 <= power <= most for power in exponents)
+    assert exponents == sorted(exponents, reverse=True)
+    assert all(exponents.count(power) <= 1 for power in range(most))  # as few launches as there can be

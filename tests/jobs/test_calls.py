@@ -1,0 +1,213 @@
+"""What a recorded job says: transfer against waiting, and who is late; made-up jobs with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from collbench.jobs.calls import pauses_of, report, step_seconds, timeline
+from collbench.jobs.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.judge.tails import after_others
+from tests.jobs.made import jobs, made_job, without_gpu_times
+
+DDP = [("allreduce", 25 * 2**20)] * 3 + [("allreduce", 2**20)]
+
+
+def test_the_least_over_ranks_is_the_transfer_and_the_rest_is_waiting() -> None:
+    found = report(made_job(DDP, ranks=4, gpu=[500, 500, 500, 50], late={2: 300.0}))
+    assert found is not None
+    large, small = found.rows
+    assert (large.count, small.count) == (3, 1)
+    assert large.transfer == pytest.approx(500e-6)
+    assert large.own == pytest.approx(800e-6)
+    assert large.busbw == pytest.approx(25 * 2**20 * 1.5 / 500e-6 / 1e9)
+    assert not large.bounded
+    waits = {row.rank: row.waiting for row in found.ranks}
+    assert waits == {rank: pytest.approx(0 if rank == 2 else 4 * 300e-6) for rank in range(4)}
+    assert found.mine.step == pytest.approx(4e-3)
+    assert found.mine.kernels == pytest.approx(1550e-6 + 4 * 300e-6)
+
+
+def test_the_late_rank_is_named_with_how_much_and_how_often() -> None:
+    found = report(made_job(DDP, ranks=4, late={2: 300.0}))
+    assert found is not None
+    (late,) = found.late
+    assert (late.rank, late.last, late.seen) == (2, 1.0, 40)
+    assert late.lateness.median == pytest.approx(300e-6)
+    assert late.waits == pytest.approx(4 * 300e-6)
+    assert not late.at_most
+
+
+def test_without_kernels_a_lag_that_lasts_is_waited_for_once() -> None:
+    found = report(without_gpu_times(made_job(DDP, ranks=4, late={2: 300.0})))
+    assert found is not None
+    (late,) = found.late
+    assert late.waits == pytest.approx(300e-6)
+    assert late.at_most
+
+
+@pytest.mark.parametrize(
+    ("why", "job"),
+    [
+        ("other hosts' clocks", made_job(DDP, late={1: 300.0}, host="")),
+        ("when calls were made", made_job(DDP, late={1: 300.0}, unknown=(Unknown.PAUSES,))),
+        ("rooted calls", made_job([("broadcast", 8)], late={1: 300.0})),
+        ("no samples", made_job(DDP, late={1: 300.0}, kept=0)),
+    ],
+)
+def test_nobody_is_late_where_that_cannot_be_known(why: str, job: Job) -> None:
+    found = report(job)
+    assert found is not None, why
+    assert (found.late, found.late_known) == ((), False)
+
+
+def test_less_than_the_clocks_tell_is_not_late() -> None:
+    found = report(made_job(DDP, late={1: 0.9}))
+    assert found is not None
+    assert (found.late, found.late_known) == ((), True)
+
+
+def test_a_missing_rank_leaves_a_bound() -> None:
+    job = made_job(DDP, ranks=3, late={2: 300.0})
+    found = report(replace(job, ranks=job.ranks[:2]))
+    assert found is not None
+    assert all(row.bounded for row in found.rows)
+    assert all(row.waiting is None for row in found.ranks)
+
+
+def test_ranks_that_sent_other_calls_before_are_not_matched() -> None:
+    job = made_job(DDP, late={1: 300.0})
+    first, second = job.ranks
+    before = Phase(second.phases[0].positions[:1])
+    found = report(replace(job, ranks=(first, replace(second, phases=(before, *second.phases)))))
+    assert found is not None
+    assert not found.late_known
+    assert all(row.bounded for row in found.rows)
+
+
+def test_unknown_times_are_none_and_no_zero() -> None:
+    found = report(without_gpu_times(made_job(DDP)))
+    assert found is not None
+    for row in found.rows:
+        assert (row.own, row.transfer, row.busbw) == (None, None, None)
+    assert found.mine.kernels is None
+    assert found.mine.step is not None
+
+
+def test_one_call_without_a_time_takes_none_from_the_others() -> None:
+    """Rank 1's last call is never timed, and its first one not in repetition 3, where all waited long."""
+    job = made_job([("allreduce", 2**20), ("allgather", 2**20)], gpu=[500, 50], late={1: 300.0})
+
+    def partly(rank: JobRank) -> JobRank:
+        (phase,) = rank.phases
+        first, last = phase.positions
+        samples = tuple(
+            replace(one, gpu=(0.0 if rank.rank else 90_000.0, 0.0 if rank.rank else one.gpu[1]))
+            if one.repetition == 3
+            else replace(one, gpu=(one.gpu[0], 0.0 if rank.rank else one.gpu[1]))
+            for one in phase.samples
+        )
+        last = replace(last, gpu=None if rank.rank else last.gpu)
+        return replace(rank, phases=(replace(phase, positions=(first, last), samples=samples),))
+
+    found = report(replace(job, ranks=tuple(map(partly, job.ranks))))
+    assert found is not None
+    whole, alone = found.rows
+    assert [row.transfer for row in found.rows] == pytest.approx([500e-6, 350e-6])  # the last is rank 0's own
+    assert [row.bounded for row in (whole, alone)] == [False, True]
+
+
+def test_calls_in_one_group_share_their_kernel() -> None:
+    job = made_job([("allgather", 1024)] * 4, gpu=[100.0] * 4)
+
+    def together(phase: Phase) -> Phase:
+        return replace(phase, positions=tuple(replace(one, together=at > 0) for at, one in enumerate(phase.positions)))
+
+    ranks = tuple(replace(rank, phases=tuple(map(together, rank.phases))) for rank in job.ranks)
+    found = report(replace(job, ranks=ranks))
+    assert found is not None
+    assert found.mine.kernels == pytest.approx(100e-6)
+
+
+def test_a_group_of_one_rank_has_no_busbw_of_others() -> None:
+    job = made_job(DDP, ranks=1)
+    found = report(job)
+    assert found is not None
+    assert found.late == ()
+
+
+def test_how_late_a_rank_is_counts_from_the_median_of_the_others() -> None:
+    rng = np.random.default_rng(3)
+    for ranks in range(2, 8):
+        times = rng.integers(0, 5, (ranks, 40)).astype(float)
+        expected = [times[at] - np.median(np.delete(times, at, axis=0), axis=0) for at in range(ranks)]
+        assert np.array_equal(after_others(times), expected)
+
+
+@given(jobs())
+@settings(max_examples=25, deadline=None)
+def test_random_jobs_are_judged_without_invention(job: Job) -> None:
+    found = report(job)
+    assert (found is None) == (not any(rank.phases for rank in job.ranks))
+    if found is None:
+        return
+    assert sum(row.count for row in found.rows) == len(found.phase.positions)
+    assert sum(row.count for row in found.distinct) == len(found.phase.positions)
+    gpu = {position.call: position.gpu for position in found.phase.positions}
+    for row in found.distinct:
+        if all(position.gpu is None for position in found.phase.positions) and not any(
+            sample.gpu for sample in found.phase.samples
+        ):
+            assert row.own is row.transfer is row.busbw is None
+        assert row.transfer is None or row.transfer > 0
+    assert gpu
+    for rank in found.ranks:
+        assert rank.waiting is None or rank.waiting >= 0
+    if Unknown.PAUSES in job.unknown:
+        assert not found.late_known
+        assert timeline(job) is None
+
+
+def test_names_of_ranks_do_not_matter() -> None:
+    job = made_job(DDP, ranks=3, late={0: 300.0})
+    turned = replace(
+        job,
+        ranks=tuple(replace(rank, rank=2 - rank.rank) for rank in job.ranks),
+        groups=(Group((2, 1, 0), 3),),
+    )
+    first, second = report(job), report(turned)
+    assert first is not None
+    assert second is not None
+    assert [(one.rank, one.waits) for one in first.late] == [(2 - one.rank, one.waits) for one in second.late]
+    assert [row.transfer for row in first.rows] == [row.transfer for row in second.rows]
+
+
+def stepped(starts: Sequence[float], pauses: Sequence[float]) -> Phase:
+    """A step of calls after `pauses` (µs, medians), sampled every second time from `starts` on."""
+    positions = tuple(Position(0, pause=Spread(60, pause / 2, pause, 3 * pause, 900 * pause)) for pause in pauses)
+    samples = tuple(Sample(2 * number, (start, start + 1)) for number, start in enumerate(starts))
+    return Phase(positions, 60, samples)
+
+
+def test_a_step_is_the_median_of_repetitions_whatever_came_between_two_of_them() -> None:
+    steady = [number * 2000.0 for number in range(10)]
+    evaluated = [start + (1e6 if number > 4 else 0.0) for number, start in enumerate(steady)]
+    for starts in (steady, evaluated):
+        phase = stepped(starts, (700.0, 100.0))
+        assert step_seconds(phase) == pytest.approx(1e-3)
+        assert pauses_of(phase) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
+
+
+def test_few_samples_leave_the_mean_of_all() -> None:
+    phase = stepped([0.0, 2000.0, 4000.0], (700.0, 100.0))
+    assert step_seconds(phase) == pytest.approx(2.4e-3)
+
+
+def test_unknown_pauses_make_no_step() -> None:
+    phase = Phase((Position(0), Position(0)), 60)
+    assert step_seconds(phase) is None
+    assert pauses_of(phase) == [0.0, 0.0]

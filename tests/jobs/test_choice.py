@@ -1,0 +1,204 @@
+"""Which set suits a recorded job best: rounds of replays, an interval for all sets at once, ties, and what failed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.choose.choice import Band, BestForJob, Candidate, Choice, How, TieBreak, Undecided
+from collbench.jobs.choice import JobContest, Standing, contenders, contest, settle
+from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Pauses, Replay, ReplayedCall, ReplayTrial, Run
+from tests.builders import gpus, pair_run
+
+A, B, C = (0, 1), (2, 3), (0, 3)
+HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), seconds=60.0)
+
+
+def trial(seconds: float) -> ReplayTrial:
+    """Return a trial whose slower rank communicates for so long."""
+    return ReplayTrial((1.0, 1.0), (0.0, 0.0), (1.0, 1.0), (seconds / 2, seconds), (seconds,), 1)
+
+
+def run_of(
+    times: Mapping[tuple[int, ...], Sequence[float]], failed: Mapping[tuple[int, ...], int] | None = None
+) -> Run:
+    """Return a run with the seconds of each set's trials; `failed` have so many trials before they hang."""
+    calls = (ReplayedCall(Operation.ALLREDUCE.value, 64, 2, 1),)
+    found = [
+        Replay("job.json", 0, some, 2, Pauses.NONE, Registration.NONE, calls, trials=list(map(trial, own)), wrong=0)
+        for some, own in times.items()
+    ]
+    for some, count in (failed or {}).items():
+        one = Replay("job.json", 0, some, 2, Pauses.NONE, Registration.NONE, calls, trials=[trial(1e-9)] * count)
+        found.append(replace(one, failure=HANG))
+    return replace(pair_run(4, lambda *_: 300.0), measurements=[], replays=found)
+
+
+def found(run: Run, by_bandwidth: tuple[int, ...] = A) -> JobContest:
+    made = contest(run, by_bandwidth, range(len(run.devices)))
+    assert made is not None
+    return made
+
+
+def standings(made: JobContest) -> dict[tuple[int, ...], Standing]:
+    return {one.members: one.standing for one in made.finalists}
+
+
+def test_the_fastest_wins_where_it_is_significantly_faster() -> None:
+    made = found(run_of({A: [2.00, 2.01, 1.99, 2.00], B: [1.00, 1.01, 1.00, 0.99]}))
+    assert standings(made) == {B: Standing.BEST, A: Standing.SLOWER}
+    assert (made.chosen, made.by_bandwidth, made.significant, made.tied) == (B, A, True, False)
+    saved = made.saved(A)
+    assert saved is not None
+    assert saved.interval is not None
+    assert saved.value == pytest.approx(1.0, rel=0.01)
+    assert saved.interval[0] < saved.value < saved.interval[1]
+    assert made.saved(B) is None  # against itself
+
+
+def test_where_they_tie_bandwidth_decides() -> None:
+    made = found(run_of({B: [1.0, 1.001, 0.999, 1.0], A: [1.001, 1.002, 1.0, 1.001]}))
+    assert standings(made) == {B: Standing.BEST, A: Standing.TIED}
+    assert (made.chosen, made.tied) == (A, True)
+
+
+def test_noise_leaves_it_undecided_and_the_fastest_is_taken() -> None:
+    made = found(run_of({B: [1.0, 1.3, 0.8, 1.0], A: [1.2, 0.9, 1.3, 0.9]}))
+    assert standings(made) == {B: Standing.BEST, A: Standing.UNDECIDED}
+    assert (made.chosen, made.tied, made.significant) == (B, False, False)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_two_rounds_decide_nothing(trials: int) -> None:
+    made = found(run_of({A: [2.0] * trials, B: [1.0] * trials}))
+    assert standings(made) == {B: Standing.BEST, A: Standing.UNDECIDED}
+    assert made.finalists[0].seconds is not None
+    assert made.finalists[0].seconds.interval is None
+
+
+def test_a_drift_reaches_all_alike() -> None:
+    """Clocks that fall by half while it is measured do not hide a difference of 5%."""
+    drift = [1.0 * 1.1**number for number in range(8)]
+    made = found(run_of({A: [1.05 * one for one in drift], B: drift}))
+    assert standings(made) == {B: Standing.BEST, A: Standing.SLOWER}
+
+
+def test_what_failed_is_named_last_and_the_others_decide() -> None:
+    made = found(run_of({B: [1.0, 1.01, 1.0], C: [2.0, 2.01, 2.0]}, {A: 2}))
+    assert standings(made) == {B: Standing.BEST, C: Standing.SLOWER, A: Standing.FAILED}
+    assert [one.members for one in made.finalists][-1] == A
+    assert made.finalists[-1].failure == HANG
+    assert (made.chosen, made.trials, made.saved(A)) == (B, 3, None)
+    alone = found(run_of({B: [1.0, 1.01, 1.0]}, {A: 0, C: 1}))
+    assert (alone.chosen, alone.tied, alone.significant) == (B, False, False)
+    assert contest(run_of({}, {A: 1, B: 1}), A, range(4)) is None
+
+
+def test_wrong_data_cannot_win() -> None:
+    run = run_of({A: [1.0] * 4, B: [2.0] * 4})
+    run.replays[0].wrong = 3
+    assert standings(found(run)) == {B: Standing.BEST, A: Standing.FAILED}
+
+
+def test_a_set_that_was_interrupted_early_is_compared_in_the_rounds_that_all_have() -> None:
+    made = found(run_of({A: [2.0, 2.0, 2.0, 2.0], B: [1.0, 1.0, 1.0]}))
+    assert made.trials == 3
+    assert {len(one.rounds) for one in made.finalists} == {3}
+
+
+def test_positions_are_those_that_were_chosen_from() -> None:
+    made = contest(run_of({A: [1.0] * 3, B: [2.0] * 3}), (4, 7), (7, 4, 0, 2))
+    assert made is not None
+    assert {one.members for one in made.finalists} == {(4, 7), (0, 2)}
+    assert made.chosen == (4, 7)
+
+
+TIMES = st.lists(st.lists(st.floats(1e-6, 10.0), min_size=4, max_size=4), min_size=2, max_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TIMES, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
+def test_neither_units_nor_the_order_of_sets_matter(
+    times: list[list[float]], scale: float, shuffled: random.Random
+) -> None:
+    sets = [A, B, C, (1, 2)][: len(times)]
+    first = found(run_of(dict(zip(sets, times, strict=True))))
+    rows = list(zip(sets, times, strict=True))
+    shuffled.shuffle(rows)
+    other = found(run_of({some: [scale * one for one in own] for some, own in rows}))
+    for one in first.finalists:
+        same = other.of(one.members)
+        assert same is not None
+        assert one.ratio is not None
+        assert same.ratio is not None
+        if len({math.fsum(map(math.log, own)) for own in times}) == len(times):  # equal ones have no order
+            assert same.ratio.value == pytest.approx(one.ratio.value, rel=1e-6)
+    assert len([one for one in first.finalists if one.standing is Standing.BEST]) == 1
+    assert all(one.ratio.value >= 1 - 1e-9 for one in first.finalists if one.ratio is not None)
+    assert first.of(first.chosen) is not None
+
+
+@pytest.mark.parametrize("sets", [2, 3, 5])
+def test_equal_sets_are_seldom_called_slower_however_noisy(sets: int) -> None:
+    """Simulated: 400 contests of equal sets with 4% of noise a round, and a drift that all share; seeded."""
+    draw = random.Random(sets)
+    wrong = 0
+    for _ in range(400):
+        drift = [draw.gauss(0, 0.1) for _ in range(8)]
+        places = [(2 * number, 2 * number + 1) for number in range(sets)]
+        times: dict[tuple[int, ...], list[float]] = {
+            some: [math.exp(one + draw.gauss(0, 0.04)) for one in drift] for some in places
+        }
+        run = replace(run_of(times), devices=gpus(2 * sets))
+        made = contest(run, places[0], range(2 * sets))
+        assert made is not None
+        wrong += any(one.standing is Standing.SLOWER for one in made.finalists)
+    assert wrong <= 0.06 * 400
+
+
+# What the choice becomes.
+
+
+def band(gbs: float) -> Band:
+    return Band(gbs, gbs, How.PAIR)
+
+
+def choice(*sets: tuple[int, ...], tied: bool = False) -> Choice:
+    some = tuple(Candidate(one, band(100.0 - number), default=one == A) for number, one in enumerate(sets))
+    ranking = pair_run(4, lambda *_: 300.0)
+    from collbench.choose.problem import evidence
+
+    grounds = evidence(ranking)
+    assert grounds is not None
+    return Choice(sets[0], Undecided(grounds), some[0].band, some, tied=tied)
+
+
+def test_the_choice_is_that_of_the_replays() -> None:
+    made = found(run_of({A: [2.0, 2.01, 2.0], B: [1.0, 1.01, 1.0]}))
+    settled = settle(choice(A, B), made, "job.json", pair_run(4, lambda *_: 300.0))
+    assert (settled.members, settled.band, settled.tied, settled.decided_by) == (B, band(99.0), False, ())
+    assert settled.reason == BestForJob("job.json", made.finalists[0].seconds.value, 2, False, True, False)  # type: ignore[union-attr]
+    tie = found(run_of({A: [1.001, 1.0, 1.0], B: [1.0, 1.001, 1.0]}))
+    settled = settle(choice(A, B), tie, "job.json", pair_run(4, lambda *_: 300.0))
+    assert (settled.members, settled.tied, settled.decided_by) == (A, True, (TieBreak.PREDICTED,))
+
+
+def test_contenders_are_the_finalists_that_did_not_fail() -> None:
+    asked = choice(B, A)
+    assert contenders(asked, 4) == (B, A)
+    lame = replace(asked, finalists=(asked.finalists[0], replace(asked.finalists[1], sound=False)))
+    assert contenders(lame, 4) == (B,)
+    assert contenders(choice(A), 4) == (A,)  # bandwidth rules all others out
+
+
+@pytest.mark.parametrize(("devices", "sets"), [(4, (A, B)), (3, (A, (0, 2))), (2, (A,))])
+def test_where_bandwidth_ties_one_more_is_tried(devices: int, sets: tuple[tuple[int, ...], ...]) -> None:
+    assert contenders(choice(A, tied=True), devices) == sets

@@ -1,0 +1,121 @@
+"""Execution traces of torch as jobs: its nodes about calls of NCCL, and a real one of gloo, which names no group."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench.jobs.job import Source, Unknown
+from collbench.jobs.traces.folding import job_of
+from collbench.jobs.traces.formats import parse, read
+from collbench.jobs.traces.trace import Trace
+from collbench.model.errors import UsageError
+from tests.jobs.traces import noted, observed
+
+# Some nodes of torch 2.11's trace of two gloo ranks (2026-11-23).
+GLOO = [Path(__file__).parents[1] / "data" / "traces" / f"gloo-{rank}.json" for rank in range(2)]
+WORLD = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 4}
+PAIR = {"pg_name": "5", "pg_desc": "undefined", "ranks": [1, 3], "group_size": 2}
+
+
+def trace_of(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
+    (trace,) = parse(observed(nodes, groups), "et_1.json")
+    return trace
+
+
+def test_a_real_trace_of_gloo_has_groups_and_no_call_that_names_one() -> None:
+    traces = read(GLOO)
+    assert [(trace.source, trace.rank) for trace in traces] == [
+        (Source.EXECUTION_TRACE, 0),
+        (Source.EXECUTION_TRACE, 1),
+    ]
+    assert all(trace.members == {"0": (0, 1), "1": (0, 1)} for trace in traces)
+    with pytest.raises(UsageError, match="no trace has a collective"):
+        job_of(traces)
+
+
+def test_nodes_of_nccl_put_into_a_real_trace_are_read() -> None:
+    fields = json.loads(GLOO[1].read_text())
+    fields["nodes"] += [noted("allreduce", 100, 100, number=90), noted("wait", 100, 100, number=91)]
+    (trace,) = parse(json.dumps(fields).encode(), GLOO[1].name)
+    assert ([(call.operation, call.size_bytes) for call in trace.calls], trace.skipped) == ([("allreduce", 400)], 0)
+
+
+# Elements that go in and come out on each of 4 ranks, as ProcessGroupNCCL notes them: floats of 4 bytes.
+@pytest.mark.parametrize(
+    ("name", "in_elements", "out_elements", "operation", "size_bytes"),
+    [
+        ("allreduce", 100, 100, "allreduce", 400),
+        ("_allgather_base", 25, 100, "allgather", 400),
+        ("all_gather", 25, 100, "allgather", 400),
+        ("_reduce_scatter_base", 100, 25, "reducescatter", 400),
+        ("broadcast", 7, 7, "broadcast", 28),
+        ("_reduce_oop", 7, 7, "reduce", 28),
+        ("all_to_all", 100, 100, "alltoall", 400),
+        ("gather", 25, 100, "gather", 400),
+        ("scatter", 100, 25, "scatter", 400),
+        ("send", 5, 5, "send", 20),
+        ("recv", 5, 5, "recv", 20),
+    ],
+)
+def test_a_call_has_the_size_that_nccl_tests_would_give_it(
+    name: str, in_elements: int, out_elements: int, operation: str, size_bytes: int
+) -> None:
+    (call,) = trace_of(noted(name, in_elements, out_elements, rank=2)).calls
+    assert (call.operation, call.size_bytes, call.dtype) == (operation, size_bytes, "float32")
+    rooted = operation in {"broadcast", "reduce", "gather", "scatter"}
+    assert (call.root, call.peer) == (2 if rooted else None, 2 if operation in {"send", "recv"} else None)
+    assert math.isnan(call.start)
+    assert math.isnan(call.gpu)
+
+
+def test_groups_are_those_that_torch_lists_or_describes() -> None:
+    strided: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
+    unclear: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
+    trace = trace_of(
+        noted("allreduce", 4, 4, number=11, group="5"),
+        noted("allreduce", 4, 4, number=12, group="8", **strided),
+        noted("allreduce", 4, 4, number=13, group="9", **unclear),
+        noted("allreduce", 4, 4, number=14, group="10"),
+    )
+    assert trace.members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": ()}
+    assert ([call.group for call in trace.calls], trace.skipped) == (["5", "8", "9"], 1)
+    assert Unknown.GROUP_RANKS in job_of([trace]).unknown
+
+
+def test_calls_are_in_the_order_of_their_numbers_and_uneven_ones_are_known() -> None:
+    trace = trace_of(
+        noted("all_to_all", 4, 4, number=30, in_split_size="[1, 3]"),
+        noted("broadcast", 4, 4, number=20),
+    )
+    assert [call.operation for call in trace.calls] == ["broadcast", "alltoallv"]
+
+
+def test_what_the_trace_lacks_is_unknown() -> None:
+    job = job_of([trace_of(noted("broadcast", 4, 4, rank=7))])
+    assert set(job.unknown) == {
+        Unknown.ROOT,
+        Unknown.PAUSES,
+        Unknown.GPU_TIMES,
+        Unknown.GRAPH_REPLAYS,
+        Unknown.OVERLAP,
+    }
+
+
+@pytest.mark.parametrize(
+    "unclear",
+    [
+        noted("all_smile", 4, 4),
+        noted("allreduce", 4, 4, dtype="ComplexFloat"),
+        noted("allreduce", -1, 4),
+        {"name": "record_param_comms"},
+    ],
+)
+def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
+    trace = trace_of(unclear, noted("allreduce", 4, 4, number=11))
+    left_out = int("attrs" in unclear)  # a node that names no collective is no call
+    assert (len(trace.calls), trace.skipped) == (1, left_out)

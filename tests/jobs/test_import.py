@@ -1,0 +1,86 @@
+"""`collbench import`: which traces it reads, and what it reports as missing from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench.jobs import job_file
+from collbench.jobs.job import Source
+from tests.cli.program import Program
+from tests.jobs.traces import ABOUT, delimited, inspected, node, noted, observed
+
+pytestmark = pytest.mark.usefixtures("loaded_program")
+
+STEPS = range(12)
+
+
+def inspector(rank: int) -> bytes:
+    return b"".join(inspected("AllReduce", n, 8192 * (1 + n % 2), rank=rank, pid=rank) for n in STEPS)
+
+
+def chakra(_: int) -> bytes:
+    return delimited(ABOUT, *(node(n, 7, is_cpu_op=False, comm_type=0, comm_size=8192 * (1 + n % 2)) for n in STEPS))
+
+
+def execution_trace(_: int) -> bytes:
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]
+    return observed([noted("allreduce", 2048 * (1 + n % 2), 0, number=n + 10) for n in STEPS], groups)
+
+
+MAKERS = {Source.INSPECTOR: inspector, Source.CHAKRA: chakra, Source.EXECUTION_TRACE: execution_trace}
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("source", MAKERS)
+def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Program, tmp_path: Path) -> None:
+    files = [tmp_path / f"trace.{rank}.et" for rank in range(2)]
+    for number, path in enumerate(files):
+        path.write_bytes(MAKERS[source](number))
+    output = tmp_path / "job.json"
+    result = program("import", *(["--from", source.value] if forced else []), "-o", str(output), *map(str, files))
+    assert (result.status, result.out) == (0, "")
+    assert result.line.startswith("imported 24 calls of 2 ranks")
+    job = job_file.load(output)
+    assert (job.source, job.world_size) == (source, 2)
+    for rank in job.ranks:
+        assert [job.calls[call].size_bytes for call in rank.unfolded()] == [8192 * (1 + n % 2) for n in STEPS]
+        assert rank.step is not None
+    shown = program("show", str(output))
+    assert (shown.status, f"by {source}" in shown.out) == (0, True)
+
+
+def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "node-pid7.log"
+    path.write_bytes(inspected("AllReduce", 5, 8192, ranks=4) + inspected("AllGatherV", 0, 8192, ranks=4) + b'{"head')
+    result = program("import", "-o", str(tmp_path / "job.json"), str(path))
+    assert result.status == 0
+    assert "2 rows were left out" in result.err
+    assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in result.err
+    assert "3 of 4 ranks have no trace" in result.err
+
+
+def test_files_of_two_jobs_are_reported(program: Program, tmp_path: Path) -> None:
+    paths = [tmp_path / f"node-pid{number}.log" for number in range(2)]
+    for number, path in enumerate(paths):
+        path.write_bytes(inspected("AllReduce", 0, 8192, communicator=f"0x{number}", pid=number))
+    result = program("import", "-o", str(tmp_path / "job.json"), *map(str, paths))
+    assert "numbered in file order" in result.err
+
+
+@pytest.mark.parametrize("source", [source.value for source in MAKERS])
+def test_a_file_of_another_kind_is_one_line(source: str, program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"schema": 1}', encoding="utf-8")
+    for from_option in (["--from", source], []):
+        result = program("import", *from_option, "-o", str(tmp_path / "job.json"), str(path))
+        assert (result.status, "trace.json: it is n" in result.line) == (2, True)
+        assert not (tmp_path / "job.json").exists()
+
+
+def test_a_job_needs_no_import(program: Program) -> None:
+    job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
+    result = program("import", str(job))
+    assert (result.status, result.out) == (2, "")
+    assert result.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")

@@ -1,0 +1,37 @@
+"""The pages of random recorded jobs: short, narrow, and valid JSON."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+from hypothesis import Phase, given, settings
+from rich.console import Console
+
+from collbench.jobs import page as pages
+from collbench.jobs.calls import report
+from collbench.jobs.html_page import content
+from collbench.jobs.job import Job
+from collbench.report.text.layout import shown
+from tests.jobs.made import jobs
+
+LINES, COLUMNS = 50, 80
+
+
+@given(jobs())
+@settings(max_examples=15, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
+    job_report = report(job)
+    if job_report is None:
+        return
+    for verbose in (False, True):
+        console = Console(file=StringIO(), width=240, soft_wrap=True, markup=False, highlight=False)
+        with console.capture() as captured:
+            for block in shown(pages.page(job_report), verbose=verbose):
+                console.print(block)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        if not verbose:
+            assert len(lines) <= LINES, "\n".join(lines)
+            assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)
+    json.dumps(pages.as_json(job_report), allow_nan=False)
+    content(job_report, "job.json", "1")

@@ -1,0 +1,353 @@
+"""`collbench record`: the job's own status and output, and one clear line for what could not be recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from collbench.jobs import job_file, recording
+from collbench.jobs.job import Ending, Unknown
+from collbench.model.errors import UsageError
+from tests.cli.program import collbench
+from tests.native.recorded import PLUGIN, Made, host
+
+pytestmark = pytest.mark.usefixtures("loaded_program")
+
+STEP = Made("allreduce", 100).line() + Made("allgather", 10, "bfloat16").line()
+
+
+def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n", gpu: str = "", abi: int = 5) -> str:
+    """Return the shell command that plays rank `rank` of a job."""
+    path = folder / f"script-{rank}"
+    path.write_text(f"comm 0 77 {rank} {ranks} world\n{gpu}repeat 9\n{STEP}end\n{ending}", encoding="utf-8")
+    return f"{host()} $NCCL_PROFILER_PLUGIN {abi} <{path}"
+
+
+def record(folder: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "NCCL_PROFILER_PLUGIN"}
+    variables = {**inherited, "TMPDIR": str(folder), **environment}
+    command = collbench("record", *args)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_all_ranks_are_merged_and_status_and_output_are_the_jobs(tmp_path: Path) -> None:
+    ranks = " & ".join(script(tmp_path, rank) for rank in range(2))
+    done = record(tmp_path, "--", "sh", "-c", f"echo out; echo err >&2; {ranks} & wait; exit 7")
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    message = "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
+    assert done.stderr.splitlines() == ["err", message]
+    job = job_file.load(tmp_path / "job.json")
+    assert [rank.rank for rank in job.ranks] == [0, 1]
+    assert job.command[:2] == ("sh", "-c")
+    assert job.groups[0].ranks == (0, 1)
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+def test_the_jobs_environment_is_its_own_but_for_two_variables(tmp_path: Path) -> None:
+    shown = "env | grep -E 'NCCL|NVSHMEM|TORCH_SYMM|COLLBENCH_R' | sort"
+    own = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+    done = record(tmp_path, "--", "sh", "-c", shown, **own)
+    names = [line.partition("=")[0] for line in done.stdout.splitlines()]
+    assert sorted(names) == sorted([*own, "NCCL_PROFILER_PLUGIN", "COLLBENCH_RECORD_FOLDER"])
+    assert f"NCCL_PROFILER_PLUGIN={PLUGIN}" in done.stdout
+
+
+def test_gpu_times_are_recorded_on_request(tmp_path: Path) -> None:
+    """From the option to the page: rank 1 comes late, and rank 0's kernels wait for it."""
+    ranks = "; ".join(script(tmp_path, rank, gpu=f"gpu {90_000 - 50_000 * rank} 2 fine\n") for rank in range(2))
+    done = record(tmp_path, "--gpu-times", "--", "sh", "-c", f"{ranks}; env | grep COLLBENCH_RECORD_G")
+    assert (done.returncode, done.stdout) == (0, "asks for kernel events\n" * 2 + "COLLBENCH_RECORD_GPU_TIMES=1\n")
+    assert done.stderr.splitlines() == [
+        "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
+    ]
+    job = job_file.load(tmp_path / "job.json")
+    assert Unknown.GPU_TIMES not in job.unknown
+    command = collbench("show", "job.json", "--json")
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    waiting = {rank["rank"]: rank["waiting_seconds"] for rank in json.loads(shown)["ranks"]}
+    assert waiting[0] == pytest.approx(100e-6, abs=1e-7)  # two calls of 50 µs each
+    assert waiting[1] == pytest.approx(0.0, abs=1e-7)
+
+
+GPU_TIMES_MESSAGES = {
+    "too old": ("", 3, "no GPU times: this NCCL does not give them to a plugin, 2.27 or newer does: "),
+    "missing": ("gpu 1000 2 none\n", 5, "18 of NCCL's calls have no GPU time (18: NCCL reported no end of them)"),
+    "implausible": (
+        "gpu 1000 2 backwards\n",
+        5,
+        "18 of NCCL's calls have no GPU time (18: the times that NCCL reported are impossible)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GPU_TIMES_MESSAGES)
+def test_missing_gpu_times_are_counted_in_a_line(case: str, tmp_path: Path) -> None:
+    gpu, abi, text = GPU_TIMES_MESSAGES[case]
+    done = record(tmp_path, "--gpu-times", "--", "sh", "-c", script(tmp_path, 0, 1, gpu=gpu, abi=abi))
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"collbench: {text}")
+    assert Unknown.GPU_TIMES in job_file.load(tmp_path / "job.json").unknown
+
+
+def test_gpu_times_of_an_outer_recorder_are_not_inherited(tmp_path: Path) -> None:
+    args = ("--", "sh", "-c", script(tmp_path, 0, 1))
+    done = record(tmp_path, *args, COLLBENCH_RECORD_GPU_TIMES="1")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_killed_rank_is_reported_and_kept(tmp_path: Path) -> None:
+    command = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
+    done = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", command)
+    assert done.returncode == 137
+    assert "1 of 2 ranks were killed" in done.stderr
+    endings = [rank.ending for rank in job_file.load(tmp_path / "killed.json").ranks]
+    assert endings == [Ending.COMPLETE, Ending.CUT_OFF]
+
+
+def test_a_job_ended_by_a_signal_ends_as_in_a_shell(tmp_path: Path) -> None:
+    done = record(tmp_path, "--", "sh", "-c", f"{script(tmp_path, 0)}; kill -TERM $$")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "job.json").is_file()
+    assert "1 of 2 ranks left no stream: 1" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, number: signal.Signals) -> None:
+    command = f"{script(tmp_path, 0)}; echo ready; exec sleep 100"
+    started = subprocess.Popen(
+        collbench("record", "--", "sh", "-c", command),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+    time.sleep(0.2)  # `exec` of sleep: its shell would also end, with the same status
+    started.send_signal(number)
+    _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 128 + number
+    assert "recorded 18 calls of 1 ranks" in stderr
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+
+
+# `collbench`, to which a signal comes while it merges.
+SIGNALED = """
+import os, signal, sys
+from collbench.jobs import api as jobs
+from collbench.cli import main
+number, merge = int(sys.argv.pop(1)), jobs.merge
+def signaled(*args, **options):
+    os.kill(os.getpid(), number)
+    return merge(*args, **options)
+jobs.merge = signaled
+sys.exit(main())
+"""
+
+
+def record_signaled(folder: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SIGNALED, str(int(number)), "record", "--", "sh", "-c", script(folder, 0)]
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_a_signal_while_streams_are_merged_leaves_them_and_says_where(tmp_path: Path, number: signal.Signals) -> None:
+    done = record_signaled(tmp_path, number)
+    assert done.returncode == 128 + number
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("collbench: interrupted before the job was saved; what was recorded is in ")
+    assert not (tmp_path / "job.json").exists()
+    subprocess.run(command_in(line, tmp_path / "job.json"), check=True, capture_output=True)
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+
+
+def command_in(line: str, file: Path) -> list[str]:
+    """Return the command that a line names."""
+    return collbench(*shlex.split(line.partition(": collbench ")[2].replace("FILE", str(file))))
+
+
+def test_a_terminal_that_closes_while_streams_are_merged_costs_nothing(tmp_path: Path) -> None:
+    done = record_signaled(tmp_path, signal.SIGHUP)
+    assert done.returncode == 0
+    assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+def test_what_a_lost_terminal_cannot_show_is_saved(tmp_path: Path) -> None:
+    """Each line on it is an error: that a rank was killed, that one left no stream, what was recorded."""
+    master, slave = pty.openpty()
+    job = subprocess.Popen(
+        collbench("record", "--", "sh", "-c", f"read line; {script(tmp_path, 0, ending='kill')} 2>error"),
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, stdin=subprocess.PIPE, stdout=slave, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    os.close(master)
+    job.communicate(b"go\n")
+    assert job.returncode == 128 + signal.SIGKILL
+    assert job_file.load(tmp_path / "job.json").ranks[0].ending is Ending.CUT_OFF
+    assert not list(tmp_path.glob("collbench-record-*"))
+
+
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_job_ends_with_its_status_where_the_caller_ignores_its_children(tmp_path: Path) -> None:
+    command = collbench("record", "--", "sh", "-c", f"{script(tmp_path, 0)}; exit 7")
+    done = subprocess.run([sys.executable, "-c", IGNORING, *command], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 7
+    assert (tmp_path / "job.json").is_file()
+
+
+def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("mine", encoding="utf-8")
+    done = record(tmp_path, "--", "touch", "started")
+    assert done.returncode == 2
+    assert "it exists" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert (tmp_path / "job.json").read_text(encoding="utf-8") == "mine"
+
+
+ONE_LINE = {
+    "another plugin": ((), ("true",), {"NCCL_PROFILER_PLUGIN": "inspector"}, "collbench import", 2),
+    "no program": ((), ("no-such-program",), {}, "program 'no-such-program' does not exist", 2),
+    "no command": ((), (), {}, "no command to record", 2),
+    "no NCCL": ((), ("true",), {}, "no NCCL loaded the plugin", 2),
+    "no NCCL, and a job that fails": ((), ("sh", "-c", "exit 3"), {}, "no NCCL loaded the plugin", 3),
+    "GPU times of no command": (("--gpu-times", "--streams", "none"), (), {}, "--gpu-times needs a command", 2),
+    "no folder to merge": (("--streams", "none"), (), {}, "does not exist", 2),
+}
+
+
+@pytest.mark.parametrize("case", ONE_LINE)
+def test_what_cannot_be_recorded_is_one_line(case: str, tmp_path: Path) -> None:
+    options, command, environment, message, status = ONE_LINE[case]
+    done = record(tmp_path, *options, *(("--", *command) if command else ()), **environment)
+    assert done.returncode == status
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("collbench: ")
+    assert message in done.stderr
+    assert not (tmp_path / "job.json").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_share_a_folder_and_it_is_merged_afterwards(tmp_path: Path) -> None:
+    for rank in range(2):
+        done = record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+        assert done.returncode == 0
+        assert "merge the streams" in done.stderr
+    done = record(tmp_path, "--streams", "shared", "-o", "both.json")
+    assert done.returncode == 0, done.stderr
+    assert [rank.rank for rank in job_file.load(tmp_path / "both.json").ranks] == [0, 1]
+
+
+def test_a_damaged_stream_is_left_out_and_named(tmp_path: Path) -> None:
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0))
+    (tmp_path / "shared" / "other.stream").write_bytes(b"CBSTREAM and nothing else")
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert done.returncode == 0
+    assert "other.stream is left out" in done.stderr
+
+
+def test_another_job_in_the_folder_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """The older job sent more, and one of its processes could not write."""
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", f"{script(tmp_path, 0)}; {script(tmp_path, 1)}")
+    (tmp_path / "shared" / "host-1.failed-28").touch()
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json", "--", "sh", "-c", script(tmp_path, 0, 1))
+    assert done.stderr.startswith("collbench: recorded 18 calls of 1 ranks"), done.stderr
+    assert len(list((tmp_path / "shared").glob("*.stream"))) == 3
+
+
+def test_notes_with_impossible_numbers_are_passed_over(tmp_path: Path) -> None:
+    record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0, 1))
+    (tmp_path / "shared" / f"x.failed-{'9' * 200}").touch()
+    assert record(tmp_path, "--streams", "shared", "-o", "job.json").returncode == 0
+
+
+def test_only_a_streams_folder_that_others_cannot_change_is_used(tmp_path: Path) -> None:
+    for mode, started in ((0o777, False), (0o770, False), (0o755, True), (0o1777, True)):
+        (tmp_path / "shared").mkdir(exist_ok=True)
+        (tmp_path / "shared").chmod(mode)
+        done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
+        assert (done.stdout == "started\n") is started, mode
+        assert done.returncode == (0 if started else 2)
+        assert len(done.stderr.splitlines()) == 1
+        assert ("other users can replace its files" in done.stderr) is not started
+        assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_files_and_folders_of_other_users_are_not_used(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+    theirs, _ = (tmp_path / "shared").glob("*.stream")
+    os.chown(theirs, 12345, -1)
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert f"{theirs.name} is left out: it belongs to another user" in done.stderr
+    assert len(job_file.load(tmp_path / "job.json").ranks) == 1
+    os.chown(tmp_path / "shared", 12345, -1)
+    done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "other users can replace its files" in done.stderr
+
+
+def test_what_another_user_may_have_put_into_the_folder_is_left_out(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+    writable, own = (tmp_path / "shared").glob("*.stream")
+    writable.chmod(0o666)
+    os.mkfifo(tmp_path / "shared" / "pipe.stream")
+    (tmp_path / "shared" / "link.stream").symlink_to(own)
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert done.returncode == 0
+    left_out = {line.split("/")[-1].split()[0] for line in done.stderr.splitlines() if "is left out" in line}
+    assert left_out == {writable.name, "pipe.stream", "link.stream"}
+
+
+def test_the_job_loads_no_library_that_was_in_the_folder_before(tmp_path: Path) -> None:
+    """NCCL cuts the path of a plugin deep in a file system, so it gets a link with a shorter one."""
+    plugin = tmp_path.joinpath(*["deep" * 20] * 4, "_profiler.so")
+    (tmp_path / "profiler.so").write_text("theirs", encoding="utf-8")
+    with recording.own_folder(tmp_path) as own:
+        variables = recording.environment({}, plugin, tmp_path, own)
+        link = Path(variables["NCCL_PROFILER_PLUGIN"])
+        assert link.readlink() == plugin
+        assert link.parent.stat().st_mode & 0o777 == 0o700
+        assert len(str(link)) < 254
+    assert not link.parent.exists()
+    deep = tmp_path.joinpath(*["deep" * 20] * 3)
+    deep.mkdir(parents=True)
+    with recording.own_folder(deep) as own, pytest.raises(UsageError, match="NCCL cuts the plugin's path"):
+        recording.environment({}, plugin, deep, own)
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    command = f"trap '' XFSZ; ulimit -f 1000; {script(tmp_path, 0)}"
+    done = record(tmp_path, "--", "bash", "-c", command)
+    assert done.returncode == 2
+    assert "a process could not write its stream: File too large" in done.stderr
+
+
+def test_it_is_recorded_under_torchrun(tmp_path: Path) -> None:
+    torchrun = Path(collbench()[0]).parent / "torchrun"
+    if not torchrun.is_file() or shutil.which("bash") is None:
+        pytest.skip("needs torchrun")
+    for rank in range(2):
+        script(tmp_path, rank)
+    job = f"{host()} $NCCL_PROFILER_PLUGIN 5 <{tmp_path}/script-$RANK"
+    args = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--no-python", "bash", "-c", job]
+    done = record(tmp_path, "--", *args)
+    assert done.returncode == 0, done.stderr
+    assert [rank.calls for rank in job_file.load(tmp_path / "job.json").ranks] == [18, 18]

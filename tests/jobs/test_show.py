@@ -1,0 +1,135 @@
+"""A recorded job through the program: `show`, `report` and `predict`; short pages, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collbench.jobs import job_file
+from collbench.jobs.job import Group, Job
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from tests.builders import gpus, run_of
+from tests.cli.program import Program
+from tests.jobs.made import documented_job, made_job, without_gpu_times
+from tests.jobs.predict.made import curve
+
+pytestmark = pytest.mark.usefixtures("loaded_program")
+
+MIB = 2**20
+LINES, COLUMNS = 50, 80
+DDP = [("allreduce", 25 * MIB)] * 3 + [("allgather", 1000)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    job_file.save(made_job(DDP, ranks=2, late={1: 300.0}), tmp_path / "job.json")
+    points = [point for kind in (Operation.ALLREDUCE, Operation.ALLGATHER) for point in curve(kind, (0, 1), 100.0)]
+    run_file.save(run_of(gpus(2), points), tmp_path / "run.json")
+    return tmp_path
+
+
+def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
+    result = program("show", str(folder / "job.json"))
+    assert (result.status, result.err) == (0, "")
+    answer = " ".join(result.out.split("\n\n")[0].split())
+    assert answer.startswith(
+        "communication is 40% of a step: 1.6 ms of 4 ms, 1.2 ms of it waiting; allreduce dominates"
+    )
+    assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")
+    assert re.search(r"rank 0 +R", result.out)
+
+
+def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: Path) -> None:
+    args = ("show", str(folder / "job.json"), "--run", str(folder / "run.json"))
+    assert "alone" in program(*args).out
+    answer = json.loads(program(*args, "--json").out)
+    assert answer["calls"][0]["alone_seconds"] == pytest.approx(5e-6 + 25 * MIB / 100e9, rel=0.05)
+    assert [row["rank"] for row in answer["late"]] == [1]
+    assert [row["waiting_seconds"] for row in answer["ranks"]] == pytest.approx([1.2e-3, 0.0])
+
+
+def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) -> None:
+    job_file.save(without_gpu_times(made_job(DDP)), tmp_path / "job.json")
+    result = program("show", str(tmp_path / "job.json"))
+    assert "kernel times are unknown" in result.out
+    assert "unknown   kernel times: no transfer" in result.out
+    answer = json.loads(program("show", str(tmp_path / "job.json"), "--json").out)
+    assert {row["kernel_seconds"] for row in answer["calls"]} == {None}
+    assert {row["busbw_gbs"] for row in answer["calls"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("what", "job"),
+    [
+        ("a thousand ranks", lambda: made_job(DDP, ranks=1000, late={7: 300.0}, kept=2)),
+        ("ten thousand calls", lambda: made_job([("allreduce", 8 * (1 + at % 30)) for at in range(10_000)], kept=1)),
+        ("one rank", lambda: made_job(DDP, ranks=1)),
+        ("groups of no known ranks", lambda: replace(made_job(DDP, ranks=4), groups=(Group((), 4),))),
+    ],
+)
+def test_pages_of_large_and_unusual_jobs_stay_short(
+    program: Program, tmp_path: Path, what: str, job: Callable[[], Job]
+) -> None:
+    job_file.save(job(), tmp_path / "job.json")
+    result = program("show", str(tmp_path / "job.json"))
+    assert (result.status, result.err) == (0, ""), what
+    lines = result.out.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_the_html_page_has_a_lane_a_rank_and_asks_for_nothing(program: Program, folder: Path) -> None:
+    page = folder / "job.html"
+    job, run = str(folder / "job.json"), str(folder / "run.json")
+    assert program("report", job, run, "-o", str(page)).status == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<title>allreduce 25M") == 6
+    assert ">rank 1</text>" in text
+    assert "alone" in text
+    assert not re.search(r"https?://(?!www\.w3\.org)|<script", text)
+
+
+def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
+    job, run = str(folder / "job.json"), str(folder / "run.json")
+    result = program("predict", job, run)
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("a step takes ")
+    same = json.loads(program("predict", job, run, "--recorded", run, "--json").out)
+    assert same["step_seconds"] == pytest.approx([4e-3] * 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
+        (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
+        (("show", "run.json", "--rank", "0"), "for a recorded job"),
+        (("predict", "job.json", "run.json", "--model", "gpt2"), "leave it out"),
+        (("predict", "job.json", "run.json", "--devices", "0"), "--devices names 1 devices, and the job has 2 ranks"),
+        (("predict", "run.json", "--devices", "0,1", "--model", "gpt2"), "for a recorded job"),
+        (("report", "run.json", "job.json"), "name it first"),
+    ],
+)
+def test_bad_input_is_one_line(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    result = program(*args)
+    assert result.status == 2
+    assert message in result.line
+
+
+def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path) -> None:
+    job_file.save(documented_job(), tmp_path / "job.json")
+    shown = program("show", str(tmp_path / "job.json")).out
+    page = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
+    head, _, rest = shown.partition("\n\nthe step")
+    tables = rest[rest.index("\n\nper step, ms") :]
+    for part in (head.split("\n\n")[0], tables.strip()):
+        assert "\n".join(f"    {line}".rstrip() for line in part.splitlines()) in page

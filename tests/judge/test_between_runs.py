@@ -1,0 +1,135 @@
+"""What varies from run to run: estimated as it was made, allowed for, and not a place for a real change to hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from collbench.judge.between_runs import Variation, from_history
+from collbench.judge.compare import Comparison, Kind, Verdict, compare
+from collbench.judge.data_points import estimates, points_by_key
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from tests.builders import gpus, measured, run_of
+from tests.judge.runs import FAIL, recorded
+
+WORKS = (Operation.ALLREDUCE, Operation.BROADCAST)
+TRIAL = 0.002
+
+
+def run_with(
+    rng: np.random.Generator,
+    own: float,
+    common: float = 0.0,
+    factors: Mapping[tuple[int, int], float] | None = None,
+    count: int = 4,
+) -> Run:
+    """Return collectives of all pairs, seven trials each; the run and each of its pairs are slower or faster at random.
+
+    A pair has a true factor, 1 by default.
+    """
+    whole, found = common * rng.standard_normal(), []
+    for pair in combinations(range(count), 2):
+        level = np.log(300 * (factors or {}).get(pair, 1.0)) + whole + own * rng.standard_normal()
+        for work in WORKS:
+            trials = np.exp(level + TRIAL * rng.standard_normal(7))
+            found.append(measured(work, pair, trials.tolist()))
+    return run_of(gpus(count), found)
+
+
+def changed(comparison: Comparison) -> bool:
+    verdicts = {one.verdict for one in comparison.changes} | {one.verdict for one in comparison.groups}
+    return bool(verdicts & {Verdict.WORSE, Verdict.BETTER})
+
+
+def shown_by(runs: Sequence[Run]) -> Variation:
+    """Return what runs show; all of their points vary alike."""
+    points = [points_by_key(run) for run in runs]
+    return next(iter(from_history(points[0], [estimates(some, runs[0].paths) for some in points]).values()))
+
+
+@pytest.mark.parametrize(("own", "common"), [(0.01, 0.0), (0.0, 0.01), (0.01, 0.01)])
+def test_history_shows_what_all_links_share_and_what_is_each_ones_own(own: float, common: float) -> None:
+    rng = np.random.default_rng(1)
+    found = [shown_by([run_with(rng, own, common) for _ in range(6)]) for _ in range(60)]
+    assert np.mean([one.own**2 for one in found]) == pytest.approx(own**2, rel=0.2, abs=2e-6)
+    assert np.mean([one.common**2 for one in found]) == pytest.approx(common**2, rel=0.35, abs=6e-6)
+    assert {(one.common_freedom, one.own_freedom) for one in found} == {(5, 25)}
+
+
+def test_of_one_link_a_run_and_the_link_vary_together() -> None:
+    rng = np.random.default_rng(2)
+    found = [shown_by([run_with(rng, 0.01, count=2) for _ in range(6)]) for _ in range(60)]
+    assert np.mean([one.sigma**2 for one in found]) == pytest.approx(1e-4, rel=0.25)
+    assert {one.common_freedom for one in found} == {5}
+
+
+@pytest.mark.parametrize("history", [0, 2, 5])
+@pytest.mark.parametrize("own", [0.01, 0.02])
+def test_pairs_that_vary_from_run_to_run_have_not_changed(own: float, history: int) -> None:
+    """With trials alone, 20 and 37 of 40 of these comparisons find something worse or better."""
+    rng = np.random.default_rng(3)
+    runs = [[run_with(rng, own) for _ in range(2 + history)] for _ in range(40)]
+    assert sum(changed(compare(base, new, FAIL, None, earlier)) for base, new, *earlier in runs) <= 2
+
+
+@pytest.mark.parametrize(("count", "common"), [(2, 0.0), (4, 0.015)])
+def test_history_shows_what_two_runs_cannot(count: int, common: float) -> None:
+    """One pair alone, or all pairs together: nothing but other runs tells a change from variation."""
+    rng = np.random.default_rng(4)
+    runs = [[run_with(rng, 0.015 if count == 2 else 0.0, common, count=count) for _ in range(6)] for _ in range(40)]
+    assert sum(changed(compare(base, new, FAIL)) for base, new, *_ in runs) >= 5
+    assert sum(changed(compare(base, new, FAIL, None, earlier)) for base, new, *earlier in runs) <= 1
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_links_that_truly_became_slower_are_no_variation(count: int) -> None:
+    """Half of the pairs of four GPUs, or a quarter of those of eight, are those of one slow GPU."""
+    rng = np.random.default_rng(5)
+    slow = {pair: 0.92 for pair in combinations(range(count), 2) if 0 in pair}
+    found = compare(run_with(rng, 0.0, count=count), run_with(rng, 0.0, factors=slow, count=count), FAIL)
+    worse = {group.members for group in found.groups if (group.kind, group.verdict) == (Kind.DEVICES, Verdict.WORSE)}
+    assert worse == set(slow)
+
+
+@pytest.mark.parametrize("history", [0, 3])
+def test_little_variation_hides_no_slow_pair(history: int) -> None:
+    """Runs that vary by 0.1%: a pair 8% slower, and all 5% slower, are found."""
+    rng = np.random.default_rng(6)
+    slow, every = {(1, 3): 0.92}, dict.fromkeys(combinations(range(4), 2), 0.95)
+    earlier = [run_with(rng, 0.001) for _ in range(history)]
+    base = run_with(rng, 0.001)
+    one = compare(base, run_with(rng, 0.001, factors=slow), FAIL, None, earlier)
+    assert {change.key.members for change in one.changes if change.verdict is Verdict.WORSE} == {(1, 3)}
+    assert one.regressions
+    everywhere = compare(base, run_with(rng, 0.001, factors=every), FAIL, None, earlier)
+    assert {group.verdict for group in everywhere.groups if group.kind is Kind.WORK} == {Verdict.WORSE}
+
+
+def test_one_link_that_varies_more_than_the_others_counts_for_itself() -> None:
+    rng = np.random.default_rng(7)
+    wild = [run_with(rng, 0.0, factors={(0, 1): 1 + 0.03 * (-1) ** number}) for number in range(6)]
+    points = [points_by_key(run) for run in wild]
+    shown = from_history(points[0], [estimates(some, wild[0].paths) for some in points])
+    quiet, noisy = ({key: one for key, one in shown.items() if (key.members == (0, 1)) is of} for of in (False, True))
+    assert min(one.sigma for one in noisy.values()) > 0.02
+    assert max(one.sigma for one in quiet.values()) < 0.015
+
+
+def test_the_default_covers_eight_runs_on_two_h100() -> None:
+    """With trials alone some interval excludes 1 in most of these comparisons."""
+    runs = [recorded(f"2026-11-24-between-runs/2xh100.tar.gz:p{number}.json") for number in range(1, 9)]
+    found = [compare(base, new, FAIL) for base, new in pairwise(runs)]
+    intervals = [one.interval for every in found for one in every.changes if one.interval]
+    assert sum(not low <= 1 <= high for low, high in intervals) <= 0.01 * len(intervals)
+    assert not any(map(changed, found))
+
+
+def test_history_is_of_the_same_gpus() -> None:
+    rng = np.random.default_rng(8)
+    with pytest.raises(UsageError, match="lacks GPUs of the base"):
+        compare(run_with(rng, 0.0), run_with(rng, 0.0), FAIL, None, [run_with(rng, 0.0, count=3)])

@@ -1,0 +1,130 @@
+"""One data point in two runs: when it is worse, better, the same, and when nobody can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.judge.compare import Change, PointPair, Verdict, judge_change
+from collbench.judge.data_points import Key, Named
+from collbench.judge.tiers import Estimate
+from collbench.model.operations import Operation, Work
+from tests.builders import measured
+from tests.judge.runs import change_of
+
+STEADY = [400.0, 400.4, 399.6, 400.1, 399.9, 400.2, 399.8]
+
+
+def shifted(factor: float) -> list[float]:
+    return [rate * factor for rate in STEADY]
+
+
+# title, trials in the base, trials in the new run, size, verdict, beyond 5%
+Row = tuple[str, Sequence[float], Sequence[float], int, Verdict, bool]
+TABLE: list[Row] = [
+    ("the same again", STEADY, STEADY[::-1], 2**30, Verdict.SAME, False),
+    ("1% slower: nobody decides otherwise", STEADY, shifted(0.99), 2**30, Verdict.SAME, False),
+    ("3% slower", STEADY, shifted(0.97), 2**30, Verdict.WORSE, False),
+    ("8% slower", STEADY, shifted(0.92), 2**30, Verdict.WORSE, True),
+    ("8% faster", STEADY, shifted(1.08), 2**30, Verdict.BETTER, False),
+    ("2.2% slower: at the border of δ", STEADY, shifted(0.978), 2**30, Verdict.UNDECIDED, False),
+    ("two trials show no noise", STEADY[:2], shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("a new run with two trials", STEADY, shifted(0.5)[:2], 2**30, Verdict.UNDECIDED, False),
+    ("three trials, half as fast", STEADY[:3], shifted(0.5)[:3], 2**30, Verdict.WORSE, True),
+    ("one wild trial of seven", STEADY, [*STEADY[:6], 200.0], 2**30, Verdict.SAME, False),
+    ("wild trials drag the median", STEADY, [400, 401, 399, 250, 260, 255, 245], 2**30, Verdict.UNDECIDED, False),
+    ("2% slower below 1 MiB: a launch varies by that", STEADY, shifted(0.98), 2**19, Verdict.SAME, False),
+    ("8 B, 1.7 µs instead of 1.6: a run's own", [r / 8e4 for r in STEADY], [r / 8.5e4 for r in STEADY], 8,
+     Verdict.UNDECIDED, False),
+    ("8 B, half as fast", [r / 8e4 for r in STEADY], [r / 16e4 for r in STEADY], 8, Verdict.WORSE, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("title", "base", "new", "size", "verdict", "regressed"), TABLE)
+def test_what_became_of_a_point(
+    title: str, base: Sequence[float], new: Sequence[float], size: int, verdict: Verdict, regressed: bool
+) -> None:
+    change = change_of(base, new, size)
+    assert (change.verdict, change.regressed) == (verdict, regressed), (change.ratio, change.interval)
+
+
+def test_cores_have_no_launch_that_could_vary() -> None:
+    """8 B from core to core takes some ns: a launch's variation from run to run would allow anything."""
+    base, new = [r / 400 for r in STEADY], [r / 800 for r in STEADY]
+    assert change_of(base, new, 8).verdict is not Verdict.WORSE
+    assert change_of(base, new, 8, Operation.CPU_WRITE, backend="host").verdict is Verdict.WORSE
+
+
+def test_the_figures_are_those_of_the_runs() -> None:
+    change = change_of([400.0] * 5, [300.0] * 5)
+    assert (change.base_gbs, change.new_gbs, change.ratio) == pytest.approx((400.0, 300.0, 0.75))
+    assert change.base_seconds == pytest.approx(2**30 / 400e9)
+    assert change.interval is not None
+    assert change.interval[0] <= 0.75 <= change.interval[1]
+    assert change.trials == (5, 5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.floats(380, 420), min_size=3, max_size=9), st.floats(0.5, 2))
+def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
+    forth, back = change_of(STEADY, [r * factor for r in rates]), change_of([r * factor for r in rates], STEADY)
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    opposite = {Verdict.WORSE: Verdict.BETTER, Verdict.BETTER: Verdict.WORSE}
+    assert back.verdict is opposite.get(forth.verdict, forth.verdict)
+
+
+def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Change:
+    """Return what became of a copy of 1 GiB by the logs of its trials, ascending, whose medians have this error."""
+    found = Named(
+        Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
+    )
+    ends = [Estimate((0,), "", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
+    return judge_change(PointPair(found, found, ends[0], ends[1]), 0.01, 0.05)
+
+
+CALM = [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("title", "slow", "fast", "slower"),
+    [
+        ("by 3%", [-0.03] * 5, CALM, True),
+        ("by 1%", [-0.01] * 5, CALM, False),
+        ("one trial as fast", [-0.1, -0.1, -0.1, -0.1, -0.01], CALM, False),
+        ("one trial at δ", [-0.1, -0.1, -0.1, -0.1, -0.02], CALM, False),
+        ("one trial slower than that", [-0.1, -0.1, -0.1, -0.1, -0.03], CALM, True),
+        ("one trial of the other as slow", [-0.04] * 5, [-0.03, 0.0, 0.0, 0.0, 0.0], False),
+        ("one of the other at δ", [-0.04] * 5, [-0.02, 0.0, 0.0, 0.0, 0.0], False),
+        ("all of the other faster", [-0.04] * 5, [-0.01, 0.0, 0.0, 0.0, 0.0], True),
+        ("one wild trial of seven", [*[-0.1] * 6, 0.0], [-0.2, *[0.0] * 6], True),
+    ],
+)
+def test_nearly_all_trials_have_to_agree(title: str, slow: list[float], fast: list[float], slower: bool) -> None:
+    assert (made(fast, slow).verdict is Verdict.WORSE) is slower
+    assert (made(slow, fast).verdict is Verdict.BETTER) is slower
+
+
+@pytest.mark.parametrize(
+    ("title", "now", "error", "verdict"),
+    [
+        ("exactly δ apart is the same", -0.02, 0.0, Verdict.SAME),
+        # The 90% interval of a difference is 1.65 · √2 errors wide, that of all data points at once 2.6 · √2.
+        ("near, as far as noise tells", -0.01, 0.004, Verdict.SAME),
+        ("near or not", -0.01, 0.0045, Verdict.UNDECIDED),
+        ("far or not", -0.05, 0.0084, Verdict.UNDECIDED),
+        ("far, as far as noise tells", -0.05, 0.0078, Verdict.WORSE),
+    ],
+)
+def test_noise_decides_what_is_certain(title: str, now: float, error: float, verdict: Verdict) -> None:
+    assert made(CALM, [now] * 5, error).verdict is verdict
+    back = {Verdict.WORSE: Verdict.BETTER}.get(verdict, verdict)
+    assert made([now] * 5, CALM, error).verdict is back
+
+
+@pytest.mark.parametrize(("loss", "regressed"), [(0.049, False), (0.051, True), (-0.2, False)])
+def test_only_what_loses_more_than_allowed_fails(loss: float, regressed: bool) -> None:
+    assert made(CALM, [math.log(1 - loss)] * 5).regressed is regressed

@@ -1,0 +1,400 @@
+"""Whole runs: which devices and data points belong together, groups, what only one has, what was recorded."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+
+from collbench.judge.compare import Difference, Kind, Subject, Verdict, compare
+from collbench.judge.data_points import points_by_key
+from collbench.judge.stats import median_deviation, trial_noise
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run
+from collbench.report.text.comparison import conclusion, described, matched
+from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
+from tests.judge.runs import FAIL, copies, recorded, reported, scaled
+
+
+def relabelled(run: Run, order: tuple[int, ...]) -> Run:
+    """Return the same run with its devices in another order: device order[i] of the old list is i of the new."""
+    place = {old: new for new, old in enumerate(order)}
+    found = [
+        Measurement(replace(one.point, members=tuple(place[m] for m in one.point.members)), one.samples, one.stop)
+        for one in run.measurements
+    ]
+    links = [replace(path, devices=(place[path.devices[0]], place[path.devices[1]])) for path in run.paths]
+    devices = tuple(replace(run.devices[old], index=new) for new, old in enumerate(order))
+    return replace(run, devices=devices, paths=tuple(links), measurements=found)
+
+
+SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))][1::5])
+def test_another_order_of_the_same_gpus_changes_nothing(order: tuple[int, ...]) -> None:
+    plain, other = compare(copies(), SLOW, FAIL), compare(copies(), relabelled(SLOW, order), FAIL)
+    assert matched(other) == "matched by UUID"
+    assert [(c.key, c.ratio, c.verdict) for c in other.changes] == [(c.key, c.ratio, c.verdict) for c in plain.changes]
+    assert other.groups == plain.groups
+
+
+def test_a_slow_pair_is_named_both_ways_and_nothing_else() -> None:
+    found = compare(copies(), SLOW, FAIL)
+    worse = {change.key.members for change in found.changes if change.verdict is Verdict.WORSE}
+    assert worse == {(0, 2), (2, 0)}
+    assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(0, 2)]
+    assert {one.key.members if hasattr(one, "key") else one.members for one in found.regressions} <= {(0, 2), (2, 0)}
+
+
+def test_other_gpus_are_matched_by_their_order() -> None:
+    others = replace(copies(), devices=tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in gpus(4)))
+    found = compare(copies(), others, FAIL)
+    assert (found.match.by_uuid, matched(found)) == (0, "other devices, matched by their order")
+    assert found.count(Verdict.SAME) == 36
+
+
+def test_a_replaced_gpu_takes_the_place_that_is_left() -> None:
+    devices = [replace(gpu, index=3 - gpu.index) for gpu in reversed(gpus(4))]
+    devices[1] = replace(devices[1], uuid="GPU-new")
+    found = compare(copies(), replace(copies(), devices=tuple(devices)), FAIL)
+    assert found.match.positions == {0: 3, 1: 2, 2: 1, 3: 0}
+    assert matched(found) == "3 matched by UUID, the others by their order: GPU2 = GPU1"
+
+
+def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
+    one = [replace(gpu, uuid="GPU-new") if gpu.index == 1 else gpu for gpu in gpus(4)]
+    found = compare(copies(), replace(copies(), devices=tuple(one)), FAIL)
+    assert matched(found) == "3 matched by UUID, the others by their order: GPU1 = GPU1"
+    others = [replace(gpu, uuid=f"GPU-other-{gpu.index}", index=gpu.index + 4) for gpu in gpus(4)]
+    found = compare(copies(), replace(copies(), devices=tuple(others)), FAIL)
+    assert matched(found).startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
+
+
+def test_points_that_one_run_has_are_said() -> None:
+    base, new = copies(), copies(seed=3)
+    new.measurements = [*new.measurements[1:], measured(Operation.SM_READ, (1, 3), 300.0)]
+    found = compare(base, new, FAIL)
+    assert [(key.work, key.members) for key in found.only_base] == [("ce-write", (0, 1))]
+    assert [(key.work, key.members) for key in found.only_new] == [("sm-read", (1, 3))]
+    assert len(found.changes) == 35
+
+
+def test_a_device_more_has_points_of_its_own() -> None:
+    base = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)])
+    three = [measured(Operation.ALLREDUCE, pair, 300.0) for pair in combinations(range(3), 2)]
+    found = compare(base, run_of(gpus(3), three), FAIL)
+    assert matched(found) == "matched by UUID; only in the new run: GPU2"
+    assert [key.members for key in found.only_new] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("title", "operation", "variant", "there", "here", "one"),
+    [
+        ("ranks in another order", Operation.ALLREDUCE, Variant.PLAIN, (0, 1, 2), (2, 0, 1), True),
+        ("a link the other way", Operation.CE_WRITE, Variant.PLAIN, (0, 1), (1, 0), False),
+        ("both ways at once", Operation.CE_WRITE, Variant.BOTH_WAYS, (0, 1), (1, 0), True),
+        ("one to all, the others in another order", Operation.CE_WRITE, Variant.ONE_TO_ALL, (0, 1, 2), (0, 2, 1), True),
+        ("one to all from another", Operation.CE_WRITE, Variant.ONE_TO_ALL, (0, 1, 2), (1, 0, 2), False),
+        ("another root", Operation.BROADCAST, Variant.PLAIN, (0, 1, 2), (1, 0, 2), False),
+        ("the same root", Operation.BROADCAST, Variant.PLAIN, (0, 1, 2), (0, 2, 1), True),
+    ],
+)
+def test_when_two_points_are_one(
+    title: str, operation: Operation, variant: Variant, there: tuple[int, ...], here: tuple[int, ...], one: bool
+) -> None:
+    samples = measured(operation, there, 300.0).samples
+    base, new = (
+        run_of(gpus(3), [Measurement(DataPoint(operation, members, 2**30, variant), samples)])
+        for members in (there, here)
+    )
+    found = compare(base, new, FAIL)
+    assert (len(found.changes), len(found.only_base)) == ((1, 0) if one else (0, 1))
+
+
+def test_a_key_has_each_device_once() -> None:
+    lanes = measured(Operation.CE_WRITE, (1, 2, 0), 300.0)
+    lanes.point = replace(lanes.point, variant=Variant.ONE_TO_ALL)
+    run = run_of(gpus(3), [lanes, measured(Operation.BROADCAST, (2, 1, 0), 300.0)])
+    run.settings = replace(run.settings, root=3)
+    assert [key.root for key in points_by_key(run)] == [None, None]  # a root that is not among them
+    run.settings = replace(run.settings, root=1)
+    assert [(key.members, key.root) for key in points_by_key(run)] == [((1, 0, 2), None), ((0, 1, 2), 1)]
+    assert [(key.members, key.root) for key in points_by_key(run, {0: 2, 1: 0, 2: 1})] == [
+        ((0, 1, 2), None),
+        ((0, 1, 2), 0),
+    ]
+
+
+def test_a_device_of_the_new_run_alone_is_taken_for_none_of_the_base() -> None:
+    """It is listed first, so its position is another device's in the base."""
+    base = run_of(gpus(2), [measured(Operation.H2D_CE, (index,), 50.0) for index in range(2)])
+    devices = (replace(gpus(1)[0], uuid="GPU-new"), *gpus(2))
+    rates = (30.0, 50.0, 50.0)
+    found = compare(
+        base, run_of(devices, [measured(Operation.H2D_CE, (i,), rate) for i, rate in enumerate(rates)]), FAIL
+    )
+    assert [(change.key.members, round(change.ratio, 6)) for change in found.changes] == [((0,), 1.0), ((1,), 1.0)]
+    assert ([key.members for key in found.only_new], found.only_base) == ([(0,)], ())
+
+
+def pairs_run(rates: dict[tuple[int, int], float], n: int = 3, trials: int = 5, size: int = 2**30) -> Run:
+    """Return copies over some links at these rates, without noise."""
+    found = [measured(Operation.CE_WRITE, link, rate, size, trials) for link, rate in rates.items()]
+    return run_of(gpus(n), found)
+
+
+LINKS = {(0, 1): 400.0, (1, 2): 400.0, (2, 0): 400.0}
+FEWER = {(0, 1): 400.0, (1, 2): 400.0}
+BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=in_words("no answer", FailureKind.HANG))
+
+
+@pytest.mark.parametrize(
+    ("title", "new", "judged", "lost", "status"),
+    [
+        ("the same", pairs_run(LINKS), 3, [], ExitStatus.DONE),
+        ("4% slower", pairs_run(LINKS | {(0, 1): 384.0}), 3, [], ExitStatus.DONE),
+        ("10% slower", pairs_run(LINKS | {(0, 1): 360.0}), 3, [], ExitStatus.CONTRADICTION),
+        ("10% faster", pairs_run(LINKS | {(0, 1): 440.0}), 3, [], ExitStatus.DONE),
+        ("two trials judge nothing", pairs_run(LINKS, trials=2), 0, [], ExitStatus.FAILED),
+        ("a link is lost", pairs_run(FEWER), 2, [(2, 0)], ExitStatus.FAILED),
+        (
+            "a link is lost and another slower",
+            pairs_run(FEWER | {(0, 1): 300.0}),
+            2,
+            [(2, 0)],
+            ExitStatus.CONTRADICTION,
+        ),
+        ("its device is gone", pairs_run({(0, 1): 400.0}, n=2), 1, [(1, 2), (2, 0)], ExitStatus.FAILED),
+        ("it is incomplete", replace(pairs_run(LINKS), complete=False), 3, [], ExitStatus.FAILED),
+        ("another size", pairs_run(LINKS, size=2**20), 0, [], ExitStatus.FAILED),
+        (
+            "something else failed",
+            replace(pairs_run(LINKS), measurements=[*pairs_run(LINKS).measurements, BROKEN]),
+            3,
+            [],
+            ExitStatus.UNTRUSTED,
+        ),
+    ],
+)
+def test_how_a_comparison_ends(
+    title: str, new: Run, judged: int, lost: list[tuple[int, ...]], status: ExitStatus
+) -> None:
+    found = compare(pairs_run(LINKS), new, FAIL)
+    assert (found.judged, [key.members for key in found.lost], found.status) == (judged, lost, status)
+
+
+def pairs_at(sizes: tuple[int, ...]) -> Run:
+    """Return copies and two collectives on the pairs of eight GPUs at some sizes, all of them asked for."""
+    works = (Operation.CE_WRITE, Operation.ALLREDUCE, Operation.BROADCAST)
+    points = [(work, pair, size) for work in works for pair in combinations(range(8), 2) for size in sizes]
+    run = run_of(gpus(8), [measured(work, pair, 300.0, size) for work, pair, size in points])
+    run.settings = replace(run.settings, copies=(Variant.PLAIN,), layout=Layout.PAIRS)
+    return run
+
+
+SIZES = (2**20, 2**26, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("title", "gone"),
+    [
+        ("a pair", lambda m: m.point.members == (2, 5)),
+        ("an operation", lambda m: m.point.operation is Operation.BROADCAST),
+        ("all copies", lambda m: m.point.operation is Operation.CE_WRITE),
+        ("a size", lambda m: m.point.size_bytes == 2**30),
+        ("a GPU", lambda m: 7 in m.point.members),
+        ("all but one point", lambda m: (m.point.members, m.point.size_bytes) != ((0, 1), 2**20)),
+        ("a random half", lambda m: random.Random(str(m.point)).random() < 0.5),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+def test_more_that_is_lost_never_ends_better(title: str, gone: Callable[[Measurement], bool], complete: bool) -> None:
+    base = pairs_at(SIZES)
+    kept = [found for found in base.measurements if not gone(found)]
+    found = compare(base, replace(base, measurements=kept, complete=complete), FAIL)
+    assert (len(found.lost), found.status) == (len(base.measurements) - len(kept), ExitStatus.FAILED), title
+    said = conclusion(found)
+    assert said.startswith("Nothing that was measured in both runs is significantly slower; ")
+    assert f"{len(found.lost)} data points are only in the base." in said
+
+
+def test_a_run_that_was_asked_for_less_has_lost_nothing_and_says_what_both_have() -> None:
+    found = compare(pairs_at(SIZES), pairs_at(SIZES[:2]), FAIL)
+    assert (found.lost, found.status) == ((), ExitStatus.DONE)
+    assert conclusion(found).endswith("in both runs is significantly slower; 84 data points are only in the base.")
+    found = compare(pairs_at(SIZES[:2]), pairs_at(SIZES), FAIL)
+    assert conclusion(found).endswith("in both runs is significantly slower; 84 data points are only in the new run.")
+
+
+def test_all_devices_together_can_be_lost_too() -> None:
+    both = [measured(Operation.ALLREDUCE, some, 300.0) for some in ((0, 1, 2), (0, 1))]
+    found = compare(run_of(gpus(3), both), run_of(gpus(3), both[1:]), FAIL)
+    assert [key.members for key in found.lost] == [(0, 1, 2)]
+
+
+TRIALS = [0.99, 0.995, 1.0, 1.002, 1.003, 1.006, 1.012]
+
+
+@pytest.mark.parametrize(
+    ("title", "points_", "answers", "pooled"),
+    [
+        ("one data point", [(Operation.CPU_WRITE, (0, 1))], 1, 1),
+        ("two without anything in common", [(Operation.CPU_WRITE, (0, 1)), (Operation.CPU_READ, (1, 2))], 2, 1),
+        ("two of a work are a group, too", [(Operation.CPU_WRITE, (0, 1)), (Operation.CPU_WRITE, (1, 2))], 3, 2),
+        ("two of a place as well", [(Operation.CPU_WRITE, (0, 1)), (Operation.CPU_READ, (1, 0))], 3, 1),
+    ],
+)
+def test_the_more_is_asked_the_wider_is_each_interval(
+    title: str, points_: list[tuple[Operation, tuple[int, int]]], answers: int, pooled: int
+) -> None:
+    """All answers together err in one of a hundred; the quantile is Student's, of both runs' degrees of freedom.
+
+    Copies by cores have no variation from run to run by default.
+    """
+    run = run_of(gpus(3), [measured(work, link, [400 * trial for trial in TRIALS]) for work, link in points_])
+    found = compare(run, scaled(run, 1 / 0.9), FAIL)
+    error = trial_noise([[math.log(trial) for trial in TRIALS]]) * median_deviation(len(TRIALS))
+    from scipy.stats import t  # late: it takes a second
+
+    far = float(t.ppf(1 - 0.01 / answers / 2, 2 * 0.5 * 6 * pooled)) * math.sqrt(2) * error
+    for change in found.changes:
+        assert change.interval == pytest.approx((0.9 * math.exp(-far), 0.9 * math.exp(far)))
+
+
+def noisy_copies(factor: float, seed: int) -> Run:
+    """Return three trials of each link by four kinds of copies, with 2% noise; a factor on the pair 1-3."""
+    works = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+    found = []
+    for number, work in enumerate(works):
+        for a, b in permutations(range(4), 2):
+            gbs = 400 * (factor if {a, b} == {1, 3} else 1)
+            found.append(measured(work, (a, b), noisy(gbs, 0.02, 97 * number + 8 * a + b + seed, 3)))
+    return run_of(gpus(4), found)
+
+
+def test_noise_hides_each_point_of_a_slow_link_but_not_all_of_them() -> None:
+    found = compare(noisy_copies(1, 0), noisy_copies(0.92, 5000), FAIL)
+    assert found.count(Verdict.WORSE) < 8
+    assert [group.members for group in found.groups if group.verdict is Verdict.WORSE] == [(1, 3)]
+
+
+def test_what_is_slower_everywhere_is_reported_of_the_work() -> None:
+    found = compare(copies(), scaled(copies(seed=9), 1 / 0.9), FAIL)
+    (group,) = (group for group in found.groups if group.kind is Kind.WORK)
+    assert (group.work, group.points, group.verdict, group.regressed) == ("ce-write", 12, Verdict.WORSE, True)
+    assert group.ratio == pytest.approx(0.9, rel=0.01)
+
+
+def world(factor: float, seed: int) -> Run:
+    """Return an all-reduce over eight GPUs at eleven sizes, three trials each, as `collbench allreduce` makes them."""
+    found = []
+    for size in (2**exponent for exponent in range(20, 31)):
+        rates = noisy(300 * factor, 0.004, size // 2**20 + seed, 3)
+        found.append(measured(Operation.ALLREDUCE, range(8), rates, size=size))
+    return run_of(gpus(8), found)
+
+
+def test_one_communicator_at_many_sizes_is_judged_by_like_sizes() -> None:
+    """Three trials of a size alone tell hardly anything of their noise."""
+    assert compare(world(1, 0), world(1, 1), FAIL).count(Verdict.WORSE) == 0
+    assert compare(world(1, 0), world(0.9, 1), FAIL).count(Verdict.WORSE) >= 10  # 1 MiB takes 6 µs, which vary
+
+
+def test_wild_points_with_hardly_a_trial_are_undecided_and_break_nothing() -> None:
+    works = [operation for operation in Operation if operation.is_copy]
+    runs = [
+        run_of(gpus(2), [measured(work, (0, 1), noisy(300, 1.5, 9 * i + seed, 3)) for i, work in enumerate(works)])
+        for seed in (0, 1)
+    ]
+    found = compare(runs[0], runs[1], FAIL)
+    assert found.count(Verdict.UNDECIDED) == len(works)
+    assert all(change.interval is not None and change.interval[1] > 100 for change in found.changes)
+
+
+UNEVEN = "2026-11-21-notes/note4-uneven-pairs-r{}.json.gz"
+
+
+def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None:
+    found = compare(recorded(UNEVEN.format(1)), recorded(UNEVEN.format(3)), FAIL)
+    assert (found.match.by_uuid, len(found.changes)) == (4, 1680)
+    assert reported(found) == set()
+    assert {group.verdict for group in found.groups} <= {Verdict.SAME, Verdict.UNDECIDED}
+    assert found.count(Verdict.SAME) > 900  # small messages vary too much from run to run for that
+    assert [difference.subject for difference in found.differences] == [Subject.STARTED]
+
+
+def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> None:
+    base = recorded("2026-11-21-4xh200-judging/pairs.json")
+    found = compare(base, recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FAIL)
+    assert reported(found) == {("allreduce", "worse"), ("broadcast", "worse")}
+    assert Difference(Subject.VARIABLE, None, "1", "NCCL_P2P_DISABLE") in found.differences
+    # tests/data/h200x4: 27.9 GB/s with P2P disabled against 327.
+    largest = [c for c in found.changes if c.key.work == "allreduce" and c.key.size_bytes == 2**30]
+    assert all(change.new_gbs == pytest.approx(27.9, abs=1) and change.regressed for change in largest)
+
+
+def differences_in_words(found: Sequence[Difference], base: Run) -> dict[str, tuple[str, str]]:
+    return {what: (old, now) for what, old, now in (described(one, base.devices) for one in found)}
+
+
+def test_every_subject_has_words_for_what_a_run_holds() -> None:
+    """Also for what is not known: an imported or an old run has no value there."""
+    base, new = copies(), copies()
+    new.settings = replace(
+        new.settings, precision=0.01, budget_seconds=2.0, iterations=7, warmup=3, nccl_config={"maxCTAs": 4}
+    )
+    new.machine = replace(new.machine, multicast=None if base.machine.multicast else True)
+    found = differences_in_words(compare(base, new, FAIL).differences, base)
+    assert found["precision"] == ("default", "1.00%")
+    assert found["budget"] == ("default", "2.0 s")
+    assert found["NCCL config"] == ("none", "maxCTAs=4")
+    assert (found["iterations"], found["warm-up"]) == (("default", "7"), ("default", "3"))
+    assert set(found["multicast (NVLS)"]) <= {"yes", "no", "unknown"}
+
+
+def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
+    base, new = copies(), copies()
+    new.machine = replace(new.machine, driver="590.1", nccl="2.30.1")
+    new.paths = paths(4, but={(0, 1): "SYS"})
+    new.settings.environment["NCCL_ALGO"] = "Ring"
+    new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
+    found = compare(base, new, FAIL).differences
+    assert Difference(Subject.LABEL, "NV18", "SYS", devices=(0, 1)) in found
+    assert Difference(Subject.FLAGS, [], [(FlagKind.THROTTLED, 1)]) in found
+    assert differences_in_words(found, base) == {
+        "driver": ("580.159.04", "590.1"),
+        "NCCL": ("2.28.9", "2.30.1"),
+        "NCCL_ALGO": ("not set", "Ring"),
+        "label of GPU0-GPU1": ("NV18", "SYS"),
+        "disturbed trials": ("none", "1 throttled"),
+    }
+
+
+def test_the_command_line_is_no_difference() -> None:
+    base, new = copies(), copies()
+    base.settings = replace(base.settings, command=("pairs", "-o", "a.json", "--quick"))
+    new.settings = replace(new.settings, command=("pairs", "--output=b.json", "--seed", "4"))
+    assert compare(base, new, FAIL).differences == ()
+
+
+def test_what_was_asked_for_is_a_difference() -> None:
+    base, new = copies(), copies()
+    new.settings = replace(new.settings, quick=True, requested_sizes=(2**20, 2**30), layout=Layout.SPLIT, split=2)
+    assert differences_in_words(compare(base, new, FAIL).differences, base) == {
+        "quick": ("no", "yes"),
+        "sizes": ("default", "1M, 1G"),
+        "layout": ("all", "split 2"),
+    }
+
+
+def test_a_path_that_only_one_run_has_is_no_change_of_label() -> None:
+    new = copies()
+    new.paths = (*new.paths[:2], Path((0, 3), "NV18"))
+    assert compare(copies(), new, FAIL).differences == ()

@@ -1,0 +1,165 @@
+"""Data points that are judged together: which belong together, and what becomes of them, on estimates made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from collbench.judge import compare
+from collbench.judge.compare import (
+    Group,
+    Kind,
+    PointPair,
+    UnjudgedGroup,
+    Verdict,
+    find_groups,
+    judge_group,
+)
+from collbench.judge.data_points import Key, Named
+from collbench.judge.tiers import Estimate
+from collbench.model.operations import Operation, Work
+from tests.builders import measured
+
+GIB, MIB = 2**30, 2**20
+
+
+def point(
+    difference: float = 0.0,
+    error: float = 0.0,
+    work: Operation = Operation.CE_WRITE,
+    members: tuple[int, ...] = (0, 1),
+    size: int = GIB,
+    trials: int = 5,
+) -> PointPair:
+    """Return a point whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
+    named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
+    old, now = (Estimate((0,), "", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
+    return PointPair(named, named, old, now)
+
+
+def judged(*found: PointPair, alpha: float = 0.01) -> Group:
+    points = [compare.judge_change(one, alpha, 0.05) for one in found]
+    return judge_group(UnjudgedGroup(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
+
+
+READ = Operation.SM_READ
+
+
+@pytest.mark.parametrize(
+    ("title", "found", "groups"),
+    [
+        ("a data point alone", [point()], []),
+        ("a link and its way back", [point(), point(members=(1, 0))], [("", (0, 1), 2), ("ce-write", (), 2)]),
+        ("two works of a link", [point(), point(work=READ)], [("", (0, 1), 2)]),
+        ("a work on two links", [point(), point(members=(2, 1))], [("ce-write", (), 2)]),
+        ("of 1 MiB", [point(size=MIB), point(size=MIB, members=(0, 2))], [("ce-write", (), 2)]),
+        ("of less", [point(size=MIB // 2), point(size=MIB // 2, members=(0, 2))], []),
+        ("of a work's smaller size", [point(), point(size=GIB // 2, members=(0, 2))], []),
+        ("each work at its own largest size", [point(size=GIB // 2), point(work=READ)], [("", (0, 1), 2)]),
+        ("of two trials", [point(), point(members=(0, 2), trials=2)], []),
+        ("of three trials", [point(trials=3), point(members=(0, 2), trials=3)], [("ce-write", (), 2)]),
+        (
+            "of as many members",
+            [point(work=Operation.ALLREDUCE, members=some) for some in ((0, 1), (0, 1, 2), (0, 2))],
+            [("allreduce", (), 2)],
+        ),
+    ],
+)
+def test_what_belongs_together(
+    title: str, found: list[PointPair], groups: list[tuple[str, tuple[int, ...], int]]
+) -> None:
+    made = find_groups(found)
+    assert [(group.work, group.members, len(group.pairs)) for group in made] == groups
+    assert [group.kind for group in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
+
+
+@pytest.mark.parametrize(
+    ("title", "differences", "verdict", "regressed"),
+    [
+        ("nothing changed", (0.0, 0.0, 0.0), Verdict.SAME, False),
+        ("all are δ slower", (-0.02, -0.02), Verdict.SAME, False),
+        ("all are δ faster", (0.02, 0.02), Verdict.SAME, False),
+        ("slower", (-0.03, -0.04), Verdict.WORSE, False),
+        ("faster", (0.03, 0.04), Verdict.BETTER, False),
+        ("much slower", (-0.06, -0.07), Verdict.WORSE, True),
+        ("much faster", (0.06, 0.07), Verdict.BETTER, False),
+        ("one of three", (0.0, 0.0, -0.3), Verdict.UNDECIDED, False),
+        ("one of three faster", (0.0, 0.0, 0.3), Verdict.UNDECIDED, False),
+        ("one of three, the others by δ", (-0.02, -0.02, -0.5), Verdict.UNDECIDED, False),
+        ("one of three faster, the others by δ", (0.02, 0.02, 0.5), Verdict.UNDECIDED, False),
+        ("one of three much slower, the others slower", (-0.04, -0.04, -0.5), Verdict.WORSE, False),
+        ("most, yet together not", (-0.04, -0.04, 0.05), Verdict.SAME, False),
+        ("two of three, together slower", (-0.06, -0.06, 0.0), Verdict.WORSE, False),
+        ("4.9% slower", (math.log(0.951),) * 2, Verdict.WORSE, False),
+        (
+            "one of three much slower, the others by what is allowed",
+            (*[math.log1p(-0.05)] * 2, -0.5),
+            Verdict.WORSE,
+            False,
+        ),
+        ("most, together by δ", (-0.03, -0.03, -0.03, 0.01), Verdict.SAME, False),
+        ("5.1% slower", (math.log(0.949),) * 2, Verdict.WORSE, True),
+    ],
+)
+def test_most_points_have_to_agree_with_the_mean(
+    title: str, differences: Sequence[float], verdict: Verdict, regressed: bool
+) -> None:
+    found = judged(*map(point, differences))
+    assert (found.verdict, found.regressed, found.points) == (verdict, regressed, len(differences))
+    assert math.log(found.ratio) == pytest.approx(sum(differences) / len(differences))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_group_has_to_change_by_more_than_its_error_beyond_delta(sign: int) -> None:
+    """All points agree on 5%; how far the truth may lie from it decides, to the last hundredth."""
+    noisy = judged(point(sign * 0.05, 0.02), point(sign * 0.05, 0.02))
+    far = math.log(noisy.interval[1] / noisy.ratio)
+    assert far > 0.05 - 0.02
+    assert (noisy.verdict, noisy.regressed) == (Verdict.UNDECIDED, False)
+    for beyond, verdict in ((0.99, Verdict.UNDECIDED), (1.01, Verdict.WORSE if sign < 0 else Verdict.BETTER)):
+        change = sign * (noisy.delta + far * beyond)
+        assert judged(point(change, 0.02), point(change, 0.02)).verdict == verdict
+
+
+def test_a_point_counts_by_what_is_known_of_it() -> None:
+    """Twice the error is a quarter of the weight; without any error all count alike."""
+    found = judged(point(-0.1, 0.01), point(0.0, 0.02))
+    assert math.log(found.ratio) == pytest.approx(-0.08)
+    variance = 2 * ((0.8 * 0.01) ** 2 + (0.2 * 0.02) ** 2)
+    from scipy.stats import t  # late: it takes a second
+
+    far = float(t.ppf(0.995, 16)) * math.sqrt(variance)  # 8 degrees of freedom in each run
+    assert [math.log(end) for end in found.interval] == pytest.approx([-0.08 - far, -0.08 + far])
+    assert math.log(judged(point(-0.1, 0.01), point(0.0, 0.0)).ratio) == pytest.approx(-0.05)
+
+
+# Two data points alike: one error wide in either run; Student's t for 16 degrees of freedom is 1.746 (90%), 2.921 (99
+# %).
+@pytest.mark.parametrize(
+    ("title", "difference", "error", "verdict", "regressed"),
+    [
+        ("the same, as far as noise tells", 0.0, 0.0114, Verdict.SAME, False),
+        ("the same or not", 0.0, 0.0115, Verdict.UNDECIDED, False),
+        ("slower or not", -0.05, 0.0103, Verdict.UNDECIDED, False),
+        ("slower, as far as noise tells", -0.05, 0.0102, Verdict.WORSE, False),
+        ("faster or not", 0.05, 0.0103, Verdict.UNDECIDED, False),
+        ("faster, as far as noise tells", 0.05, 0.0102, Verdict.BETTER, False),
+        ("slower than allowed or not", -0.081, 0.0103, Verdict.WORSE, False),
+        ("slower than allowed, as far as noise tells", -0.081, 0.0101, Verdict.WORSE, True),
+    ],
+)
+def test_noise_decides_what_is_certain(
+    title: str, difference: float, error: float, verdict: Verdict, regressed: bool
+) -> None:
+    found = judged(point(difference, error), point(difference, error))
+    assert (found.verdict, found.regressed) == (verdict, regressed)
+
+
+def test_the_widest_tolerance_of_its_points_is_a_groups() -> None:
+    small, large = point(-0.05, size=MIB // 2), point(-0.05)
+    found = judged(small, large)
+    assert found.delta == pytest.approx(0.06)  # of a message below 1 MiB
+    assert (found.verdict, found.size_bytes) == (Verdict.SAME, GIB)
+    assert judged(large, large).verdict is Verdict.WORSE

@@ -1,0 +1,84 @@
+import math
+
+import pytest
+
+from collbench.judge.stats import median_deviation, range_quantile
+
+
+@pytest.mark.parametrize(
+    ("n", "quantile"),
+    [  # the studentized range at infinite degrees of freedom, upper 5% [published tables]
+        (2, 2.77),
+        (3, 3.31),
+        (4, 3.63),
+        (5, 3.86),
+        (6, 4.03),
+        (8, 4.29),
+        (10, 4.47),
+        (15, 4.80),
+        (20, 5.01),
+    ],
+)
+def test_range_quantiles_are_the_tabulated_ones(n: int, quantile: float) -> None:
+    assert range_quantile(n) == pytest.approx(quantile, abs=0.006)
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(2, 3.64), (3, 4.12), (10, 5.16)])
+def test_so_are_those_of_one_percent(n: int, quantile: float) -> None:
+    assert range_quantile(n, 0.99) == pytest.approx(quantile, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("n", "deviation"),
+    [  # √variance of the middle order statistic [Sarhan & Greenberg's tables: 0.4487, 0.2868, 0.2104, 0.1661]
+        (1, 1.0),
+        (2, 0.8256),  # of even numbers the lower of the two in the middle
+        (4, 0.6004),
+        (3, 0.6698),
+        (5, 0.5356),
+        (7, 0.4587),
+        (9, 0.4075),
+    ],
+)
+def test_the_medians_deviation_is_the_tabulated_one(n: int, deviation: float) -> None:
+    assert median_deviation(n) == pytest.approx(deviation, abs=2e-4)
+
+
+def test_the_medians_deviation_approaches_its_limit() -> None:
+    assert median_deviation(301) * math.sqrt(301) == pytest.approx(1.2533, rel=0.01)
+
+
+@pytest.mark.parametrize(("pairs", "simulated"), [(28, 5.07), (120, 5.98)])
+def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: float) -> None:
+    """These are q for five trials with se = 1.2533 σ / √5; docs/method.md 8.2 splits the product in another way."""
+    assert range_quantile(pairs) * median_deviation(5) == pytest.approx(simulated * 1.2533 / math.sqrt(5), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n", "freedom", "probability", "quantile"),
+    [  # published tables of the studentized range
+        (2, 1, 0.95, 17.97),
+        (3, 10, 0.95, 3.88),
+        (6, 20, 0.95, 4.45),
+        (10, 5, 0.95, 6.99),
+        (3, 10, 0.99, 5.27),
+        (20, 60, 0.95, 5.24),
+    ],
+)
+def test_fewer_trials_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
+    assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697), (math.inf, 1.645)])
+def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
+    """Student's t, 90% on both sides [published tables]."""
+    assert range_quantile(2, 0.90, freedom) / math.sqrt(2) == pytest.approx(quantile, abs=0.002)
+
+
+@pytest.mark.parametrize("probability", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [0.5, 0.6, 1.5, 2, 100, 1000])
+def test_less_than_one_degree_of_freedom_is_students_too(freedom: float, probability: float) -> None:
+    found = range_quantile(2, probability, freedom) / math.sqrt(2)
+    from scipy.stats import t  # late: it takes a second
+
+    assert found == pytest.approx(float(t.ppf((1 + probability) / 2, freedom)), rel=3e-3)

@@ -1,0 +1,82 @@
+from itertools import combinations, permutations
+
+import pytest
+
+from collbench.judge.outcome import AbsenceKind
+from collbench.judge.summary import RankedWork, rank_summary
+from collbench.model.operations import Operation, Work
+from collbench.model.run import DataPoint, Measurement, Run, StopReason
+from collbench.report import sentences
+from tests.builders import GIB, gpus, in_words, measured, run_of
+
+MIB = 2**20
+SUM = Operation.ALLREDUCE
+
+
+def sums(sizes: dict[int, int], count: int = 4) -> list[Measurement]:
+    """Return all-reduces at each size on that many of the pairs, the first ones."""
+    pairs = list(combinations(range(count), 2))
+    return [measured(SUM, pair, 300.0, size) for size, some in sizes.items() for pair in pairs[:some]]
+
+
+def only(run: Run, size: int | None = None) -> RankedWork:
+    (ranked,) = rank_summary(run, SUM, size).works
+    return ranked
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "asked", "ranked", "incomplete"),
+    [
+        ("the largest and the smallest", {8: 6, MIB: 6, GIB: 6}, None, [GIB, 8], ()),
+        ("no small one: no latency", {MIB: 6, GIB: 6}, None, [GIB], ()),
+        ("one size", {8: 6}, None, [8], ()),
+        ("the size that was asked for", {8: 6, MIB: 6, GIB: 6}, MIB, [MIB], ()),
+        ("a size that nobody measured", {8: 6}, MIB, [], ()),
+        ("a largest size that only two pairs have", {8: 6, MIB: 6, GIB: 2}, None, [MIB, 8], ((GIB, 2),)),
+        ("a smallest size that one pair has", {8: 1, 64: 6, GIB: 6}, None, [GIB, 64], ((8, 1),)),
+        ("asked for although only two pairs have it", {8: 6, GIB: 2}, GIB, [GIB], ()),
+    ],
+)
+def test_which_sizes_are_ranked(
+    title: str, sizes: dict[int, int], asked: int | None, ranked: list[int], incomplete: tuple[tuple[int, int], ...]
+) -> None:
+    found = only(run_of(gpus(4), sums(sizes)), asked)
+    assert [ranking.size_bytes for ranking in found.rankings] == ranked
+    assert found.incomplete == incomplete
+
+
+def test_what_lacks_is_named_with_its_reason() -> None:
+    points = sums({GIB: 4})
+    points.append(
+        Measurement(DataPoint(SUM, (1, 3), GIB), stop=StopReason.FAILED, failure=in_words("hang: no answer within 5 s"))
+    )
+    run = run_of(gpus(4), points)
+    assert [(lack.members, sentences.absence(lack.absence, run)) for lack in only(run).missing] == [
+        ((1, 3), "hang: no answer within 5 s"),
+        ((2, 3), "not measured"),
+    ]
+    run.complete = False
+    assert only(run).missing[-1].absence.kind is AbsenceKind.NOT_REACHED
+
+
+def test_a_link_lacks_in_its_own_direction() -> None:
+    links = [link for link in permutations(range(3), 2) if link != (2, 0)]
+    run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 390.0) for link in links])
+    (ranked,) = rank_summary(run).works
+    assert [lack.members for lack in ranked.missing] == [(2, 0)]
+
+
+def test_all_works_come_in_the_models_order_and_sets_of_more_are_left_out() -> None:
+    points = [*sums({GIB: 6}), measured(SUM, (0, 1, 2, 3), 300.0)]
+    points += [measured(Operation.CE_READ, (0, 1), 390.0), measured(Operation.CE_WRITE, (0, 1), 390.0)]
+    found = rank_summary(run_of(gpus(4), points))
+    assert [ranked.work for ranked in found.works] == [
+        Work(Operation.CE_WRITE),
+        Work(Operation.CE_READ),
+        Work(SUM),
+    ]
+    assert found.devices == ("GPU0", "GPU1", "GPU2", "GPU3")
+
+
+def test_a_run_without_pairs_has_nothing() -> None:
+    assert rank_summary(run_of(gpus(4), [measured(SUM, (0, 1, 2, 3), 300.0)])).works == ()

@@ -1,0 +1,442 @@
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.judge.tiers import (
+    Estimate,
+    RankedLink,
+    Ranking,
+    Relation,
+    estimates,
+    kind_of,
+    labels_of,
+    margin,
+    points_of,
+    rank_links,
+    rank_pairs,
+    sets_of,
+    tiers_of,
+)
+from collbench.model.failures import FailureKind
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import DataPoint, Measurement, Sample, StopReason
+from collbench.report import sentences
+from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of
+
+Pair = tuple[int, int]
+MIB = 2**20
+Rates = Callable[[int, int], float | Iterable[float]]
+
+
+def ranked(count: int, rate: Rates, trials: int = 5) -> Ranking:
+    found = rank_pairs(pair_run(count, rate, trials=trials), Operation.ALLREDUCE, GIB)
+    assert found is not None
+    return found
+
+
+def shaken(rate: Callable[[int, int], float], sigma: float, trials: int = 5) -> Rates:
+    """Return rates with noise between the trials, from fixed seeds."""
+    return lambda a, b: noisy(rate(a, b), sigma, seed=100 * a + b, trials=trials)
+
+
+def ramp(step: float) -> Callable[[int, int], float]:
+    """Return six pairs of four devices that fall from 100 by `step` each."""
+    order = list(combinations(range(4), 2))
+    return lambda a, b: 100.0 - step * order.index((a, b))
+
+
+def one_slow(pair: Pair, share: float) -> Callable[[int, int], float]:
+    return lambda a, b: 300.0 * (share if (a, b) == pair else 1.0)
+
+
+def across(share: float) -> Callable[[int, int], float]:
+    """Return two pairs at 300, and four at about a share of it: within δ of the best, or just not."""
+    order = [pair for pair in combinations(range(4), 2) if pair not in ((0, 1), (2, 3))]
+    return lambda a, b: 300.0 * (share + 0.0005 * (order.index((a, b)) - 1.5) if (a, b) in order else 1.0)
+
+
+SYS_ACROSS = {(0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
+
+
+@pytest.mark.parametrize(
+    ("title", "count", "rate", "trials", "sizes"),
+    [
+        ("two devices are one tier", 2, one_slow((0, 1), 1.0), 5, [1]),
+        ("all equal", 8, one_slow((0, 1), 1.0), 5, [28]),
+        ("all equal under 1% of noise", 8, shaken(one_slow((0, 1), 1.0), 0.01), 5, [28]),
+        ("one pair 8% slow under 1% of noise", 8, shaken(one_slow((2, 5), 0.92), 0.01), 5, [27, 1]),
+        ("one pair 8% slow under 2% of noise", 4, shaken(one_slow((1, 2), 0.92), 0.02, 10), 10, [5, 1]),
+        ("one pair 8% slow under 5% of noise", 8, shaken(one_slow((2, 5), 0.92), 0.05), 5, [28]),
+        ("a difference below 2% never counts", 4, one_slow((0, 1), 0.985), 5, [6]),
+        ("a difference above 2% counts where there is no noise", 4, one_slow((0, 1), 0.975), 5, [5, 1]),
+        ("a ramp of 1% steps breaks against the top", 4, ramp(1.0), 5, [2, 2, 2]),
+        ("a ramp of 0.3% steps does not", 4, ramp(0.3), 5, [6]),
+        ("a label near the limit stays together", 4, across(0.98), 5, [2, 4]),
+        ("two trials never split", 4, one_slow((0, 1), 0.3), 2, [6]),
+        ("three trials do", 4, one_slow((0, 1), 0.3), 3, [5, 1]),
+    ],
+)
+def test_tiers(title: str, count: int, rate: Rates, trials: int, sizes: list[int]) -> None:
+    standings = ranked(count, rate, trials).standings
+    tiers = [standing.tier for standing in standings]
+    assert tiers == sorted(tiers)
+    assert [tiers.count(tier) for tier in sorted(set(tiers))] == sizes
+
+
+def test_of_equals_the_best_is_the_one_with_most_trials_whatever_its_number() -> None:
+    run = pair_run(3, lambda a, b: [300.0, 301.0, 299.0, 300.5, 299.5])
+    for first in run.measurements:
+        few = [replace(m, samples=m.samples[:1]) if m is first else m for m in run.measurements]
+        found = rank_pairs(replace(run, measurements=few), Operation.ALLREDUCE, GIB)
+        assert found is not None
+        relations = {standing.members: standing.relation for standing in found.standings}
+        assert relations.pop(first.point.members) is Relation.UNDECIDED
+        assert set(relations.values()) == {Relation.TIED}
+
+
+def test_the_slow_pair_is_the_one_in_the_second_tier() -> None:
+    found = ranked(8, shaken(one_slow((2, 5), 0.92), 0.01))
+    assert [standing.pair for standing in found.standings if standing.tier == 2] == [(2, 5)]
+    assert not found.one_tier
+    assert found.spread == pytest.approx(0.08, abs=0.03)
+
+
+def test_equal_pairs_under_noise_do_not_split() -> None:
+    """The bar is one run in a hundred; of these machines, whose seeds are fixed, none does."""
+    for machine in range(60):
+        found = ranked(8, lambda a, b, m=machine: noisy(300.0, 0.02, seed=10_000 * m + 100 * a + b))  # type: ignore[misc]
+        assert found.one_tier, machine
+
+
+def test_a_pair_that_is_8_percent_slow_is_found_under_2_percent_of_noise() -> None:
+    """The bar is 99 of 100; with the ten trials that such noise gets, of these 60 machines every one."""
+    for machine in range(60):
+        slow = one_slow((1, 2), 0.92)
+        found = ranked(4, lambda a, b, m=machine, s=slow: noisy(s(a, b), 0.02, 1000 * m + 10 * a + b, 10))  # type: ignore[misc]
+        assert [standing.pair for standing in found.standings if standing.tier == 2] == [(1, 2)], machine
+
+
+@pytest.mark.parametrize(
+    ("title", "rate", "trials", "relation", "all_tied"),
+    [
+        ("equal", one_slow((0, 1), 1.0), 5, Relation.TIED, True),
+        ("within 2%", one_slow((0, 1), 0.99), 5, Relation.TIED, True),
+        ("far below, from one trial", one_slow((0, 1), 0.3), 1, Relation.UNDECIDED, False),
+        ("far below, from two trials", one_slow((0, 1), 0.3), 2, Relation.UNDECIDED, False),
+    ],
+)
+def test_the_word_for_the_last_pair(title: str, rate: Rates, trials: int, relation: Relation, all_tied: bool) -> None:
+    found = ranked(4, rate, trials)
+    assert found.standings[-1].relation is relation
+    assert found.one_tier
+    assert found.all_tied is all_tied
+
+
+SWINGING = [285.0, 300.0, 315.0, 290.0, 310.0]
+
+
+@pytest.mark.parametrize(
+    ("title", "trials", "all_tied"),
+    [
+        ("calm", [300.0] * 5, True),
+        ("calm enough to show it", [*[299.0, 300.0, 301.0] * 3], True),
+        ("noise that would hide a slow pair proves nothing", SWINGING, False),
+        ("two trials prove nothing", [300.0] * 2, False),
+    ],
+)
+def test_equals_are_called_so_only_where_noise_could_not_hide_a_slow_pair(
+    title: str, trials: list[float], all_tied: bool
+) -> None:
+    found = ranked(4, lambda a, b: trials)
+    assert found.one_tier
+    assert found.all_tied is all_tied
+    assert ("tie within" in sentences.tiers(found)) is all_tied
+
+
+def test_a_spread_beyond_2_percent_is_no_tie_whatever_noise_may_explain() -> None:
+    found = ranked(8, shaken(lambda a, b: 300.0, 0.02, 10))
+    assert 0.02 < found.spread < found.noise < 0.06
+    assert sentences.tiers(found).startswith("no pair differs significantly: the worst looks")
+
+
+def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
+    points = [measured(Operation.ALLREDUCE, pair, 1.0 - 0.01 * pair[1], size=8) for pair in combinations(range(4), 2)]
+    found = rank_pairs(run_of(gpus(4), points), Operation.ALLREDUCE, 8)
+    assert found is not None
+    assert found.delta == 0.06
+    assert sentences.tiers(found) == "all pairs tie within 2.0%: the choice does not affect latency"
+
+
+@pytest.mark.parametrize(
+    ("title", "trials"),
+    [
+        ("two wild trials of five", [300.0, 300.0, 300.0, 150.0, 160.0]),
+        ("three wild trials of five: its median is one of them", [301.0, 299.0, 150.0, 160.0, 170.0]),
+        ("a link ten times as noisy as the others", [240.0, 260.0, 280.0, 300.0, 310.0]),
+    ],
+)
+def test_a_link_that_was_disturbed_is_not_called_slow(title: str, trials: list[float]) -> None:
+    found = ranked(8, lambda a, b: trials if (a, b) == (2, 5) else noisy(300.0, 0.002, 100 * a + b))
+    assert found.one_tier
+
+
+def test_noise_is_pooled_within_a_label_alone() -> None:
+    links = paths(4, "NV2", SYS_ACROSS)
+
+    def rate(a: int, b: int) -> list[float]:
+        return [100.0] * 5 if (a, b) not in SYS_ACROSS else [8.0, 9.0, 9.5, 10.0, 11.0]
+
+    found = rank_pairs(pair_run(4, rate, links), Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert [(standing.label, standing.tier) for standing in found.standings] == [("NV2", 1)] * 2 + [("SYS", 2)] * 4
+
+
+def test_a_copy_counts_by_its_slower_direction() -> None:
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 48.0), measured(Operation.CE_WRITE, (1, 0), 9.0)])
+    found = rank_pairs(run, Operation.CE_WRITE, GIB)
+    assert found is not None
+    (only,) = found.standings
+    assert (only.pair, round(only.gbs, 6)) == ((0, 1), 9.0)
+    assert only.interval == pytest.approx((9.0, 9.0))
+
+
+def test_what_was_not_measured_on_pairs_has_no_ranking() -> None:
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
+    assert rank_pairs(run, Operation.ALLREDUCE, GIB) is None
+    assert rank_pairs(run, Operation.CE_WRITE, GIB) is None
+
+
+def ordered(a: int, b: int) -> Pair:
+    return min(a, b), max(a, b)
+
+
+@given(st.permutations(range(5)), st.lists(st.integers(50, 400), min_size=10, max_size=10, unique=True))
+def test_renaming_the_devices_renames_the_ranking(names: list[int], values: list[int]) -> None:
+    rates = {frozenset(pair): float(value) for pair, value in zip(combinations(range(5), 2), values, strict=True)}
+    here = ranked(5, lambda a, b: rates[frozenset((a, b))])
+    there = ranked(5, lambda a, b: rates[frozenset((names.index(a), names.index(b)))])
+    renamed = [replace(one, members=ordered(names[one.pair[0]], names[one.pair[1]])) for one in here.standings]
+    assert list(there.standings) == renamed
+    assert (there.delta, there.spread) == (here.delta, here.spread)
+
+
+@pytest.mark.parametrize(
+    ("title", "work", "members", "kind"),
+    [
+        ("a copy by link", Work(Operation.CE_WRITE), [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)], "link"),
+        ("staged copies too", Work(Operation.CE_WRITE, Variant.STAGED), [(0, 1), (1, 0)], "link"),
+        ("both ways by pair", Work(Operation.SM_READ, Variant.BOTH_WAYS), [(0, 1), (0, 2), (1, 2)], "pair"),
+        ("a collective by pair", Work(Operation.BROADCAST), [(0, 1), (0, 2), (1, 2)], "pair"),
+        ("host copies by device", Work(Operation.H2D_CE, Variant.HOST), [(0,), (1,), (2,)], "device"),
+    ],
+)
+def test_links_rank_by_what_was_measured(title: str, work: Work, members: list[Pair], kind: str) -> None:
+    points = [
+        Measurement(DataPoint(work.operation, some, GIB, work.variant), [Sample((0.001 * (n + 1),) * 2, 1, False)] * 5)
+        for n, some in enumerate(members)
+    ]
+    found = rank_links(run_of(gpus(3), points), work, GIB)
+    assert found is not None
+    assert [standing.members for standing in found.standings] == members  # the first was made the fastest
+    assert (found.kind, found.work, found.tiers) == (kind, work, len(members))
+    assert {standing.label for standing in found.standings} == ({"host"} if kind == "device" else {"NV18"})
+
+
+def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
+    found = [measured(Operation.CE_WRITE, link, [300.0] * 3) for link in permutations(range(3), 2)]
+    found[0] = replace(found[0], samples=[], stop=StopReason.FAILED, failure=in_words("not tried", FailureKind.UNTRIED))
+    ranking = rank_pairs(run_of(gpus(3), found), Operation.CE_WRITE, GIB)
+    assert ranking is not None
+    assert [standing.members for standing in ranking.standings] == [(0, 2), (1, 2)]
+    assert (ranking.lacking, ranking.all_tied) == (((0, 1),), False)
+
+
+def test_one_slow_direction_is_its_links_alone() -> None:
+    rate = {(2, 0): 200.0}
+    points = [measured(Operation.CE_WRITE, link, rate.get(link, 390.0)) for link in permutations(range(3), 2)]
+    found = rank_links(run_of(gpus(3), points), Work(Operation.CE_WRITE), GIB)
+    assert found is not None
+    assert [standing.members for standing in found.standings if standing.tier == 2] == [(2, 0)]
+
+
+PAIRS = list(combinations(range(3), 2))
+
+
+def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
+    """Return three pairs, or fewer, that tie without noise, but for what is given."""
+    standings = tuple(
+        RankedLink(pair, "NV18", 300.0, None, 1.0, tier, Relation.TIED)
+        for pair, tier in zip(PAIRS, tiers, strict=False)
+    )
+    plain = Ranking(
+        Work(Operation.ALLREDUCE), GIB, "pair", standings, delta=0.02, noise=0.0, spread=0.0, equal=True, trials=3
+    )
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("title", "found", "all_tied"),
+    [
+        ("calm and equal", ranking(), True),
+        ("not shown to be equal", ranking(equal=False), False),
+        ("two tiers", ranking((1, 1, 2)), False),
+        ("a place that failed", ranking(failed=((0, 1),)), False),
+        ("a place without a figure", ranking((1, 1), lacking=((1, 2),)), False),
+        ("a place that never has one", ranking((1, 1), excused=1), True),
+    ],
+)
+def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) -> None:
+    assert found.all_tied is all_tied
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ranking((1,)), "there is one pair, so there is nothing to choose"),
+        (
+            ranking((1,), failed=((0, 1),)),
+            "1 of 1 pairs failed; no other pair differs significantly: the worst looks 0.0%",
+        ),
+        (ranking((1,), excused=1), "only one of 2 pairs was measured, so there is nothing to compare"),
+        (ranking(size_bytes=MIB - 1), "all pairs tie within 0.0%: the choice does not affect latency"),
+        (ranking(size_bytes=MIB), "all pairs tie within 0.0%: the choice does not affect bandwidth"),
+        (ranking(spread=0.02, noise=0.03), "all pairs tie within 2.0%: the choice"),
+        (ranking((1, 1), excused=1), "all 2 measured pairs of 3 tie within 0.0%: "),
+        (ranking(spread=0.05, equal=False), "no pair differs significantly: the worst looks 5.0% slower than the best"),
+        (ranking((1, 2, 2), spread=0.25), "2 tiers: the worst pair is 25% slower than the best"),
+        (ranking((1, 2), spread=0.75, size_bytes=8), "2 tiers: the worst pair takes 4.00 times as long as the best"),
+        (ranking((1, 2), spread=0.04, size_bytes=8), "2 tiers: the worst pair takes 1.04 times as long as the best"),
+        (ranking((1, 2), spread=0.95, size_bytes=8), "2 tiers: the worst pair takes 20.0 times as long as the best"),
+        (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
+        (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs significantly: "),
+        (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
+        (
+            ranking((1, 2, 2), spread=0.25, failed=((0, 1),), impossible=((0, 1),)),
+            "1 of 3 pairs with a rate above the limit; 2 tiers: the worst pair is 25% ",
+        ),
+        (
+            ranking((1, 2, 2), spread=0.25, failed=((0, 1), (0, 2)), impossible=((0, 1),)),
+            "1 of 3 pairs failed; 1 of 3 pairs with a rate above the limit; 2 tiers: ",
+        ),
+    ],
+)
+def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> None:
+    assert sentences.tiers(found).startswith(words)
+
+
+def steady(*middles: float) -> list[Estimate]:
+    """Return links of these log rates without noise, the best first."""
+    return [Estimate((0, index), "", (middle,) * 5, middle, 0.0, 0.0, 100.0) for index, middle in enumerate(middles)]
+
+
+@pytest.mark.parametrize(
+    ("title", "middles", "tiers"),
+    [
+        ("one", (0.0,), [1]),
+        ("two within δ", (0.0, -0.02), [1, 1]),
+        ("two beyond it", (0.0, -0.021), [1, 2]),
+        ("below the widest gap", (0.0, -0.005, -0.019, -0.021, -0.022), [1, 1, 2, 2, 2]),
+        ("of equal gaps below the last", (0.0, -0.011, -0.022), [1, 1, 2]),
+        ("a second tier's top counts", (0.0, -0.03, -0.04, -0.05, -0.051), [1, 2, 2, 3, 3]),
+        ("one step opens two tiers", (0.0, -0.03, -0.06), [1, 2, 3]),
+        ("gaps above a tier's top are not its own", (0.0, -0.1, -0.101, -0.122), [1, 2, 2, 3]),
+    ],
+)
+def test_where_a_tier_begins(title: str, middles: tuple[float, ...], tiers: list[int]) -> None:
+    assert tiers_of(steady(*middles), 0.02) == tiers
+
+
+def test_the_relation_is_to_the_best() -> None:
+    rates = {(0, 1): 300.0, (0, 2): 299.0, (1, 2): 200.0}
+    found = ranked(3, lambda a, b: rates[a, b])
+    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.TIED, Relation.DIFFERENT]
+    assert [one.members for one in found.standings] == [(0, 1), (0, 2), (1, 2)]
+    assert found.spread == pytest.approx(1 / 3)
+    assert (found.trials, found.noise) == (5, 0.0)
+
+
+def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    run.measurements[1].wrong = 3
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
+    assert (found.failed, found.lacking, found.sets) == (((0, 2),), (), 3)
+
+
+def test_noise_is_how_far_apart_equals_may_look_and_trials_the_fewest() -> None:
+    trials = {(0, 1): 7, (0, 2): 4, (1, 2): 5}
+    found = ranked(3, lambda a, b: noisy(300.0, 0.01, seed=a + 10 * b, trials=trials[a, b]))
+    assert found.trials == 4
+    assert 0.01 < found.noise < 0.1
+
+
+def test_noise_is_between_the_best_and_another() -> None:
+    """The best is noisy and another calm, so two such as the best might be further apart."""
+    trials = {(0, 1): [290.0, 295.0, 300.0, 305.0, 310.0], (0, 2): [100.0, 100.1, 100.2, 99.9, 99.8]}
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, rates) for pair, rates in trials.items()])
+    run = replace(run, paths=paths(3, but={(0, 2): "SYS"}))
+    points = points_of(run, Work(Operation.ALLREDUCE), GIB)
+    best, other = estimates(points, labels_of(run, points)).values()
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert found is not None
+    assert found.noise == margin(best, other, 2)
+    assert ranked(2, lambda a, b: trials[0, 1]).noise == 0.0
+
+
+def test_a_ranking_among_some_lacks_only_their_pairs() -> None:
+    run = run_of(gpus(5), [measured(Operation.ALLREDUCE, pair, 300.0) for pair in ((1, 3), (3, 4))])
+    found = rank_pairs(run, Operation.ALLREDUCE, GIB, among=(4, 1, 3))
+    assert found is not None
+    assert (found.lacking, found.sets) == (((1, 4),), 3)
+    every = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert every is not None
+    assert (len(every.lacking), every.sets) == (8, 10)
+
+
+def test_a_link_that_was_not_measured_is_lacking_one_without_peer_access_is_excused() -> None:
+    links = [measured(Operation.SM_WRITE, link, 370.0) for link in permutations(range(3), 2) if link != (2, 0)]
+    found = rank_links(run_of(gpus(3), links), Work(Operation.SM_WRITE), GIB)
+    assert found is not None
+    assert (found.lacking, found.excused) == (((2, 0),), 0)
+    refused = tuple(replace(path, cuda_peers=path.devices != (0, 2), peer_access=nvml_says("OK")) for path in paths(3))
+    some = [found for found in links if set(found.point.members) != {0, 2}]
+    found = rank_links(replace(run_of(gpus(3), some), paths=refused), Work(Operation.SM_WRITE), GIB)
+    assert found is not None
+    assert (found.lacking, found.excused, found.sets) == ((), 2, 6)
+
+
+def test_the_slower_direction_counts_whichever_came_first_and_of_equal_ones_the_ascending() -> None:
+    rates = {(0, 1): 9.0, (1, 0): 48.0, (0, 2): 30.0, (2, 0): 30.0, (2, 1): 20.0}
+    for order in (list(rates), list(rates)[::-1]):
+        run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, rates[link]) for link in order])
+        found = rank_pairs(run, Operation.CE_WRITE, GIB)
+        assert found is not None
+        assert [(one.members, round(one.gbs)) for one in found.standings] == [((0, 2), 30), ((1, 2), 20), ((0, 1), 9)]
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "places"),
+    [
+        (Work(Operation.H2D_CE, Variant.HOST), "device", [(1,), (4,)]),
+        (Work(Operation.ALLREDUCE), "pair", [(1, 4)]),
+        (Work(Operation.CE_WRITE, Variant.BOTH_WAYS), "pair", [(1, 4)]),
+        (Work(Operation.CE_WRITE), "link", [(1, 4), (4, 1)]),
+    ],
+)
+def test_places_are_devices_pairs_or_links(work: Work, kind: str, places: list[tuple[int, ...]]) -> None:
+    assert (kind_of(work), list(sets_of(work, (1, 4)))) == (kind, places)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_too_few_trials_tie_with_nothing_not_even_the_best_with_itself(trials: int) -> None:
+    run = pair_run(3, lambda a, b: 300.0)
+    for found in run.measurements:
+        found.samples = found.samples[:trials]
+    ranking = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert ranking is not None
+    assert {one.relation for one in ranking.standings} == {Relation.UNDECIDED}

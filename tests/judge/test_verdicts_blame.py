@@ -1,0 +1,331 @@
+"""Whom slow links blame, which findings explain others, and what was seen on the devices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, unhealthy_devices
+from collbench.judge.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
+from collbench.judge.diagnose.evidence import Extent, OfWorks, Presence, Slower, Where
+from collbench.judge.diagnose.readings import Facts
+from collbench.judge.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Flag, Health, Run
+from collbench.report import sentences
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.builders import ALL, gpus, hot, measured, paths, run_of, shared, throttled
+from tests.judge.checked import faults, flagged, h200
+from tests.sim.made import simulate
+
+Labels = dict[tuple[int, int], str]
+
+
+def every(n: int) -> list[Link]:
+    return [*permutations(range(n), 2)]
+
+
+def blamed(slow: Collection[Link], judged: Collection[Link], n: int = 4, but: Labels | None = None) -> list[Blame]:
+    return list(blames(Facts(run_of(gpus(n), [], paths(n, "NV18", but))), slow, judged))
+
+
+def where_of(blame: Blame) -> str:
+    return sentences.where(blame.where, gpus(16))
+
+
+ROW = [(2, other) for other in (0, 1, 3)]
+COLUMN = [(other, 2) for other in (0, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("title", "slow", "members", "where", "alone"),
+    [
+        ("nothing", [], [], [], []),
+        ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], [Extent.DIRECTION]),
+        ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], [Extent.PAIR]),
+        ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [None]),
+        ("all that it sends", ROW, [(2,)], ["all links from GPU2"], [None]),
+        ("all that it receives", COLUMN, [(2,)], ["all links to GPU2"], [None]),
+        (
+            "nearly all that it sends",
+            ROW[:2],
+            [(2, 0), (2, 1)],
+            ["GPU2 → GPU0", "GPU2 → GPU1"],
+            [Extent.DIRECTION] * 2,
+        ),
+        (
+            "all that it sends, and a link more",
+            [*ROW, (0, 1)],
+            [(2,), (0, 1)],
+            ["all links from GPU2", "GPU0 → GPU1"],
+            [None, Extent.DIRECTION],
+        ),
+        ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [None]),
+        (
+            "everything one way",
+            [(a, b) for a, b in every(4) if a < b],
+            [(0,), (3,), (1, 2)],
+            ["all links from GPU0", "all links to GPU3", "GPU1 → GPU2"],
+            [None, None, Extent.DIRECTION],
+        ),
+    ],
+)
+def test_whom_slow_links_blame(
+    title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[Extent | None]
+) -> None:
+    groups = blamed(slow, every(4))
+    assert [one.members for one in groups] == members
+    assert ([where_of(one) for one in groups], [one.single for one in groups]) == (where, alone)
+    assert {link for one in groups for link in one.links} == set(slow)
+    assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
+    assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
+
+
+def test_the_gpu_with_most_slow_links_is_blamed_first() -> None:
+    """All that GPU 4 sends is slow, and all of GPU 2's links."""
+    slow = {(4, other) for other in range(4)} | {link for link in every(5) if 2 in link}
+    groups = blamed(slow, every(5), 5)
+    assert [(one.members, where_of(one), len(one.links)) for one in groups] == [
+        ((2,), "all links of GPU2", 8),
+        ((4,), "all links from GPU4", 3),
+    ]
+
+
+def test_a_single_link_that_could_be_slow_blames_no_gpu() -> None:
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (1, 0)], 2)] == ["GPU0 → GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1)], 2)] == ["GPU0 → GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1), (1, 0)], [(0, 1), (1, 0)], 2)] == ["GPU0-GPU1"]
+    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (2, 3), (3, 2)])] == ["GPU0 → GPU1"]
+
+
+def test_gpus_whose_slow_links_are_all_anothers_are_not_blamed() -> None:
+    slow = both_ways((a, b) for a in (0, 1) for b in (2, 3, 4))
+    assert [where_of(one) for one in blamed(slow, slow | {(5, 6)}, 7)] == ["all links of GPU0", "all links of GPU1"]
+
+
+def test_everything_that_was_judged_one_way_is_said_so() -> None:
+    (only,) = blamed([(0, 1), (0, 2), (1, 2)], [(0, 1), (0, 2), (1, 2)], 3)
+    assert (only.members, where_of(only)) == ((0, 1, 2), "all 3 NV18 pairs (one direction each)")
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_many_single_links_share_a_cause(count: int) -> None:
+    slow = [(a, a + 6) for a in range(count)]
+    groups = blamed(slow, every(12), 12)
+    if count == 4:
+        assert [one.members for one in groups] == slow
+    else:
+        (only,) = groups
+        assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
+        assert (where_of(only), only.gpu, only.single) == ("5 NV18 pairs (one direction each)", None, None)
+        (both,) = blamed(both_ways(slow), every(12), 12)
+        assert where_of(both) == "5 NV18 pairs"
+
+
+def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
+    but = {(2, 3): "PIX", (0, 3): "PHB", (1, 3): "PHB"}
+    groups = blamed([*ROW, *COLUMN], every(4), but=but)
+    assert [(one.members, where_of(one)) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
+    (over_pcie,) = blamed([link for link in every(4) if 3 in link], every(4), but=but)
+    assert where_of(over_pcie) == "all 3 PHB and PIX pairs"
+
+
+def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, ())
+    return Finding(verdict, frozenset(links), sure)
+
+
+PAIR = [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("title", "findings", "standing"),
+    [
+        (
+            "a degraded link explains an outlier on it",
+            [finding(Kind.INTRA_LABEL_OUTLIER, PAIR), finding(Kind.NV_DEGRADED, PAIR)],
+            [(Kind.NV_DEGRADED, (Kind.INTRA_LABEL_OUTLIER,))],
+        ),
+        (
+            "one way explains both",
+            [finding(Kind.NV_DEGRADED, [(0, 1)]), finding(Kind.ASYMMETRY, [(1, 0)])],
+            [(Kind.NV_DEGRADED, (Kind.ASYMMETRY,))],
+        ),
+        (
+            "not one that is wider",
+            [finding(Kind.NV_DEGRADED, PAIR), finding(Kind.ASYMMETRY, [(1, 0), (0, 2)])],
+            [(Kind.NV_DEGRADED, ()), (Kind.ASYMMETRY, ())],
+        ),
+        (
+            "nor one without links",
+            [finding(Kind.HANG, PAIR), finding(Kind.FAILED, [])],
+            [(Kind.HANG, ()), (Kind.FAILED, ())],
+        ),
+        (
+            "what is explained explains nothing",
+            [finding(Kind.INTRA_LABEL_OUTLIER, PAIR), finding(Kind.HANG, PAIR), finding(Kind.NV_DEGRADED, PAIR)],
+            [(Kind.HANG, (Kind.NV_DEGRADED, Kind.INTRA_LABEL_OUTLIER))],
+        ),
+        (
+            "two of a kind are named once, and not the strong one's own",
+            [finding(Kind.INTRA_LABEL_OUTLIER, PAIR)] * 3,
+            [(Kind.INTRA_LABEL_OUTLIER, ())],
+        ),
+        (
+            "a collective's own cause was seen, whoever else was there",
+            [finding(Kind.CONTENTION, PAIR), finding(Kind.COLLECTIVE_CONTRADICTION, PAIR, sure=True)],
+            [(Kind.CONTENTION, ()), (Kind.COLLECTIVE_CONTRADICTION, ())],
+        ),
+        (
+            "it was not",
+            [finding(Kind.CONTENTION, PAIR), finding(Kind.COLLECTIVE_CONTRADICTION, PAIR)],
+            [(Kind.CONTENTION, (Kind.COLLECTIVE_CONTRADICTION,))],
+        ),
+        (
+            "a link's cause is its own",
+            [finding(Kind.CONTENTION, PAIR), finding(Kind.NV_DEGRADED, PAIR, sure=True)],
+            [(Kind.CONTENTION, (Kind.NV_DEGRADED,))],
+        ),
+        (
+            "a hang explains a variable's doing",
+            [finding(Kind.HANG, PAIR), finding(Kind.NV_NOT_USED, PAIR, sure=True)],
+            [(Kind.HANG, (Kind.NV_NOT_USED,))],
+        ),
+        (
+            "other labels explain nothing",
+            [finding(Kind.LABELS_DIFFER, PAIR), finding(Kind.INTRA_LABEL_OUTLIER, PAIR)],
+            [(Kind.INTRA_LABEL_OUTLIER, ()), (Kind.LABELS_DIFFER, ())],
+        ),
+    ],
+)
+def test_one_cause_is_one_verdict(
+    title: str, findings: list[Finding], standing: list[tuple[Kind, tuple[Kind, ...]]]
+) -> None:
+    assert [(one.verdict.kind, one.verdict.explains) for one in explained(findings)] == standing
+
+
+def test_a_kind_has_its_severity() -> None:
+    assert finding(Kind.HANG, []).verdict.severity is Severity.HARD
+    assert finding(Kind.FAILED, []).verdict.severity is Severity.FAILURE
+    assert finding(Kind.ASYMMETRY, []).verdict.severity is Severity.CONTRADICTION
+
+
+def watched(
+    flags: tuple[Flag, ...] = (), before: tuple[Health, ...] = (), after: tuple[Health, ...] = ()
+) -> UnhealthyDevices:
+    """Return what was seen in a run of two data points of two trials, the first with these flags."""
+    run: Run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 400.0, trials=2) for link in ((0, 1), (1, 2))])
+    samples = run.measurements[0].samples
+    samples[0] = replace(samples[0], flags=flags)
+    return unhealthy_devices(Facts(replace(run, health_before=before, health_after=after)))
+
+
+NONE = UnhealthyDevices({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("title", "seen", "expected"),
+    [
+        ("nothing", watched(), NONE),
+        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {})),
+        (
+            "reported twice of one trial",
+            watched((shared(1), shared(1))),
+            UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {}),
+        ),
+        (
+            "throttled",
+            watched((throttled(2, "HW slowdown"),)),
+            UnhealthyDevices({2: Throttled(("HW slowdown",), Presence(2, 1, 4))}, {}, {}),
+        ),
+        ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
+        ("hot", watched((hot(2, 95),)), NONE),
+        (
+            "what trials reported goes before health",
+            watched((shared(0),), before=(Health(processes=1),)),
+            UnhealthyDevices({}, {0: Presence(0, 1, 4)}, {}),
+        ),
+        (
+            "health, before and after",
+            watched(
+                before=(Health(throttle=("SW power cap", "HW slowdown")), Health()),
+                after=(Health(throttle=("SW power cap",)), Health(processes=2)),
+            ),
+            UnhealthyDevices(
+                {0: Throttled(("SW power cap", "HW slowdown"), Presence(0, when="before"))},
+                {1: Presence(1, when="after")},
+                {},
+            ),
+        ),
+        (
+            "a process that has only opened it",
+            watched((shared(0),), before=(Health(processes=1, others_memory=526 * 2**20, utilization=2),)),
+            NONE,
+        ),
+        (
+            "counters that grew, the first of a device",
+            watched(
+                before=(Health(nvlink_errors=1, ecc_errors=0), Health(nvlink_replays=5), Health(ecc_errors=None)),
+                after=(Health(nvlink_errors=4, ecc_errors=9), Health(nvlink_replays=5), Health(ecc_errors=3)),
+            ),
+            UnhealthyDevices({}, {}, {0: NewErrors(0, ErrorCounter.NVLINK, 3)}),
+        ),
+        ("a counter that began anew", watched(before=(Health(ecc_errors=5),), after=(Health(ecc_errors=0),)), NONE),
+        ("one that is gone", watched(before=(Health(ecc_errors=0),), after=(Health(),)), NONE),
+        ("more states than devices", watched(before=(*[Health()] * 3, Health(processes=1))), NONE),
+    ],
+)
+def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expected: UnhealthyDevices) -> None:
+    assert seen == expected
+
+
+def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
+    hot, capped = (Throttled((reason,), Presence(gpu, 1, 2)) for gpu, reason in ((1, "hot"), (2, "capped")))
+    first, second = (NewErrors(gpu, ErrorCounter.NVLINK, gpu + 1) for gpu in (0, 1))
+    seen = UnhealthyDevices({1: hot, 2: capped}, {0: Presence(0, 1, 2)}, {0: first, 1: second})
+    assert seen.cause((3,)) is None
+    assert seen.cause((3, 1, 0)) is hot
+    assert check_of(hot, (3, 1)) == (Check(Look.LIMITING, (3, 1)),)
+    assert seen.cause((0, 1)) is first
+    assert check_of(first, (0, 1)) == (Check(Look.NVLINK_ERRORS, (0, 1)),)
+
+
+@pytest.mark.parametrize("fabric", fabrics.names())
+@pytest.mark.parametrize("factor", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_throttled_gpu_is_the_one_cause_of_all_of_its_slow_links(fabric: str, factor: float, seed: int) -> None:
+    machine = fabrics.load(fabric)
+    gpu = random.Random(f"{fabric} {factor} {seed}").randrange(len(machine.gpus))
+    slowed = Fault(FaultKind.THROTTLED_GPU, (gpu,), factor=factor, words="HW slowdown")
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    found = faults(simulate(replace(machine, faults=(slowed,)), asked, seed))
+    assert len(found) == (len(machine.gpus) > 2 or found != []), found  # two GPUs have no others to be compared with
+    for verdict in found:
+        assert isinstance(verdict.cause, Throttled)
+        assert verdict.cause.seen.device == gpu
+        assert verdict.kind is not Kind.NV_NOT_USED or len(machine.gpus) == 2
+
+
+def test_a_throttled_gpu_is_no_excuse_where_no_gpu_uses_its_nvlinks() -> None:
+    run = flagged(h200(lambda work, _members: 0.07 if work.variant is Variant.PLAIN else 1.0), throttled(2))
+    assert Kind.NV_NOT_USED in [verdict.kind for verdict in faults(run)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
+    """All links of one GPU of a DGX-1V are slow, of which some are NV1 and some NV2."""
+    machine = fabrics.load("dgx-1v")
+    slowed = Fault(FaultKind.SLOW_GPU, (seed,), factor=0.9)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(machine, faults=(slowed,)), asked, seed)
+    for verdict in faults(run):
+        assert isinstance(verdict.evidence, Slower)
+        assert verdict.evidence.label == verdict.label
+        assert verdict.measured is not None
+        low, _, high = verdict.measured
+        assert high < 1.2 * low

@@ -1,0 +1,358 @@
+"""Other people's processes, PCIe slots, peer access that does not pay, and pairs that disturb each other."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from collbench.api.checking import planned
+from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose.causes import Check, Known, Look, OfLinks
+from collbench.judge.diagnose.evidence import Extent
+from collbench.judge.diagnose.readings import Facts
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Health, Run
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.builders import ALL, nvml_says, shared, smi_says
+from tests.judge.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
+from tests.sim.made import simulate
+
+ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
+
+
+def test_a_foreign_process_is_contention_and_explains_its_gpus_slow_links() -> None:
+    run = flagged(h200(slow(ROW, 0.5)), shared(3))
+    verdict = the(run, Kind.CONTENTION)
+    assert verdict.members == (3,)
+    assert "on GPU3 in " in what(verdict)
+    assert verdict.checks == (Check(Look.GPU_PROCESSES, (3,)),)
+    assert {Kind.NV_DEGRADED, Kind.ASYMMETRY} & set(verdict.explains) == {Kind.NV_DEGRADED}
+
+
+def test_a_foreign_process_does_not_explain_other_gpus() -> None:
+    run = flagged(h200(slow([(0, 1), (1, 0)], 0.5)), shared(3, 2))
+    assert [(v.kind, v.members) for v in faults(run)] == [(Kind.CONTENTION, (3,)), (Kind.NV_DEGRADED, (0, 1))]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_processes_that_only_health_saw(when: str) -> None:
+    states = tuple(Health(processes=int(gpu == 1)) for gpu in range(4))
+    run = replace(h200(), **{f"health_{when}": states})  # type: ignore[arg-type]
+    verdict = the(run, Kind.CONTENTION)
+    assert (verdict.members, what(verdict)) == ((1,), f"another process was on GPU1 {when} measuring.")
+
+
+def test_a_process_that_has_only_opened_a_gpu_is_not_blamed() -> None:
+    """As torch does on an NVSwitch machine: it copies between GPUs 0 and 1, and opens all four [4 × H200]."""
+    run = flagged(flagged(h200(), shared(0)), shared(2))
+    works = Health(processes=1, others_memory=782 * 2**20, utilization=99)
+    rests = Health(processes=1, others_memory=526 * 2**20, utilization=2)
+    states = (works, Health(), rests, Health())
+    assert the(replace(run, health_before=states), Kind.CONTENTION).members == (0,)
+
+
+def test_nobody_else_is_no_contention() -> None:
+    states = tuple(Health(processes=0) for _ in range(4))
+    assert faults(replace(h200(), health_before=states, health_after=states)) == []
+
+
+def test_nvlinks_that_slow_each_other_down() -> None:
+    verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    assert "concurrently they reach 0.60 of their isolated rate (ce-write)" in what(verdict)
+    assert (verdict.label, verdict.members) == ("NV18", (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("case", "label", "ratio", "found"),
+    [
+        ("PHB pairs share the host bridge, as the label says", "PHB", 0.5, False),
+        ("pairs below one bridge share nothing", "PIX", 0.5, True),
+        ("the interference check's own tolerance", "PIX", 0.99, False),
+    ],
+)
+def test_pcie_paths_share_what_their_labels_name(case: str, label: str, ratio: float, found: bool) -> None:
+    run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0)
+    run = with_check(run, Operation.CE_WRITE, label, ratio)
+    assert ([v.kind for v in faults(run)] == [Kind.CONTENTION]) is found, case
+
+
+def test_a_noisy_interference_check_is_no_contention() -> None:
+    """Trials that vary by 3%: an interference check of three trials may lie 5% off by chance."""
+    run = h200()
+    noisy = [
+        replace(
+            m, samples=[replace(s, seconds=(s.seconds[0] * f,) * 2) for s, f in zip(m.samples, SPREAD, strict=True)]
+        )
+        for m in run.measurements
+    ]
+    assert faults(with_check(replace(run, measurements=noisy), Operation.CE_WRITE, "NV18", 0.95)) == []
+
+
+SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
+
+
+def slot(run: Run, generation: int | None, width: int | None, gpu: int = 2) -> Run:
+    states = list(run.health_after)
+    states[gpu] = Health(pcie_generation=generation, pcie_width=width)
+    return replace(run, health_after=tuple(states))
+
+
+def test_a_slot_with_half_of_its_lanes() -> None:
+    run = slot(pcie({}, lambda _w, m: 11.0 if 2 in m else 22.0), 4, 8)
+    host = [
+        replace(m, samples=[replace(s, seconds=(s.seconds[0] * 2,) * 2) for s in m.samples])
+        if m.point.variant is Variant.HOST and m.point.members == (2,)
+        else m
+        for m in run.measurements
+    ]
+    verdict = the(replace(run, measurements=host), Kind.PCIE_DEGRADED)
+    assert verdict.members == (2,)
+    assert "gen 4 ×8 right after measuring; its maximum is gen 4 ×16" in what(verdict)
+    assert verdict.checks == (Check(Look.PCIE_LINKS, (2,)),)
+    assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
+    assert verdict.theory_gbs == 31.5
+    assert verdict.measured is not None
+    assert verdict.measured[0] < 12.0 < verdict.measured[2]
+
+
+def test_copies_with_any_numa_nodes_memory_show_what_a_slot_carries() -> None:
+    run = slot(pcie({}, lambda _w, _m: 22.0), 3, 16)
+    on_node = [
+        replace(m, point=replace(m.point, numa_node=1)) if m.point.variant is Variant.HOST else m
+        for m in run.measurements
+    ]
+    assert faults(replace(run, measurements=on_node)) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "generation", "width"),
+    [
+        ("gen 3, but 24 GB/s were copied: it had gone to rest when it was read", 3, 16),
+        ("gen 2, likewise", 2, 16),
+        ("gen 1, likewise", 1, 16),
+        ("gen 1 of an unknown width", 1, None),
+        ("the best that it can do", 4, 16),
+        ("not reported", None, None),
+    ],
+)
+def test_slots_that_are_well(case: str, generation: int | None, width: int | None) -> None:
+    assert faults(slot(pcie({}, lambda _w, _m: 22.0), generation, width)) == [], case
+
+
+def only(run: Run, *variants: Variant) -> Run:
+    return replace(run, measurements=[m for m in run.measurements if m.point.variant in variants])
+
+
+@pytest.mark.parametrize(
+    ("case", "variants", "gbs", "now", "found"),
+    [
+        ("gen 1, and copies between GPUs were faster", (Variant.PLAIN,), 22.0, (1, 16), False),
+        ("gen 1, and no copy was faster: the other GPUs may be why", (Variant.PLAIN,), 3.0, (1, 16), False),
+        ("gen 3, and copies through host memory were slower", (Variant.STAGED,), 22.0, (3, 16), False),
+        ("gen 1, and host copies were faster", (Variant.HOST,), 22.0, (1, 16), False),
+        ("half of the lanes, at rest: 15 GB/s are what they allow awake", (Variant.PLAIN,), 15.0, (1, 8), True),
+        ("a quarter of the lanes, and no copy", (), 22.0, (1, 4), True),
+        ("half of the lanes, but 22 GB/s were copied", (Variant.PLAIN,), 22.0, (4, 8), False),
+    ],
+)
+def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
+    case: str, variants: tuple[Variant, ...], gbs: float, now: tuple[int, int], found: bool
+) -> None:
+    run = slot(only(pcie({}, lambda _w, _m: gbs), *variants), *now)
+    assert [v.kind for v in judge(run)].count(Kind.PCIE_DEGRADED) == found, case
+
+
+SIM = replace(ALL, backend="sim", sizes=(), command=("check",))
+ASKED = {
+    "check": planned(SIM),
+    "quick": planned(replace(SIM, quick=True)),
+    "pairs": replace(SIM, sizes=(2**26,), collectives=(), command=("pairs",)),
+}
+
+
+@pytest.mark.parametrize("generation", [1, 2, 3])
+@pytest.mark.parametrize("rests", [True, False])
+@pytest.mark.parametrize("asked", list(ASKED))
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slot_is_degraded_only_if_its_copies_are_slow(generation: int, rests: bool, asked: str, seed: int) -> None:
+    """A slot at rest after measuring (the file's health), and one that is slow (a fault), of a random GPU."""
+    fabric = fabrics.load("pcie-4-two-bridges")
+    gpu = random.Random(f"{generation} {rests} {asked} {seed}").randrange(4)
+    if rests:
+        asleep = replace(fabric.gpus[gpu], health=Health(pcie_generation=generation, pcie_width=16))
+        fabric = replace(fabric, gpus=(*fabric.gpus[:gpu], asleep, *fabric.gpus[gpu + 1 :]))
+    else:
+        slow_slot = Fault(FaultKind.PCIE_DEGRADED, (gpu,), generation=generation, width=16)
+        fabric = replace(fabric, faults=(slow_slot,))
+    run = simulate(fabric, ASKED[asked], seed)
+    degraded = [v.members for v in judge(run) if v.kind is Kind.PCIE_DEGRADED]
+    assert degraded == ([(gpu,)] if not rests and asked == "check" else [])
+    assert bool(faults(run)) is not rests  # without host copies the outliers are still found
+
+
+def test_a_slow_slot_does_not_explain_nvlinks() -> None:
+    run = slot(h200(slow(ROW, 0.85)), 5, 1, gpu=3)
+    kinds = [v.kind for v in faults(only(run, Variant.PLAIN))]  # copies to and through host memory are fast
+    assert kinds == [Kind.PCIE_DEGRADED, Kind.INTRA_LABEL_OUTLIER]
+
+
+def via_host(gbs: float, staged: float) -> Run:
+    """Return a run whose pair 0-1 copies at `gbs` directly and all at `staged` through host memory."""
+    run = pcie({}, lambda work, m: gbs if work.operation.is_copy and set(m) == {0, 1} else 22.0)
+    scale = 9.0 / staged
+    return replace(
+        run,
+        measurements=[
+            replace(m, samples=[replace(s, seconds=(s.seconds[0] * scale,) * 2) for s in m.samples])
+            if m.point.variant is Variant.STAGED
+            else m
+            for m in run.measurements
+        ],
+    )
+
+
+def test_peer_access_that_is_slower_than_host_memory() -> None:
+    """nccl#814: 9.9 GB/s with peer access, 22 without."""
+    verdict = the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED)
+    assert verdict.members == (0, 1)
+    assert "through host memory, which reaches 21.0 GB/s" in what(verdict)
+    assert verdict.cause == OfLinks(Known.PEER_DETOUR, Extent.PAIR)
+    assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
+
+
+@pytest.mark.parametrize(("direct", "staged"), [(22.0, 21.0), (20.5, 21.0), (16.0, 21.0)])
+def test_peer_access_that_pays_or_nearly(direct: float, staged: float) -> None:
+    assert Kind.P2P_SLOWER_THAN_STAGED not in [v.kind for v in judge(via_host(direct, staged))]
+
+
+def test_more_than_a_third_faster_through_host_memory_is_a_contradiction() -> None:
+    assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(via_host(15.5, 21.0))]
+
+
+def test_without_peer_access_both_are_staged() -> None:
+    run = via_host(9.9, 21.0)
+    reported = {"cuda_peers": False, "peer_access": nvml_says("GNS"), "tool_peer_access": smi_says("GNS")}
+    refused = tuple(replace(path, **reported) for path in run.paths)  # type: ignore[arg-type]  # a table of fields
+    kinds = [v.kind for v in judge(replace(run, paths=refused))]
+    assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
+
+
+def test_copies_beside_others_are_not_compared_with_staged_ones() -> None:
+    run = via_host(9.9, 21.0)
+    plain = Work(Operation.CE_WRITE)
+    busy = [
+        replace(m, samples=[replace(s, concurrent=True) for s in m.samples]) if m.point.work == plain else m
+        for m in run.measurements
+    ]
+    kinds = [v.kind for v in judge(replace(run, measurements=busy))]
+    assert Kind.P2P_SLOWER_THAN_STAGED not in kinds
+
+
+@pytest.mark.parametrize(
+    ("title", "nodes", "found"),
+    [
+        ("each pair on a node of its own", (0, 0, 1, 1), True),
+        ("all on one", (0, 0, 0, 0), False),
+        ("one of the others on theirs", (0, 0, 0, 1), False),
+        ("over two nodes", (0, 1, 2, 2), False),
+        ("the others over two", (0, 0, 1, 2), False),
+        ("nobody tells the others' nodes", (0, 0, None, None), False),
+        ("nobody tells theirs", (None, None, 1, 1), False),
+    ],
+)
+def test_two_pairs_on_numa_nodes_of_their_own_share_nothing(
+    title: str, nodes: tuple[int | None, ...], found: bool
+) -> None:
+    run = pcie({}, lambda _w, _m: 22.0)
+    run = replace(run, devices=tuple(replace(gpu, numa_node=n) for gpu, n in zip(run.devices, nodes, strict=True)))
+    slowed = with_check(run, Operation.CE_WRITE, "PHB", 0.5)
+    assert ([v.kind for v in faults(slowed)] == [Kind.CONTENTION]) is found
+    refused = tuple(replace(path, cuda_peers=False) for path in run.paths)
+    assert Kind.CONTENTION not in [v.kind for v in judge(replace(slowed, paths=refused))]
+
+
+@pytest.mark.parametrize(("beyond", "found"), [(0.999, False), (1.001, True)])
+def test_an_interference_check_contradicts_beyond_its_tolerance_and_the_noise_of_two_medians(
+    beyond: float, found: bool
+) -> None:
+    run = h200()
+    readings = Facts(run).readings
+    error = max(one.error for one in readings.of(Work(Operation.CE_WRITE)).values())
+    ratio = math.exp(-beyond * (0.02 + readings.z * math.hypot(error, error)))
+    assert bool(faults(with_check(run, Operation.CE_WRITE, "NV18", ratio))) is found
+
+
+def test_what_an_interference_check_shows_has_the_interval_of_its_noise() -> None:
+    verdict = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    assert verdict.measured is not None
+    low, middle, high = verdict.measured
+    assert verdict.theory_gbs is not None
+    assert middle == pytest.approx(0.6 * verdict.theory_gbs)
+    assert 0.99 * middle < low < middle < high < 1.01 * middle
+    assert low * high == pytest.approx(middle**2)
+
+
+@pytest.mark.parametrize(("host", "found"), [(15.5, True), (15.75, True), (15.8, False), (24.0, False)])
+def test_a_slot_that_carried_more_than_it_shows_had_gone_to_rest(host: float, found: bool) -> None:
+    """Gen 3 ×16 carries 15.75 GB/s; the host copies' trials vary by a thousandth."""
+    run = slot(pcie({}, lambda _w, _m: 15.0), 3, 16)
+    kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
+    copies = [trials(work, (gpu,), host if gpu == 2 else 24.0) for work in HOST for gpu in range(4)]
+    assert (Kind.PCIE_DEGRADED in [v.kind for v in judge(replace(run, measurements=[*kept, *copies]))]) is found
+
+
+def test_copies_of_another_size_are_not_compared_with_staged_ones() -> None:
+    """In as much time, twice as much: their rate is the higher one."""
+    run = via_host(9.0, 14.0)
+    assert Kind.P2P_SLOWER_THAN_STAGED in [v.kind for v in judge(run)]
+    other = [
+        replace(m, point=replace(m.point, size_bytes=m.point.size_bytes * 2)) if m.point.work == STAGED else m
+        for m in run.measurements
+    ]
+    assert Kind.P2P_SLOWER_THAN_STAGED not in [v.kind for v in judge(replace(run, measurements=other))]
+
+
+def test_what_disturbs_nvlinks_is_no_bridge() -> None:
+    over_nvlink = the(with_check(h200(), Operation.CE_WRITE, "NV18", 0.6), Kind.CONTENTION)
+    assert over_nvlink.cause is Known.NVLINK_TRAFFIC
+    run = with_check(pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, _m: 22.0), Operation.CE_WRITE, "PIX", 0.5)
+    assert the(run, Kind.CONTENTION).cause is Known.BRIDGE_DETOUR
+
+
+def test_nvlinks_that_run_over_pcie_share_its_wires() -> None:
+    run = h200(slow([(a, b) for a in range(4) for b in range(4) if a != b], 38.4 / 393.8))
+    assert Kind.NV_NOT_USED in [v.kind for v in judge(run)]
+    assert Kind.CONTENTION not in [v.kind for v in judge(with_check(run, Operation.CE_WRITE, "NV18", 0.6))]
+
+
+def test_an_interference_check_is_held_to_the_noise_of_its_own_work() -> None:
+    run = h200()
+    wild = [
+        replace(
+            m, samples=[replace(s, seconds=(s.seconds[0] * f,) * 2) for s, f in zip(m.samples, SPREAD, strict=True)]
+        )
+        if m.point.operation is Operation.SM_WRITE
+        else m
+        for m in run.measurements
+    ]
+    run = replace(run, measurements=wild)
+    assert Kind.CONTENTION in [v.kind for v in judge(with_check(run, Operation.CE_WRITE, "NV18", 0.95))]
+    assert Kind.CONTENTION not in [v.kind for v in judge(with_check(run, Operation.SM_WRITE, "NV18", 0.95))]
+
+
+@pytest.mark.parametrize(("generation", "width", "cause"), [(4, 8, Known.FEWER_LANES), (3, 16, Known.LOWER_GENERATION)])
+def test_lanes_and_generations_go_down_for_other_reasons(generation: int, width: int, cause: Known) -> None:
+    run = slot(pcie({}, lambda _w, _m: 11.0), generation, width)
+    kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
+    copies = [trials(work, (gpu,), 11.0) for work in HOST for gpu in range(4)]
+    (verdict,) = (v for v in judge(replace(run, measurements=[*kept, *copies])) if v.kind is Kind.PCIE_DEGRADED)
+    assert verdict.cause is cause
+
+
+def test_a_detour_of_one_path_may_be_its_own_and_of_a_gpu_is_not() -> None:
+    assert the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED).cause == OfLinks(Known.PEER_DETOUR, Extent.PAIR)
+    row = pcie({}, lambda work, m: 5.0 if work.operation.is_copy and 2 in m else 22.0)
+    (verdict,) = (v for v in judge(row) if v.kind is Kind.P2P_SLOWER_THAN_STAGED)
+    assert (verdict.members, verdict.cause) == ((2,), OfLinks(Known.PEER_DETOUR, None))

@@ -1,0 +1,157 @@
+"""Which shared element is to blame for slow links: machines made of slots, switches, root complexes and sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from collbench.judge.diagnose import Kind
+from collbench.judge.diagnose.causes import Either, GpuItself, GpuPart, Known, OfLinks, Shared, SharedPart
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Run
+from collbench.report import causes
+from tests.builders import gpus, paths
+from tests.judge.checked import Members, faults, h200, run_on
+
+# Eight GPUs: two below each switch, two switches on each socket.
+FULL = 26.0
+SWITCHES = ((0, 1), (2, 3), (4, 5), (6, 7))
+TREE = {
+    pair: "PIX" if pair in SWITCHES else "NODE" if (pair[0] < 4) == (pair[1] < 4) else "SYS"
+    for pair in combinations(range(8), 2)
+}
+
+
+def on_tree(capacity: Mapping[str, float], count: int = 8) -> Run:
+    """Return a run on the first GPUs of the tree: a copy gets the least capacity of what it crosses."""
+
+    def least(*elements: str) -> float:
+        return min(capacity.get(element, FULL) for element in elements)
+
+    def rate(work: Work, members: Members) -> float:
+        if work.variant is Variant.HOST:
+            (gpu,) = members
+            way = ("out", "up") if work.operation is Operation.D2H_CE else ("in", "down")
+            return least(f"slot {gpu} {way[0]}", f"switch {gpu // 2} {way[1]}")
+        a, b = members
+        ends, uplinks = (f"slot {a} out", f"slot {b} in"), (f"switch {a // 2} up", f"switch {b // 2} down")
+        if work.variant is Variant.STAGED:
+            return least(*ends, *uplinks)
+        label = TREE[min(a, b), max(a, b)]
+        middle = {"PIX": (), "NODE": (*uplinks, "roots"), "SYS": (*uplinks, "roots", "sockets")}[label]
+        if work.operation.is_collective:
+            return 0.8 * min(least(*ends, *middle), rate(Work(Operation.CE_WRITE), (b, a)))
+        return least(*ends, *middle)
+
+    but = {pair: label for pair, label in TREE.items() if max(pair) < count}
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(count, "SYS", but))
+    return run_on(gpus(count, "NVIDIA A40"), links, rate, slot=(4, 16))
+
+
+def slow(*elements: str, at: float = 0.5) -> dict[str, float]:
+    return dict.fromkeys(elements, at * FULL)
+
+
+def slot(gpu: int, *ways: str) -> list[str]:
+    return [f"slot {gpu} {way}" for way in ways or ("in", "out")]
+
+
+UPLINK = ("switch 1 up", "switch 1 down")
+
+
+@pytest.mark.parametrize(
+    ("title", "capacity", "cause", "pairs"),
+    [
+        ("a slot", slow(*slot(3)), GpuItself(3, GpuPart.ANY), {(3, other) for other in range(8)}),
+        (
+            "a slot a tenth slower",
+            slow(*slot(3), at=0.9),
+            GpuItself(3, GpuPart.ANY),
+            {(3, other) for other in range(8)},
+        ),
+        (
+            "an uplink",
+            slow(*UPLINK),
+            Shared(SharedPart.UPLINK, (2, 3)),
+            {(gpu, other) for gpu in (2, 3) for other in (0, 1, 4, 5, 6, 7)},
+        ),
+        (
+            "the link between sockets",
+            slow("sockets", at=0.25),
+            OfLinks(Known.PEER_DETOUR, None),
+            {(a, b) for a in range(4) for b in range(4, 8)},
+        ),
+        (
+            "all root complexes",
+            slow("roots", at=0.25),
+            OfLinks(Known.PEER_DETOUR, None),
+            {pair for pair, label in TREE.items() if label != "PIX"},
+        ),
+    ],
+)
+def test_one_slow_element_is_the_one_verdict(
+    title: str, capacity: Mapping[str, float], cause: object, pairs: set[Members]
+) -> None:
+    (verdict,) = faults(on_tree(capacity))
+    assert verdict.cause == cause
+    assert {frozenset(pair) for pair in verdict.pairs} == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_one_direction_of_a_slot_is_its_gpus(way: str) -> None:
+    (verdict,) = faults(on_tree(slow(*slot(3, way))))
+    assert (verdict.members, verdict.cause) == ((3,), GpuItself(3, GpuPart.ONE_DIRECTION))
+
+
+def test_the_uplink_of_one_of_two_switches_shows_in_copies_with_host_memory_only() -> None:
+    """Both uplinks are on every path between the switches: no label promises a better rate."""
+    (verdict,) = faults(on_tree(slow(*UPLINK), count=4))
+    assert (verdict.kind, verdict.cause) == (Kind.INTRA_LABEL_OUTLIER, Shared(SharedPart.UPLINK, (2, 3)))
+    assert verdict.pairs == ((0, 2), (0, 3), (1, 2), (1, 3))
+
+
+@pytest.mark.parametrize("other", [2, 5, 7])
+def test_two_slow_slots_are_both_named(other: int) -> None:
+    found = faults(on_tree(slow(*slot(0), *slot(other))))
+    assert sorted(verdict.members for verdict in found) == [(0,), (other,)]
+
+
+def test_a_slot_and_an_uplink_are_both_named() -> None:
+    causes_found = {verdict.cause for verdict in faults(on_tree(slow(*slot(6), *UPLINK)))}
+    assert causes_found == {GpuItself(6, GpuPart.ANY), Shared(SharedPart.UPLINK, (2, 3))}
+
+
+def test_explanations_that_fit_equally_well_are_both_said() -> None:
+    """Two slow slots below one switch slow the same copies as its uplink and one of the slots."""
+    run = on_tree(slow(*slot(2), *slot(3)))
+    (verdict,) = faults(run)
+    assert isinstance(verdict.cause, Either)
+    assert verdict.cause.first == (GpuItself(2, GpuPart.ANY), GpuItself(3, GpuPart.ANY))
+    assert Shared(SharedPart.UPLINK, (2, 3)) in verdict.cause.second
+    assert causes.cause(verdict.cause, run).startswith("either GPU2 and GPU3, or GPU")
+
+
+def test_a_card_of_another_product_is_compared_with_its_own_kind() -> None:
+    """Its slot's limit is that of the others: only its name says that it may be slower."""
+    run = on_tree(slow(*slot(5), at=0.6))
+    assert [verdict.members for verdict in faults(run)] == [(5,)]
+    devices = tuple(replace(one, name="NVIDIA L40S") if one.index != 5 else one for one in run.devices)
+    assert faults(replace(run, devices=devices)) == []
+
+
+def test_of_equally_slow_nvlinks_none_is_degraded_alone() -> None:
+    """All reach 0.70 of theory: some by chance a little less."""
+
+    def share(work: Work, members: Members) -> float:
+        if (
+            work.operation not in (Operation.CE_WRITE, Operation.CE_READ)
+            or len(members) != 2
+            or work.variant is not Variant.PLAIN
+        ):
+            return 1.0
+        return 0.70 * 450 / 392 * (0.982 if members[0] == 2 else 1.005)
+
+    assert [verdict for verdict in faults(h200(share)) if verdict.kind is Kind.NV_DEGRADED] == []

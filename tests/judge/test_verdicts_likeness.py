@@ -1,0 +1,243 @@
+"""Links against each other: one way and back, one label, and labels in their order."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose.causes import (
+    Check,
+    ErrorCounter,
+    GpuItself,
+    GpuPart,
+    Known,
+    Look,
+    NewErrors,
+    OfLabel,
+    Throttled,
+)
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Health, Path, Run
+from tests.builders import gpus, measured, noisy, nvml_says, pair_run, paths, smi_says, throttled
+from tests.judge.checked import (
+    Members,
+    Rate,
+    beside_others,
+    faults,
+    flagged,
+    h200,
+    kinds,
+    pcie,
+    slow,
+    the,
+    what,
+    with_check,
+)
+
+BOTH = [(1, 3), (3, 1)]
+ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
+
+
+def test_one_slow_direction() -> None:
+    verdict = the(h200(slow([(0, 1)], 0.85)), Kind.ASYMMETRY)
+    assert verdict.members == (0, 1)
+    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the opposite direction (")
+    assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(0.89, Kind.ASYMMETRY), (0.91, Kind.INTRA_LABEL_OUTLIER)])
+def test_ten_percent_are_asymmetry_and_less_is_an_outlier(factor: float, kind: Kind) -> None:
+    assert the(h200(slow([(0, 1)], factor)), kind).members == (0, 1)
+
+
+def test_all_that_one_gpu_sends_is_slow() -> None:
+    verdict = the(h200(slow([(2, other) for other in (0, 1, 3)], 0.85)), Kind.ASYMMETRY)
+    assert verdict.members == (2,)
+    assert "all links from GPU2" in what(verdict)
+
+
+def test_one_slow_pair_blames_the_link() -> None:
+    verdict = the(h200(slow(BOTH, 0.92)), Kind.INTRA_LABEL_OUTLIER)
+    assert verdict.members == (1, 3)
+    assert "GPU1-GPU3: 8% below the best NV18 links" in what(verdict)
+    assert verdict.cause is Known.ONE_NVLINK
+    assert verdict.measured is not None
+    assert 0.92 * 370 < verdict.measured[0] <= verdict.measured[1] <= verdict.measured[2] < 0.93 * 397
+
+
+def test_a_slow_row_blames_the_gpu() -> None:
+    verdict = the(h200(slow(ROW, 0.92)), Kind.INTRA_LABEL_OUTLIER)
+    assert verdict.members == (2,)
+    assert verdict.cause == GpuItself(2, GpuPart.ANY)
+
+
+def test_a_slow_row_of_a_throttled_gpu_names_the_reason() -> None:
+    run = flagged(h200(slow(ROW, 0.92)), throttled(2, "SW thermal slowdown"))
+    verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
+    assert isinstance(verdict.cause, Throttled)
+    assert (verdict.cause.reasons, verdict.cause.seen.device) == (("SW thermal slowdown",), 2)
+    assert verdict.checks == (Check(Look.LIMITING, (2,)),)
+
+
+def test_new_errors_on_a_link_name_the_cause() -> None:
+    run = h200(slow(BOTH, 0.92))
+    after = [replace(state, nvlink_errors=7 if gpu == 3 else 0) for gpu, state in enumerate(run.health_after)]
+    run = replace(run, health_before=tuple(Health(nvlink_errors=0) for _ in after), health_after=tuple(after))
+    verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
+    assert verdict.cause == NewErrors(3, ErrorCounter.NVLINK, 7)
+
+
+def test_a_throttled_gpu_whose_links_are_fine_is_no_contradiction() -> None:
+    assert faults(flagged(h200(), throttled(2))) == []
+
+
+@pytest.mark.parametrize("share", [1.0, 0.99, 0.98])
+def test_two_percent_are_no_outlier(share: float) -> None:
+    """Pairs of the reference machine keep differences of up to 2% from run to run."""
+    assert faults(h200(slow(BOTH, share))) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "copied", "cause"),
+    [
+        ("copies on it are as fast as elsewhere", [(0, 2), (2, 0)], Known.NCCL_PAIR),
+        ("no copies", [], Known.LINK_OR_NCCL),
+        ("copies one way", [(0, 2)], Known.LINK_OR_NCCL),
+        ("copies elsewhere", [(0, 1), (1, 0)], Known.LINK_OR_NCCL),
+    ],
+)
+@pytest.mark.parametrize("gbs", [280.0, 150.0, 30.0])  # an outlier, far below its link, and as slow as PCIe
+def test_a_slow_all_reduce_blames_nccl_only_if_copies_show_a_good_link(
+    title: str, copied: list[tuple[int, int]], cause: Known, gbs: float
+) -> None:
+    run = pair_run(4, lambda a, b: gbs if (a, b) == (0, 2) else 326.0)
+    copies = [measured(Operation.CE_WRITE, link, [395.0, 396.0, 397.0]) for link in copied]
+    for verdict in faults(replace(run, measurements=[*run.measurements, *copies])):
+        assert verdict.members == (0, 2), title
+        assert verdict.cause is (Known.NCCL_PATH if cause is Known.NCCL_PAIR and gbs < 200 else cause), title
+
+
+def test_one_wild_trial_is_no_outlier() -> None:
+    rates = {(0, 1): [326, 326, 120, 326, 326]}
+    assert faults(pair_run(4, lambda a, b: rates.get((a, b), [326.0, 325, 326, 327, 326]))) == []
+
+
+def test_two_classes_of_one_label_do_not_shower() -> None:
+    """All pairs across two hidden halves of one label are slower: their GPUs are reported once each, at most."""
+    run = pcie({}, lambda _w, m: 22.0 if max(m) < 4 or min(m) > 3 else 11.0, count=8)
+    assert len(faults(run)) <= 2
+
+
+def pix(rate: float, other: float) -> Rate:
+    return lambda _work, members: rate if members in ((0, 1), (1, 0)) else other
+
+
+def test_a_better_label_that_is_beaten() -> None:
+    verdict = the(pcie({(0, 1): "PIX"}, pix(15.0, 22.0)), Kind.ORDER_INVERSION)
+    assert (verdict.members, verdict.label) == ((0, 1), "PIX")
+    assert "32% less than PHB pairs" in what(verdict)
+
+
+def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
+    run = pcie({(0, 1): "PIX"}, pix(15.0, 22.0))
+    refused = tuple(
+        replace(p, peer_access=nvml_says("GNS"), tool_peer_access=smi_says("GNS"), cuda_peers=False) for p in run.paths
+    )
+    assert the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause == OfLabel(Known.NO_PEER_ACCESS, "PIX")
+
+
+@pytest.mark.parametrize(
+    ("case", "labels", "rate"),
+    [
+        ("equal rates of NODE and SYS", {(0, 1): "NODE", (2, 3): "SYS"}, lambda _w, _m: 22.0),
+        ("PHB as fast as PXB", {(0, 1): "PXB"}, lambda _w, _m: 22.0),
+        ("less than 10% apart", {(0, 1): "PIX"}, pix(20.4, 22.0)),
+    ],
+)
+def test_labels_name_paths_not_rates(case: str, labels: dict[Members, str], rate: Rate) -> None:
+    assert faults(pcie(labels, rate)) == [], case
+
+
+def test_a_better_label_on_slower_slots_is_no_inversion() -> None:
+    run = pcie({(0, 1): "PIX"}, pix(12.0, 22.0))
+    narrow = tuple(replace(p, theory_gbs=15.75) if p.label == "PIX" else p for p in run.paths)
+    assert faults(replace(run, paths=narrow)) == []
+
+
+def test_what_ran_beside_others_is_marked_and_over_pcie_not_compared() -> None:
+    nvlink = the(beside_others(h200(slow(BOTH, 0.92))), Kind.INTRA_LABEL_OUTLIER)
+    assert not nvlink.confirmed
+    assert the(h200(slow(BOTH, 0.92)), Kind.INTRA_LABEL_OUTLIER).confirmed
+    run = pcie({}, lambda _w, m: 12.0 if set(m) == {0, 3} else 22.0)
+    assert kinds(run) == [Kind.INTRA_LABEL_OUTLIER]
+    assert kinds(beside_others(run)) == []
+
+
+def test_an_interference_check_that_trusts_a_label_confirms_it() -> None:
+    run = beside_others(h200(slow(BOTH, 0.92)))
+    run = with_check(with_check(run, Operation.CE_WRITE, "NV18", 1.0), Operation.CE_READ, "NV18", 1.0)
+    assert the(run, Kind.INTRA_LABEL_OUTLIER).confirmed
+
+
+def test_isolated_samples_are_believed_before_those_beside_others() -> None:
+    """A link that is slow beside others only, and was measured alone once more."""
+    run = beside_others(h200(slow(BOTH, 0.92)))
+    alone = {found.point: found.samples for found in h200().measurements}
+    for found in run.measurements:
+        if set(found.point.members) == {1, 3}:
+            found.samples.extend(alone[found.point])
+    assert faults(run) == []
+
+
+SIGMA = 0.02
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_of_two_percent_makes_no_verdict(seed: int) -> None:
+    rng = random.Random(seed)
+    run = pair_run(8, lambda _a, _b: noisy(326.0, SIGMA, rng.randrange(10**9), trials=7))
+    assert kinds(run) == []
+
+
+def test_a_pair_that_is_twelve_percent_slow_is_found_in_that_noise() -> None:
+    """All but one of twenty at least: once in a hundred cases its few trials look noisier than those of the others."""
+
+    def one_slow(seed: int) -> Run:
+        rng = random.Random(seed)
+        return pair_run(
+            8, lambda a, b: noisy(326.0 * (0.88 if (a, b) == (2, 5) else 1.0), SIGMA, rng.randrange(10**9), trials=7)
+        )
+
+    found = [[(verdict.kind, verdict.members) for verdict in faults(one_slow(seed))] for seed in range(20)]
+    assert all(some in ([], [(Kind.INTRA_LABEL_OUTLIER, (2, 5))]) for some in found)
+    assert found.count([]) <= 1
+
+
+@given(st.permutations(range(4)), st.sampled_from([0.4, 0.85, 0.92]))
+def test_relabelling_the_gpus_permutes_the_verdicts(order: list[int], factor: float) -> None:
+    def run(links: Sequence[Members]) -> Run:
+        return pcie({}, lambda _w, m: 22.0 * (factor if m in links else 1.0))
+
+    links = [(0, 1), (2, 0), (0, 2)]
+    before = judge(run(links))
+    after = judge(run([(order[a], order[b]) for a, b in links]))
+    assert {(v.kind, frozenset(order[m] for m in v.members)) for v in before} == {
+        (v.kind, frozenset(v.members)) for v in after
+    }
+
+
+def test_relation_of_works_is_named() -> None:
+    run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0, links=paths(3, "NV18"))
+    (verdict,) = judge(run)
+    assert str(Work(Operation.ALLREDUCE)) in what(verdict)
+
+
+def test_links_between_hosts_have_no_order() -> None:
+    links = (Path((0, 1), "NET"), Path((0, 2), "SYS"), Path((1, 2), "SYS"))
+    run = pair_run(3, lambda a, b: 40.0 if (a, b) == (0, 1) else 10.0, links=links)
+    assert Kind.ORDER_INVERSION not in kinds(run)
+    assert gpus(3) == run.devices

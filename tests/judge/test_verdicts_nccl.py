@@ -1,0 +1,212 @@
+"""NCCL against the links: far below them, and why."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose.causes import Check, Known, LikelyCause, Look, Throttled, VariableSet
+from collbench.judge.diagnose.readings import Facts
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Run
+from tests.builders import GIB, measured, nvml_says, shared, smi_says, throttled
+from tests.judge.checked import beside_others, faults, flagged, h200, pcie, slow, the, undone
+
+PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+# all_reduce_perf on two of the recorded machine's GPUs at 512 MiB: 27.9 GB/s with NCCL_P2P_DISABLE=1, 312.2 without.
+DISABLED = 27.9 / 312.2
+
+
+def with_settings(run: Run, environment: Mapping[str, str]) -> Run:
+    return replace(run, settings=replace(run.settings, environment=dict(environment)))
+
+
+def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_one_verdict() -> None:
+    run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"})
+    verdict = the(run, Kind.NV_NOT_USED)
+    assert verdict.explains == (Kind.COLLECTIVE_CONTRADICTION,)
+    assert verdict.members == (0, 1, 2, 3)
+    assert verdict.cause == VariableSet("NCCL_P2P_DISABLE", "1")
+    assert verdict.checks == (Check(Look.WITHOUT_VARIABLE, (0, 1), "NCCL_P2P_DISABLE"),)
+    assert verdict.measured is not None
+    assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
+
+
+def test_what_the_copies_carry_is_the_limit_of_a_contradiction() -> None:
+    contradiction = the(h200(slow(PAIRS, 0.3, copies=False)), Kind.COLLECTIVE_CONTRADICTION)
+    assert contradiction.theory_gbs is not None
+    assert 390 < contradiction.theory_gbs < 397
+
+
+def test_another_process_is_no_excuse_for_a_variable() -> None:
+    run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1"})
+    run = flagged(run, shared(3))
+    assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED]
+
+
+@pytest.mark.parametrize(("share", "kind"), [(DISABLED, Kind.NV_NOT_USED), (0.3, Kind.COLLECTIVE_CONTRADICTION)])
+def test_without_a_variable_the_log_tells(share: float, kind: Kind) -> None:
+    verdict = the(h200(slow(PAIRS, share, copies=False)), kind)
+    assert verdict.cause is Known.NCCL_PATH
+    assert verdict.checks == (Check(Look.NCCL_LOG, (0, 1)),)
+
+
+def test_pairs_that_are_only_slow_are_no_part_of_those_that_use_no_nvlinks() -> None:
+    shares: dict[tuple[int, ...], float] = {pair: DISABLED if 0 in pair else 0.3 for pair in PAIRS}
+    run = h200(lambda work, members: 1.0 if work.operation.is_copy else shares.get(members, 1.0))
+    assert [v.kind for v in faults(run)] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
+
+
+def test_one_pair_alone() -> None:
+    contradiction = faults(h200(slow([(1, 2)], 0.3, copies=False)))[-1]
+    assert (contradiction.kind, contradiction.members) == (Kind.COLLECTIVE_CONTRADICTION, (1, 2))
+    assert contradiction.explains == (Kind.INTRA_LABEL_OUTLIER,)
+
+
+@pytest.mark.parametrize(
+    ("environment", "cause"),
+    [
+        ({"NCCL_PROTO": "LL"}, VariableSet("NCCL_PROTO", "LL")),
+        ({"NCCL_ALGO": "Tree"}, VariableSet("NCCL_ALGO", "Tree")),
+        ({"NCCL_MAX_NCHANNELS": "1"}, VariableSet("NCCL_MAX_NCHANNELS", "1")),
+        ({"NCCL_P2P_LEVEL": "0", "NCCL_PROTO": "LL"}, VariableSet("NCCL_P2P_LEVEL", "0")),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "1"}, VariableSet("NCCL_SHM_DISABLE", "1")),
+        ({"NCCL_IB_DISABLE": "1"}, VariableSet("NCCL_IB_DISABLE", "1")),
+        ({"NCCL_P2P_DISABLE": "0"}, Known.NCCL_PATH),
+        ({"NCCL_VERSION": "2.28.9"}, Known.NCCL_PATH),
+    ],
+)
+def test_the_variable_that_slows_nccl_is_named(environment: Mapping[str, str], cause: LikelyCause) -> None:
+    run = with_settings(h200(slow(PAIRS, 0.4, copies=False)), environment)
+    assert the(run, Kind.COLLECTIVE_CONTRADICTION).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("case", "share", "found"),
+    [
+        ("64 MiB on two H200 reach 0.68 of a copy", 268.0 / 326.08, False),
+        ("half of a copy, noise included", 0.52 * 394 / 326.08, False),
+        ("below half of a copy", 0.48 * 394 / 326.08, True),
+    ],
+)
+def test_far_below_is_below_half(case: str, share: float, found: bool) -> None:
+    kinds = [v.kind for v in faults(h200(slow(PAIRS, share, copies=False)))]
+    assert (Kind.COLLECTIVE_CONTRADICTION in kinds) is found, case
+
+
+def test_small_messages_are_not_judged() -> None:
+    run = h200(slow(PAIRS, DISABLED, copies=False))
+    small = [
+        replace(m, point=replace(m.point, size_bytes=2**20)) if m.point.operation is Operation.ALLREDUCE else m
+        for m in run.measurements
+    ]
+    assert faults(replace(run, measurements=small)) == []
+    assert undone(replace(run, measurements=small)) == [
+        "NCCL against the links: no collective of 64M or more was measured"
+    ]
+
+
+def test_slow_links_explain_a_slow_collective() -> None:
+    def share(work: object, members: tuple[int, ...]) -> float:
+        return 0.3 if set(members) == {0, 1} else 1.0
+
+    verdict = the(h200(share), Kind.NV_DEGRADED)
+    assert verdict.members == (0, 1)
+
+
+def test_over_pcie_nccl_may_take_host_memory() -> None:
+    """Between NUMA nodes NCCL does so by itself: half of a peer copy contradicts nothing, a fifth does."""
+
+    def run(gbs: float) -> Run:
+        return pcie({}, lambda work, _m: gbs if work.operation is Operation.ALLREDUCE else 22.0)
+
+    assert faults(run(11.0)) == []
+    assert the(run(4.4), Kind.COLLECTIVE_CONTRADICTION).members == (0, 1, 2, 3)
+
+
+def test_all_devices_at_once_without_any_copy() -> None:
+    """all_reduce_perf on all four recorded GPUs at 1 GiB: 354.5 GB/s busbw; S/t is two thirds of it."""
+    healthy = replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 236.3, GIB)])
+    assert faults(healthy) == []
+    slow_one = replace(healthy, measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)])
+    assert the(slow_one, Kind.NV_NOT_USED).members == (0, 1, 2, 3)
+    assert any("no copy" in line for line in undone(slow_one))
+
+
+def test_gloo_is_not_compared_with_copies() -> None:
+    run = replace(h200(slow(PAIRS, DISABLED, copies=False)), backend="host")
+    assert [v for v in judge(run) if v.kind is Kind.COLLECTIVE_CONTRADICTION] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "label", "peers", "share", "contradicts"),
+    [
+        ("below one switch, through host memory: both ways meet on its uplink", "PIX", False, 0.27, False),
+        ("far below even that", "PIX", False, 0.1, True),
+        ("below one switch with peer access", "PIX", True, 0.27, True),
+        ("two host bridges' uplinks, through host memory", "SYS", False, 0.27, True),
+        ("as NCCL was on a DGX-1V without an NVLink ring, 5.6 of 9.5 GB/s", "SYS", False, 5.6 / 9.5, False),
+    ],
+)
+def test_what_two_ways_through_one_uplink_may_reach(
+    title: str, label: str, peers: bool, share: float, contradicts: bool
+) -> None:
+    run = pcie(dict.fromkeys(PAIRS, label), lambda work, _m: 9.5 * (share if work.operation.is_collective else 1.0))
+    word = "OK" if peers else "CNS"
+    paths = [
+        replace(path, peer_access=nvml_says(word), tool_peer_access=smi_says(word), cuda_peers=peers)
+        for path in run.paths
+    ]
+    found = {verdict.kind for verdict in faults(replace(run, paths=tuple(paths)))}
+    assert (Kind.COLLECTIVE_CONTRADICTION in found) is contradicts, title
+
+
+def test_over_pcie_only_what_ran_alone_is_held_against_the_links() -> None:
+    run = pcie({}, lambda work, _m: 4.4 if work.operation is Operation.ALLREDUCE else 22.0)
+    busy = [
+        beside_others(replace(run, measurements=[found])).measurements[0]
+        if found.point.operation is Operation.ALLREDUCE
+        else found
+        for found in run.measurements
+    ]
+    assert faults(replace(run, measurements=busy)) == []
+
+
+def test_all_devices_at_once_are_heard_though_others_ran_beside_them() -> None:
+    run = beside_others(replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)]))
+    assert not the(run, Kind.NV_NOT_USED).confirmed
+
+
+@pytest.mark.parametrize(("beside", "found"), [(1.0002, False), (0.9998, True)])
+def test_far_below_is_half_of_what_the_slower_way_surely_carries(beside: float, found: bool) -> None:
+    readings = Facts(h200()).readings
+    copies = [readings.best(link) for link in ((0, 1), (1, 0))]
+    allowed = min(readings.interval(copy)[0] for copy in copies if copy)
+    high = readings.interval(readings.of(Work(Operation.ALLREDUCE))[0, 1])[2]
+    run = h200(slow([(0, 1)], 0.5 * allowed / high * beside, copies=False))
+    assert (Kind.COLLECTIVE_CONTRADICTION in [v.kind for v in faults(run)]) is found
+
+
+def test_over_pcie_theory_alone_contradicts_no_collective() -> None:
+    run = pcie({}, lambda _w, _m: 2.0)
+    alone = [found for found in run.measurements if found.point.operation is Operation.ALLREDUCE]
+    assert faults(replace(run, measurements=alone)) == []
+
+
+def test_unused_nvlinks_are_put_down_to_any_variable_where_none_is_about_paths() -> None:
+    run = h200(slow(PAIRS, DISABLED, copies=False))
+    unused = faults(with_settings(run, {"NCCL_PROTO": "LL"}))[0]
+    assert unused.kind is Kind.NV_NOT_USED
+    assert unused.cause == VariableSet("NCCL_PROTO", "LL")
+    both = faults(with_settings(run, {"NCCL_PROTO": "LL", "NCCL_SHM_DISABLE": "1"}))[0]
+    assert both.cause == VariableSet("NCCL_SHM_DISABLE", "1")
+
+
+def test_a_throttled_gpu_slows_its_collectives() -> None:
+    run = flagged(h200(slow([(1, 2)], 0.3, copies=False)), throttled(1, "HW slowdown"))
+    verdict = faults(run)[-1]
+    assert verdict.kind is Kind.COLLECTIVE_CONTRADICTION
+    assert isinstance(verdict.cause, Throttled)
+    assert (verdict.cause.reasons, verdict.cause.seen.device) == (("HW slowdown",), 1)
+    assert verdict.checks == (Check(Look.LIMITING, (1, 2)),)

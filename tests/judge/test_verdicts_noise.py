@@ -1,0 +1,75 @@
+"""Noise of any distribution, on machines that are well and on machines with a slow link."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import combinations, permutations
+
+import pytest
+
+from collbench.judge.diagnose import Kind
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from tests.builders import gpus, measured, run_of
+from tests.judge.checked import COPIES, Members, faults
+
+Noise = Callable[[random.Random], float]
+
+
+def below_a_ceiling(sigma: float) -> Noise:
+    """Return log-normal noise of a rate that is never more than 3% above its median."""
+    return lambda rng: min(rng.gauss(0, sigma), 0.03)
+
+
+NOISES: dict[str, Noise] = {
+    "normal, 7%": lambda rng: rng.gauss(0, 0.07),
+    "below a ceiling, 7%": below_a_ceiling(0.07),
+    "below a ceiling, 10%": below_a_ceiling(0.1),
+    "below a ceiling, 30%": below_a_ceiling(0.3),
+    "exponential, 3%": lambda rng: -rng.expovariate(1 / 0.03),
+    "exponential, 20%": lambda rng: -rng.expovariate(1 / 0.2),
+    "one trial of ten half as fast": lambda rng: rng.gauss(0, 0.01) - 0.7 * (rng.random() < 0.1),
+}
+
+
+def copied(noise: Noise, seed: int, count: int, trials: int, slow: Members = (), factor: float = 1.0) -> Run:
+    """Return copies and an all-reduce on all pairs, each of so many trials; those on `slow` are slower."""
+    rng = random.Random(f"{seed} {count} {trials}")
+    places = [(work, link) for work in COPIES for link in permutations(range(count), 2)]
+    places += [(Operation.ALLREDUCE, pair) for pair in combinations(range(count), 2)]
+    return run_of(
+        gpus(count),
+        [
+            measured(
+                work, link, [(factor if {*link} == {*slow} else 1) * 380 * math.exp(noise(rng)) for _ in range(trials)]
+            )
+            for work, link in places
+        ],
+    )
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("count", "trials"), [(2, 3), (4, 3), (8, 3), (4, 7)])
+def test_a_healthy_machine_is_well_however_its_noise_is_distributed(noise: str, count: int, trials: int) -> None:
+    """In 50 machines of each size the chance of one false verdict is below a quarter if 0.5% of runs have one."""
+    wrong = [seed for seed in range(200 // count) if faults(copied(NOISES[noise], seed, count, trials))]
+    assert len(wrong) <= 1, wrong
+
+
+@pytest.mark.parametrize(
+    ("sigma", "trials", "factor"),
+    [(0.001, 3, 0.96), (0.005, 3, 0.94), (0.02, 3, 0.8), (0.01, 7, 0.92), (0.02, 12, 0.92), (0.1, 7, 0.5)],
+)
+@pytest.mark.parametrize("count", [4, 8])
+def test_a_slow_pair_is_found_in_noise_below_a_ceiling(sigma: float, trials: int, factor: float, count: int) -> None:
+    for seed in range(10):
+        pair = (seed % count, (seed + 1) % count)
+        found = faults(copied(below_a_ceiling(sigma), seed, count, trials, pair, factor))
+        assert any(one.members == tuple(sorted(pair)) for one in found), (seed, found)
+        assert {one.kind for one in found} <= {
+            Kind.INTRA_LABEL_OUTLIER,
+            Kind.NV_DEGRADED,
+            Kind.COLLECTIVE_CONTRADICTION,
+        }

@@ -1,0 +1,57 @@
+"""How much memory the buffers on GPUs take; what they do stands in tests/native."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from collbench import _native
+from collbench.measurement.backends.cuda import CudaBackend
+from collbench.measurement.backends.worker_messages import World
+from tests.builders import gpus
+
+_MIB, _GIB = 2**20, 2**30
+
+
+@pytest.mark.parametrize(
+    ("title", "free", "largest", "buffer"),
+    [
+        ("room for many large messages", 140 * _GIB, 64 * _MIB, _GIB),
+        ("a message larger than that", 140 * _GIB, 4 * _GIB, 4 * _GIB),
+        ("a quarter of what fits", 8 * _GIB, 64 * _MIB, (8 * _GIB - 256 * _MIB) // 3 // 4 - 18 * 64),
+        ("the least that no cache holds", 2 * _GIB, 1024, 256 * _MIB),
+        ("all that is there", 512 * _MIB, 1024, 256 * _MIB // 3 - 18 * 256),
+    ],
+)
+def test_buffers_hold_more_messages_where_memory_is_plenty(
+    monkeypatch: pytest.MonkeyPatch, title: str, free: int, largest: int, buffer: int
+) -> None:
+    allocated: list[int] = []
+
+    class Gpus:
+        cache_bytes = (0, 0)
+
+        def __init__(self, *_arguments: object) -> None: ...
+
+        def peer_access(self) -> list[list[bool]]:
+            return [[True, True], [True, True]]
+
+        def peer_refusals(self) -> dict[tuple[int, int], str]:
+            return {}
+
+        def free_bytes(self) -> list[int]:
+            return [free, 2 * free]
+
+        def allocate(self, bytes_: int) -> None:
+            allocated.append(bytes_)
+
+    devices = gpus(2)
+    listed = [SimpleNamespace(uuid=device.uuid, ordinal=index) for index, device in enumerate(devices)]
+    monkeypatch.setattr(_native, "Gpus", Gpus)
+    monkeypatch.setattr(_native, "list_gpus", lambda: listed)
+    CudaBackend(devices, None).reserve(largest)
+    CudaBackend(devices, None, world=World(0, 2, b"")).reserve(largest)
+
+    # With one process per GPU, ranks with more and with less memory have the same slots.
+    assert allocated == [buffer, max(largest, 256 * _MIB)], title

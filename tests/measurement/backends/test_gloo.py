@@ -1,0 +1,373 @@
+"""Gloo collectives between real processes. Two or three ranks and bystanders share whatever cores there are.
+
+Tests share one world of four ranks; those that break their world make their own.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from collbench.measurement.backends import gloo, torch_process
+from collbench.measurement.backends.gloo import DTYPES, GlooTimes, GlooWorld
+from collbench.measurement.backends.protocol import Step
+from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
+from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.skew import Skew, SkewKind
+from collbench.model.units import DTYPE_BYTES
+
+if TYPE_CHECKING:  # every process of the suite collects all: torch is loaded where a test uses it
+    import torch
+
+    from collbench.measurement.backends import gloo_worker
+
+ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
+ALLOWED_CORES = sorted(os.sched_getaffinity(0))
+# More ranks than cores is slow but correct.
+CORES = tuple(ALLOWED_CORES[rank % len(ALLOWED_CORES)] for rank in range(4))
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
+
+def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **changes: Any) -> Step:
+    return Step(operation, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | changes))
+
+
+@pytest.fixture(scope="module")
+def world(loaded_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooWorld]:
+    """Four ranks that have all begun, until the module ends; they leave no file behind."""
+    folder = tmp_path_factory.mktemp("world")
+    gloo_world = GlooWorld(CORES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        gloo_world.time(step(ALLREDUCE, ((0, 1, 2, 3),), 8))
+    yield gloo_world
+    gloo_world.close()
+    gloo_world.close()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty folder that holds every temporary file of the test, so that leftovers show."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_allreduce_of_every_dtype_and_reduction_is_exact(world: GlooWorld, dtype: str, redop: str) -> None:
+    size = 4097 * DTYPE_BYTES[dtype]
+    timing = world.time(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
+    assert len(timing.seconds[0]) == 2
+    assert all(seconds > 0 for seconds in timing.seconds[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("root", [0, 1])
+def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtype: str, root: int) -> None:
+    size = 7 * DTYPE_BYTES[dtype]
+    timing = world.time(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
+    assert len(timing.seconds[0]) == 2
+
+
+OTHER_COLLECTIVES = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
+OUT_OF_PLACE_ONLY = (Operation.ALLTOALL, Operation.ALLTOALLV, Operation.SENDRECV)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("operation", OTHER_COLLECTIVES)
+def test_the_other_collectives_are_exact_in_place_and_out_of_place(
+    world: GlooWorld, operation: Operation, dtype: str
+) -> None:
+    size = 3 * 1024 * DTYPE_BYTES[dtype]
+    for variant in (Variant.PLAIN,) if operation in OUT_OF_PLACE_ONLY else (Variant.PLAIN, Variant.IN_PLACE):
+        for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
+            collective = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
+            assert len(world.time(collective).seconds[0]) == 2
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
+def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, group: tuple[int, ...]) -> None:
+    skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
+    alltoallv = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
+    assert alltoallv.blocks == skew.matrix
+    assert len(world.time(alltoallv).seconds[0]) == 2
+
+
+@pytest.mark.parametrize("operation", OTHER_COLLECTIVES)
+def test_ranks_in_any_order_have_their_own_blocks_and_root(world: GlooWorld, operation: Operation) -> None:
+    for group in ((2, 0), (1, 2, 0)):
+        assert world.time(step(operation, (group,), len(group) * 512, root=1)).seconds
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 4097, 2**20 + 1])
+def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
+    for operation in (ALLREDUCE, BROADCAST):
+        assert world.time(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
+
+
+def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) -> None:
+    two_groups = world.time(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
+    one_group = world.time(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
+    assert [len(row) for row in two_groups.seconds] == [4, 4]
+    assert [len(row) for row in one_group.seconds] == [1]
+
+
+@pytest.mark.parametrize(
+    ("title", "unsupported", "message"),
+    [
+        (
+            "all-to-all in place",
+            step(Operation.ALLTOALL, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            "alltoall out of place only",
+        ),
+        (
+            "send/recv in place",
+            step(Operation.SENDRECV, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            "sendrecv out of place",
+        ),
+        (
+            "a block and a half",
+            step(Operation.GATHER, ((0, 1, 2),), 16),
+            "16 B is not a whole block of float32 for each of 3",
+        ),
+        ("a copy", step(Operation.CPU_WRITE, ((0, 1),), 8), "not cpu-write"),
+        ("a dtype that gloo lacks", step(ALLREDUCE, ((0, 1),), 8, dtype="int16"), "no int16: choose one of float32"),
+        ("an average", step(ALLREDUCE, ((0, 1),), 8, redop="avg"), "by avg: choose one of sum, prod, min, max"),
+        ("half an element", step(ALLREDUCE, ((0, 1),), 6), "6 B is not a whole number of float32"),
+        ("less than an element", step(BROADCAST, ((0, 1),), 1, dtype="float64"), "multiple of 8 B"),
+    ],
+)
+def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, unsupported: Step, message: str) -> None:
+    idle = GlooWorld(CORES)
+    with pytest.raises(UsageError, match=message):
+        idle.time(unsupported)
+    assert idle._workers is None, title
+
+
+def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_process, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="pip install torch"):
+        GlooWorld(CORES).time(step(ALLREDUCE, ((0, 1),), 8))
+
+
+def processes(world: GlooWorld) -> tuple[int, ...]:
+    assert world._workers is not None
+    return world._workers.process_ids
+
+
+def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
+    fragile = GlooWorld(CORES[:2], timeout_s=30)
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
+    victims = processes(fragile)
+    os.kill(victims[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match=rf"core {CORES[1]} died \(killed by signal 9\)"):
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
+    for pid in victims:
+        with pytest.raises(ProcessLookupError):  # reaped too: a zombie could still be signalled
+            os.kill(pid, 0)
+    assert list(scratch.iterdir()) == []
+    assert fragile.time(step(BROADCAST, ((0, 1),), 8)).seconds
+    fragile.close()
+
+
+def test_a_hung_worker_is_an_error_and_the_next_call_starts_others(scratch: pathlib.Path) -> None:
+    fragile = GlooWorld(CORES[:2])
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
+    fragile._timeout_s = 0.5
+    os.kill(processes(fragile)[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
+    with pytest.raises(BackendError, match=rf"no answer within .* on cores {CORES[0]}"):
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
+    assert list(scratch.iterdir()) == []
+    assert fragile._workers is None, "the next call starts others"
+    fragile.close()
+
+
+def test_a_worker_that_cannot_start_says_why(scratch: pathlib.Path) -> None:
+    with pytest.raises(BackendError, match=r"core 1023 died \(exit status 1\): OSError"):
+        GlooWorld((CORES[0], 1023)).time(step(ALLREDUCE, ((0, 1),), 8))
+    assert list(scratch.iterdir()) == []
+
+
+def test_workers_leave_when_their_parent_closes_the_pipe(world: GlooWorld) -> None:
+    world.time(step(ALLREDUCE, ((0, 1),), 8))
+    assert world._workers is not None
+    workers = list(world._workers._workers)
+    for worker in workers:
+        worker.child.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
+        worker.child.pipe.close()  # as the kernel does for a parent that was killed
+    assert [worker.child.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
+    world.close()  # the next test starts other workers
+
+
+def test_a_wrong_element_is_named_and_fatal() -> None:
+    right = GlooTimes((1.0, 2.0))
+    wrong = GlooTimes((1.0, 2.0), wrong=(12, 5.0, 7.5))
+    with pytest.raises(DataCorruption) as caught:
+        gloo.timing_of(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
+    wrong_data = caught.value.wrong
+    assert wrong_data is not None
+    assert (wrong_data.work.operation, wrong_data.members) == (ALLREDUCE, (1, 0))  # the rank that found it comes first
+    assert (wrong_data.size_bytes, wrong_data.offset, wrong_data.expected, wrong_data.found) == (16, 12, 5.0, 7.5)
+
+
+def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
+    replies = [GlooTimes((1.0, 5.0)), GlooTimes(), GlooTimes((3.0, 2.0))]
+    assert gloo.timing_of(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
+
+
+def messages(
+    operation: Operation, dtype: str, redop: str, count: int, variant: Variant = Variant.PLAIN
+) -> list[gloo_worker.Message]:
+    """Return what each of three ranks puts into a collective of so many elements, whose root is the second."""
+    import torch
+
+    from collbench.measurement.backends.gloo_worker import Message
+
+    torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
+    plan = step(operation, ((0, 1, 2),), count * DTYPE_BYTES[dtype], dtype=dtype, redop=redop, variant=variant)
+    blocks = ((count // 3,) * 3,) * 3 if operation.irregular else ()
+    return [Message(plan, rank, 1, blocks) for rank in range(3)]
+
+
+def one_slot(tensor: torch.Tensor) -> gloo_worker.Slot:
+    from collbench.measurement.backends.gloo_worker import Slot
+
+    return Slot(tensor, tensor)
+
+
+def reduced(contributions: torch.Tensor, redop: str) -> torch.Tensor:
+    """Reduce along ranks in float64, where all of this is exact, by torch's own axis reductions."""
+    return {
+        "sum": contributions.sum(0),
+        "prod": contributions.prod(0),
+        "min": contributions.amin(0),
+        "max": contributions.amax(0),
+    }[redop]
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("windows", "extra_elements"), [(0, 1), (0, 4097), (1, 3)])
+def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
+    dtype: str, redop: str, windows: int, extra_elements: int
+) -> None:
+    import torch
+
+    from collbench.measurement.backends.gloo_worker import _WINDOW
+
+    count = windows * _WINDOW + extra_elements
+    ranks = messages(ALLREDUCE, dtype, redop, count)
+    contributions = torch.empty((3, count), dtype=getattr(torch, dtype))
+    for message, contribution in zip(ranks, contributions, strict=True):
+        message.fill(one_slot(contribution), steady=False)
+    result = reduced(contributions.double(), redop).to(contributions.dtype)
+    assert all(message.first_wrong(one_slot(result), steady=False) is None for message in ranks)
+    right = float(result[-1])
+    result[-1] += 1
+    assert ranks[0].first_wrong(one_slot(result), steady=False) == ((count - 1) * DTYPE_BYTES[dtype], right, right + 1)
+
+
+@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
+def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
+    import torch
+
+    ranks = messages(ALLREDUCE, "float16", redop, 100)
+    contributions = torch.empty((3, 100), dtype=torch.float16)
+    for message, contribution in zip(ranks, contributions, strict=True):
+        message.fill(one_slot(contribution), steady=True)
+    for _ in range(50):
+        contributions[:] = reduced(contributions, redop)
+    assert ranks[2].first_wrong(one_slot(contributions[2]), steady=True) is None
+
+
+@pytest.mark.parametrize("right", [1, 3, 5])
+@pytest.mark.parametrize("operation", [BROADCAST, Operation.ALLGATHER, Operation.ALLTOALL])
+def test_earlier_results_are_seen_in_the_last_batch(
+    operation: Operation, right: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank and one slot; so many results are right, then each is the one before."""
+    from collbench.measurement.backends import gloo_worker
+
+    kept: list[Any] = []
+
+    def call(sent: Any, received: Any) -> None:
+        kept.append(sent.clone())  # what one rank receives
+        received.copy_(kept[-1 if len(kept) <= right else -2])
+
+    monkeypatch.setattr(gloo_worker, "call_of", lambda *_, **__: call)
+    for name in ("new_group", "barrier"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
+    rank = gloo_worker.GlooRank(0)
+    plan = step(operation, ((0,),), 4096, iterations=1)
+    found = [rank.time(plan).wrong is not None for _ in range(2)]
+    # Each trial compares its first and its last call of four.
+    assert found == [right < 4, True]
+
+
+def test_swapped_and_missing_data_are_seen() -> None:
+    import torch
+
+    receiver, root, _ = messages(BROADCAST, "uint8", "sum", 2**16)
+    sent, untouched = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
+    root.fill(one_slot(sent), steady=False)
+    receiver.fill(one_slot(untouched), steady=False)
+    assert receiver.first_wrong(one_slot(sent), steady=False) is None
+    assert receiver.first_wrong(one_slot(untouched), steady=False) is not None, "nothing arrived"
+    assert receiver.first_wrong(one_slot(sent.roll(4096)), steady=False) is not None, "pages swapped"
+    assert receiver.first_wrong(one_slot(torch.zeros_like(sent)), steady=False) is not None, "zeros arrived"
+
+
+# By the pictures of NCCL's manual ("Collective Operations"): what three ranks hold before and after, a letter a block.
+PICTURES = {
+    Operation.ALLREDUCE: (("abc", "def", "ghi"), ("a+d+g b+e+h c+f+i",) * 3),
+    Operation.BROADCAST: (("abc", "def", "ghi"), ("d e f",) * 3),
+    Operation.REDUCE: (("abc", "def", "ghi"), (None, "a+d+g b+e+h c+f+i", None)),
+    Operation.ALLGATHER: (("a", "b", "c"), ("a b c",) * 3),
+    Operation.REDUCESCATTER: (("abc", "def", "ghi"), ("a+d+g", "b+e+h", "c+f+i")),
+    Operation.ALLTOALL: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
+    Operation.ALLTOALLV: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
+    Operation.SENDRECV: (("abc", "def", "ghi"), ("g h i", "a b c", "d e f")),
+    Operation.GATHER: (("a", "b", "c"), (None, "a b c", None)),
+    Operation.SCATTER: ((None, "abc", None), ("a", "b", "c")),
+}
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_expected_results_are_those_of_nccls_manual(operation: Operation, in_place: bool) -> None:
+    import torch
+
+    sent_pictures, received_pictures = PICTURES[operation]
+    block = 5
+    ranks = messages(operation, "int32", "sum", 3 * block, Variant.IN_PLACE if in_place else Variant.PLAIN)
+    blocks: dict[str, torch.Tensor] = {}
+    for message, letters in zip(ranks, sent_pictures, strict=True):
+        slot = message.slot()
+        message.fill(slot, steady=False)
+        assert len(slot.sent) == block * len(letters or "")
+        blocks |= {letter: slot.sent[at * block :][:block].clone() for at, letter in enumerate(letters or "")}
+    for message, picture in zip(ranks, received_pictures, strict=True):
+        slot = message.slot()
+        sums = [sum(blocks[letter] for letter in term.split("+")) for term in (picture or "").split()]
+        if picture is not None:
+            slot.received[:] = torch.cat([torch.as_tensor(block_sum) for block_sum in sums])
+        assert message.first_wrong(slot, steady=False) is None
+        if picture is not None:
+            slot.received[-1] += 1
+            wrong = message.first_wrong(slot, steady=False)
+            assert wrong is not None
+            assert wrong[0] == (len(sums) * block - 1) * 4
+
+
+def test_the_users_gloo_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert torch_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert torch_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "eth7"

@@ -1,0 +1,375 @@
+"""The sim backend: the times that it draws, what it refuses, and that its runs cannot be mistaken for measured ones."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collbench.judge.physics import impossible
+from collbench.judge.stats import summarize
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.backends.sim import SimBackend
+from collbench.model.errors import DataCorruption, StepFailed, UsageError
+from collbench.model.failures import Cause, WrongData
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import Flag, Run, SkipKind, StopReason
+from collbench.model.skew import Skew, SkewKind
+from collbench.runfile import run_file
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
+from tests.builders import shared, throttled
+from tests.sim.made import QUIET, complete, faulty, request, simulate, tree
+
+QUIET_DGX = replace(fabrics.load("dgx-1v"), noise=QUIET)
+QUIET_H200 = replace(fabrics.load("hgx-h200"), noise=QUIET)
+GIB = 2**30
+
+
+def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, variant: Variant = Variant.PLAIN) -> Step:
+    return Step(operation, groups, size, iterations=4, batches=2, variant=variant)
+
+
+def gbs(backend: SimBackend, timed: Step) -> list[float]:
+    """Return each group's algorithm bandwidth, GB/s of one message."""
+    return [timed.size_bytes / np.median(batches) / 1e9 for batches in backend.time(timed).seconds]
+
+
+def test_it_is_a_backend() -> None:
+    backend: Backend = SimBackend(QUIET_DGX, seed=1)
+    assert backend.name == "sim"
+    assert len(backend.devices()) == 8
+
+
+@pytest.mark.parametrize(
+    ("title", "timed", "expected"),
+    [
+        ("one NVLink", step(Operation.CE_WRITE, (0, 1)), [24.2]),
+        ("two of them", step(Operation.CE_WRITE, (0, 3)), [48.3]),
+        ("no NVLink: through the host", step(Operation.CE_WRITE, (0, 5)), [9.5]),
+        ("both ways at once, each at its rate", step(Operation.CE_WRITE, (0, 1), variant=Variant.BOTH_WAYS), [24.2]),
+        ("staged", step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED), [9.5]),
+        ("to the host", step(Operation.D2H_CE, (0,), variant=Variant.HOST), [12.4]),
+        ("a pair's all-reduce", step(Operation.ALLREDUCE, (0, 3)), [2 * 24.17 * 0.92]),
+        ("two pairs at once", step(Operation.ALLREDUCE, (0, 3), (4, 7)), [2 * 24.17 * 0.92] * 2),
+        ("six rings of eight", step(Operation.ALLREDUCE, tuple(range(8))), [6 * 24.17 * 0.92 / (2 * 7 / 8)]),
+        ("a broadcast over them", step(Operation.BROADCAST, tuple(range(8))), [6 * 24.17 * 0.92]),
+    ],
+)
+def test_without_noise_a_large_message_takes_its_size_over_its_rate(
+    title: str, timed: Step, expected: list[float]
+) -> None:
+    assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.005), title
+
+
+def test_all_to_one_shares_the_receivers_port() -> None:
+    all_to_one = step(Operation.CE_WRITE, (0, 1, 2, 3), variant=Variant.ALL_TO_ONE)
+    assert gbs(SimBackend(QUIET_H200, seed=1), all_to_one) == pytest.approx([396 / 3], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("title", "timed", "microseconds"),
+    [
+        ("a small copy", step(Operation.CE_WRITE, (0, 1), size=8), 2.2),
+        ("a small staged copy", step(Operation.CE_WRITE, (0, 1), size=8, variant=Variant.STAGED), 17),
+        ("a small all-reduce of two", step(Operation.ALLREDUCE, (0, 1), size=8), 5.5),
+        ("a small all-reduce of four", step(Operation.ALLREDUCE, (0, 1, 2, 3), size=8), 7.7),
+        ("a pointer chase", step(Operation.CHASE, (0, 1), size=8), 0.8),
+    ],
+)
+def test_small_messages_of_h200_take_what_was_measured(title: str, timed: Step, microseconds: float) -> None:
+    """docs/method.md 4.2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
+    backend = SimBackend(QUIET_H200, seed=1)
+    timing = backend.time(timed)
+    assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title
+
+
+def test_launch_loops_are_timed_where_they_are_requested() -> None:
+    backend = SimBackend(QUIET_H200, seed=1)
+    plain = step(Operation.ALLREDUCE, (0, 1), size=8)
+    assert backend.time(plain).launch_seconds == ()
+    timing = backend.time(replace(plain, launches=20))
+    assert timing.launch_seconds[0] == pytest.approx(timing.seconds[0][0] + 2.8e-6, rel=0.01)
+
+
+def test_noise_is_as_the_fabric_defines_it() -> None:
+    noisy = replace(QUIET_DGX, noise=Noise(trial=0.02, batch=0.005))
+    backend = SimBackend(noisy, seed=5)
+    copy = step(Operation.CE_WRITE, (0, 1))
+    batches = np.log([backend.time(copy).seconds[0] for _ in range(4000)])
+    within = float(np.std(batches[:, 0] - batches[:, 1])) / np.sqrt(2)
+    assert within == pytest.approx(0.005, rel=0.1)
+    assert float(np.std(batches.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("title", "work", "members", "expected"),
+    [
+        ("a kernel over NVLink", Work(Operation.SM_WRITE), (0, 1), True),
+        ("a kernel without peer access", Work(Operation.SM_WRITE), (0, 5), False),
+        ("the copy engine without peer access", Work(Operation.CE_READ), (0, 5), True),
+        ("a chase without peer access", Work(Operation.CHASE), (0, 5), False),
+        ("a chase of host memory", Work(Operation.CHASE, Variant.HOST), (0,), True),
+        ("staged", Work(Operation.CE_WRITE, Variant.STAGED), (0, 5), True),
+        (
+            "a kernel to all others, one of them out of reach",
+            Work(Operation.SM_READ, Variant.ONE_TO_ALL),
+            (0, 1, 5),
+            False,
+        ),
+    ],
+)
+def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], expected: bool) -> None:
+    assert (SimBackend(QUIET_DGX, seed=1).can_run(work, members) is None) is expected, title
+
+
+def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> None:
+    fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
+    backend = SimBackend(faulty(complete(3), fault), seed=1)
+    for operation in (Operation.CE_WRITE, Operation.ALLREDUCE):
+        with pytest.raises(DataCorruption) as caught:
+            backend.time(step(operation, (0, 1)))
+        wrong = caught.value.wrong
+        assert wrong is not None
+        assert (wrong.work.operation, wrong.members, wrong.offset) == (operation, (0, 1), 4711)
+    for healthy in ((1, 0), (0, 2)):
+        backend.time(step(Operation.CE_WRITE, healthy))
+    backend.time(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))
+
+
+def test_a_simulated_run_that_met_wrong_data_says_so() -> None:
+    fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
+    run = simulate(faulty(complete(3), fault), request(sizes=(2**20,)), seed=1)
+    assert not run.complete
+    assert run.skipped[-1].kind is SkipKind.WRONG_DATA
+    assert run.skipped[-1].wrong == WrongData(Work(Operation.CE_WRITE), 2**20, (0, 1), 1, 4711)
+
+
+@pytest.mark.parametrize(("gpu", "node", "expected"), [(0, None, 20), (0, 0, 20), (0, 1, 5), (2, 1, 20), (2, 0, 5)])
+def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
+    gpu: int, node: int | None, expected: float
+) -> None:
+    fabric = tree(("root0", "root0", "root2"))
+    backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, gbs=5)), seed=1)
+    assert backend.numa_nodes() == (0, 1)
+    for operation in (Operation.H2D_CE, Operation.D2H_CE):
+        host_copy = replace(step(operation, (gpu,), variant=Variant.HOST), numa_node=node)
+        assert gbs(backend, host_copy) == pytest.approx([expected], rel=0.01)
+
+
+EVERYONE = tuple((a, *(b for b in range(8) if b != a)) for a in range(8))
+
+
+@pytest.mark.parametrize(
+    ("title", "timed", "expected"),
+    [
+        # Two GPUs of a DGX-1V share a switch's uplink of 12.4 GB/s each way.
+        ("all at once", step(Operation.D2H_CE, *EVERYONE, variant=Variant.HOST_ALL), [6.2] * 8),
+        ("one of them is timed", step(Operation.D2H_CE, EVERYONE[3], variant=Variant.HOST_ALL), [6.2]),
+        ("two that share nothing", step(Operation.D2H_CE, (0, 2), (2, 0), variant=Variant.HOST_ALL), [12.4] * 2),
+        ("both ways", step(Operation.D2H_CE, (0,), variant=Variant.HOST_BOTH_WAYS), [12.4]),
+        ("all in both", step(Operation.D2H_CE, *EVERYONE, variant=Variant.HOST_ALL_BOTH_WAYS), [6.2] * 8),
+        # A V100's memory has at most 1,134 GB/s; 0.87 of the half, as an H200's.
+        ("local", step(Operation.CE_WRITE, (0,), (5,), variant=Variant.LOCAL), [493.0] * 2),
+    ],
+)
+def test_host_copies_share_the_switch_above_their_gpus(title: str, timed: Step, expected: list[float]) -> None:
+    assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.01), title
+
+
+def test_both_directions_share_the_host_memory() -> None:
+    fabric = tree(("root0", "root0", "root2"))
+    backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, memory_gbs=24)), seed=1)
+    slow = step(Operation.H2D_CE, (0,), variant=Variant.HOST_BOTH_WAYS)
+    assert gbs(backend, slow) == pytest.approx([12], rel=0.01)
+    assert gbs(backend, replace(slow, variant=Variant.HOST)) == pytest.approx([20], rel=0.01)
+
+
+def test_a_hanging_link_costs_only_its_own_points() -> None:
+    run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
+    failed = {
+        frozenset(measurement.point.members)
+        for measurement in run.measurements
+        if measurement.stop is StopReason.FAILED
+    }
+    assert failed == {frozenset((1, 2))}
+    assert all(
+        measurement.samples for measurement in run.measurements if frozenset(measurement.point.members) not in failed
+    )
+    assert {measurement.failure.cause for measurement in run.measurements if measurement.failure} == {Cause.GIVEN_UP}
+
+
+def test_a_hang_is_a_failed_step() -> None:
+    backend = SimBackend(faulty(complete(3), Fault(FaultKind.HANGING_LINK, (1, 2))), seed=1)
+    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (1, 2))])
+    assert isinstance(outcome, StepFailed)
+    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (0, 2))])
+    assert isinstance(outcome, Timing)
+
+
+def test_wrong_times_make_links_look_faster() -> None:
+    backend = SimBackend(faulty(complete(3), Fault(FaultKind.MISTIMED, (0, 1), factor=3)), seed=1)
+    rates = gbs(backend, step(Operation.CE_WRITE, (0, 1))) + gbs(backend, step(Operation.CE_WRITE, (0, 2)))
+    assert rates == pytest.approx([30, 10], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("title", "fault", "flags"),
+    [
+        ("throttled", Fault(FaultKind.THROTTLED_GPU, (1,), factor=0.8), (throttled(1),)),
+        ("shared", Fault(FaultKind.FOREIGN_LOAD, (1,), factor=0.8), (shared(1),)),
+        (
+            "a copying job",
+            Fault(FaultKind.FOREIGN_LOAD, (0, 1), factor=0.8),
+            (shared(0), shared(1)),
+        ),
+    ],
+)
+def test_faults_set_the_flags_of_the_health_watch(title: str, fault: Fault, flags: tuple[Flag, ...]) -> None:
+    backend = SimBackend(faulty(complete(3), fault), seed=1)
+    assert backend.flags((0, 1)) == flags, title
+    assert backend.flags((2,)) == ()
+
+
+def test_flags_reach_the_samples() -> None:
+    run = simulate(faulty(complete(3), Fault(FaultKind.FOREIGN_LOAD, (2,))), request(sizes=(2**20,)), seed=1)
+    flagged = {
+        2 in measurement.point.members
+        for measurement in run.measurements
+        for sample in measurement.samples
+        if sample.flags
+    }
+    assert True in flagged
+
+
+def same_but_for_the_date(runs: Iterable[Run]) -> bool:
+    first_run, second_run = (replace(run, started="") for run in runs)
+    return first_run == second_run
+
+
+def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
+    fabric = fabrics.load("nvlink-pairs-2x2")
+    runs = {seed: [simulate(fabric, request(), seed=seed) for _ in range(2)] for seed in (1, 2)}
+    assert same_but_for_the_date(runs[1])
+    assert not same_but_for_the_date((runs[1][0], runs[2][0]))
+
+
+@pytest.mark.parametrize("name", fabrics.names())
+def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
+    run = simulate(fabrics.load(name), request(), seed=3)
+    assert run.complete
+    assert (run.backend, run.machine.fabric) == ("sim", name)
+    assert run_file.loads(run_file.dumps(run), "run.json") == run
+    assert all(measurement.samples and measurement.stop is not None for measurement in run.measurements)
+
+
+def test_the_run_shows_the_fabrics_rates() -> None:
+    run = simulate(QUIET_DGX, request(collectives=()), seed=3)
+    written = [m for m in run.measurements if m.point.operation is Operation.CE_WRITE]
+    largest = {m.point.members: summarize(m).busbw for m in written if m.point.size_bytes == 2**26}
+    assert largest[0, 3] == pytest.approx(48.3, rel=0.01)
+    assert largest[0, 1] == pytest.approx(24.2, rel=0.01)
+
+
+def test_budgets_count_the_simulated_machines_time() -> None:
+    """A slow machine gets what it is owed and no more; a fast one gets trials until its data points are settled."""
+    noisy = replace(complete(3), noise=Noise(trial=0.05, batch=0.01))
+    short, long = (simulate(noisy, request(budget_seconds=budget), seed=1) for budget in (1e-6, 1e6))
+    assert {measurement.stop for measurement in short.measurements} >= {StopReason.BUDGET}
+    assert StopReason.BUDGET not in {measurement.stop for measurement in long.measurements}
+    assert long.seconds > short.seconds > 0
+
+
+def test_chosen_devices_keep_their_names_and_their_links() -> None:
+    run = simulate(QUIET_DGX, request(devices="5,1,0", sizes=(2**26,)), seed=1)
+    assert [device.index for device in run.devices] == [5, 1, 0]
+    assert [(path.devices, path.label) for path in run.paths] == [((0, 1), "NV2"), ((0, 2), "SYS"), ((1, 2), "NV1")]
+    rates = {m.point.members: summarize(m).busbw for m in run.measurements if m.point.operation is Operation.CE_WRITE}
+    assert rates[0, 1] == pytest.approx(48.3, rel=0.01)
+    assert rates[0, 2] == pytest.approx(9.5, rel=0.05)
+
+
+def test_a_variable_that_is_set_there_is_in_the_run() -> None:
+    disabled = faulty(QUIET_H200, Fault(FaultKind.P2P_DISABLED))
+    run = simulate(disabled, request(sizes=(2**26,)), seed=1)
+    assert run.settings.environment == {"NCCL_P2P_DISABLE": "1"}
+    assert simulate(QUIET_H200, request(sizes=(2**20,)), seed=1).settings.environment == {}
+
+
+@pytest.mark.parametrize(
+    "operation", [collective for collective in COLLECTIVES if collective is not Operation.SENDRECV]
+)
+def test_every_collective_is_timed(operation: Operation) -> None:
+    run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(operation),), pairs=False), seed=1)
+    assert summarize(run.measurements[-1]).busbw == pytest.approx(6 * 24.17 * 0.92, rel=0.05)
+
+
+def _uneven(fabric: Fabric, skew: Skew | None, size: int) -> Run:
+    work = Work(Operation.ALLTOALLV, skew=skew)
+    return simulate(fabric, request(copies=(), collectives=(work,), pairs=False, sizes=(size,)), seed=1)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.2, 4.0])
+def test_the_busiest_ranks_port_bounds_uneven_blocks(exponent: float) -> None:
+    """At one size the busiest rank moves about as much as of even blocks, and no true figure is impossible."""
+    even = summarize(_uneven(QUIET_H200, None, 2**28).measurements[0])
+    run = _uneven(QUIET_H200, Skew(SkewKind.ZIPF, exponent, 5), 2**28)
+    uneven = summarize(run.measurements[0])
+    assert even.busbw == pytest.approx(uneven.busbw, rel=0.05)
+    assert impossible(run) == []
+
+
+def test_half_the_time_of_a_port_is_impossible() -> None:
+    run = _uneven(QUIET_H200, Skew(SkewKind.ZIPF, 1.2, 5), 2**28)
+    measurement = run.measurements[0]
+    measurement.samples[:] = [
+        replace(sample, seconds=tuple(s / 2 for s in sample.seconds)) for sample in measurement.samples
+    ]
+    assert [violation.point for violation in impossible(run)] == [measurement.point]
+
+
+def test_a_ranks_block_for_itself_uses_no_link() -> None:
+    """Its busbw counts it, as nccl-tests' does, and may exceed any port's: that is not impossible."""
+    ranks = 8
+    blocks = tuple(tuple(2**27 if a == b else 2**17 for b in range(ranks)) for a in range(ranks))
+    run = _uneven(QUIET_H200, Skew(SkewKind.MATRIX, matrix=blocks), 2**27 + 7 * 2**17)
+    assert summarize(run.measurements[0]).busbw > 450
+    assert impossible(run) == []
+
+
+def test_one_large_block_is_bound_by_its_own_link() -> None:
+    """GPU3 and GPU4 of a DGX-1V share no NVLink."""
+    blocks = tuple(tuple(2**28 if (a, b) == (3, 4) else 0 for b in range(8)) for a in range(8))
+    run = _uneven(QUIET_DGX, Skew(SkewKind.MATRIX, matrix=blocks), 2**28)
+    assert 5 < summarize(run.measurements[0]).busbw / (7 / 8) < 15.75
+    assert impossible(run) == []
+
+
+def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
+    """GPU3 and GPU4 of a DGX-1V share no NVLink, and its ring of NVLinks is of no use to them: a slot carries 15.75."""
+    run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(Operation.SENDRECV),), pairs=False), seed=1)
+    assert 5 < summarize(run.measurements[-1]).busbw < 15.75
+
+
+@pytest.mark.parametrize("variant", [v for v in Variant if v is not Variant.IN_PLACE])
+def test_every_pattern_is_timed(variant: Variant) -> None:
+    run = simulate(tree(("root0", "root0", "root2")), request(copies=(variant,), collectives=(), chase=True), seed=1)
+    assert variant in {measurement.point.variant for measurement in run.measurements}
+    assert all(measurement.samples for measurement in run.measurements)
+
+
+def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
+    run = simulate(complete(2), request(sizes=(2**20, 2**34)), seed=1)
+    assert [(skip.kind, skip.sizes) for skip in run.skipped] == [(SkipKind.ROOM, (2**34,))]
+
+
+def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert factory.resolve("auto")[0] == "host"
+    assert factory.resolve("sim") == ("sim", None)
+
+
+def test_one_device_is_refused_as_on_a_real_machine() -> None:
+    with pytest.raises(UsageError, match="needs two or more devices"):
+        factory.open_simulated(QUIET_DGX, "3", seed=1)

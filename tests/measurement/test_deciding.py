@@ -1,0 +1,100 @@
+"""How many trials the deciding data points get: more where noise would hide a slow pair."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from collbench.measurement.backends.protocol import Step
+from collbench.measurement.sweep import trials_wanted, undecided
+from collbench.model.errors import StepFailed
+from collbench.model.operations import Operation
+from collbench.model.run import Measurement, Run, StopReason
+from tests.builders import GIB, measured, noisy, paths
+from tests.measurement.fakes import FakeBackend
+from tests.measurement.test_sweep import HURRIED, PATIENT, plan_for, swept
+
+
+def deviations(sigma: float, trials: int = 7) -> list[list[float]]:
+    return [noise.tolist() for noise in np.random.default_rng(1).normal(0.0, sigma, (28, trials))]
+
+
+@pytest.mark.parametrize(
+    ("title", "sigma", "least", "most"),
+    [  # (1.2533 σ / 0.8%)² trials bring a median's error to 0.8%
+        ("no noise: no trial more", 0.0, 0, 0),
+        ("the 0.5% of a real machine: fewer than there are", 0.005, 1, 1),
+        ("1%", 0.01, 2, 4),
+        ("2%: ten", 0.02, 8, 12),
+        ("3%: no more than fifteen", 0.03, 15, 15),
+        ("6%: more trials would not help", 0.06, 0, 0),
+    ],
+)
+def test_trials_follow_the_noise(title: str, sigma: float, least: int, most: int) -> None:
+    assert least <= trials_wanted(deviations(sigma)) <= most
+
+
+def pairs(sigma: float, count: int = 4, trials: int = 7) -> list[Measurement]:
+    members = combinations(range(count), 2)
+    return [measured(Operation.ALLREDUCE, (a, b), noisy(300.0, sigma, 10 * a + b, trials)) for a, b in members]
+
+
+@pytest.mark.parametrize(
+    ("title", "measurements", "points"),
+    [
+        ("calm pairs", pairs(0.003), 0),
+        ("noisy pairs", pairs(0.02), 6),
+        ("noisy pairs after fifteen trials", pairs(0.02, trials=15), 0),
+        ("one pair has nothing to be compared with", pairs(0.02, count=2), 0),
+        ("nothing", [], 0),
+    ],
+)
+def test_which_points_need_more(title: str, measurements: list[Measurement], points: int) -> None:
+    assert len(undecided(measurements, paths(4))) == points
+
+
+def test_noise_is_each_labels_own() -> None:
+    across = {(0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
+    measurements = [
+        measured(Operation.ALLREDUCE, pair, noisy(50.0, 0.02 if pair in across else 0.002, sum(pair), 7), GIB)
+        for pair in combinations(range(4), 2)
+    ]
+    assert {point.members for point in undecided(measurements, paths(4, "NV2", across))} == set(across)
+
+
+# Factors of successive trials; any two differ by at least 2%.
+RESTLESS = (1.0, 1.03, 0.98, 1.05, 1.01, 0.96, 1.04)
+
+
+def trials_of_largest_allreduces(run: Run) -> list[int]:
+    allreduces = [measurement for measurement in run.measurements if measurement.point.operation is Operation.ALLREDUCE]
+    largest_bytes = max(allreduce.point.size_bytes for allreduce in allreduces)
+    return [len(allreduce.samples) for allreduce in allreduces if allreduce.point.size_bytes == largest_bytes]
+
+
+def test_a_sweep_measures_noisy_pairs_more_while_there_is_time() -> None:
+    assert set(trials_of_largest_allreduces(swept(FakeBackend(4), plan_for(4)))) == {PATIENT.deciding}
+    noisy_trials = trials_of_largest_allreduces(swept(FakeBackend(4, jitter=RESTLESS), plan_for(4)))
+    assert min(noisy_trials) > PATIENT.deciding
+    assert max(noisy_trials) <= 15
+
+
+def test_noisy_pairs_get_no_more_trials_past_the_deadline() -> None:
+    run = swept(FakeBackend(4, jitter=RESTLESS), plan_for(4), HURRIED)
+    assert set(trials_of_largest_allreduces(run)) == {HURRIED.deciding}
+    assert {measurement.stop for measurement in run.measurements} <= {StopReason.BUDGET, StopReason.PRECISION}
+    assert math.isfinite(run.seconds)
+
+
+def test_a_pair_that_fails_gets_no_more_trials() -> None:
+    def on_step(_number: int, step: Step) -> None:
+        if step.operation is Operation.ALLREDUCE and (0, 1) in step.groups:
+            raise StepFailed("hang: no answer within 5 s")
+
+    run = swept(FakeBackend(4, jitter=RESTLESS, on_step=on_step), plan_for(4))
+    failed = [
+        measurement for measurement in run.measurements if measurement.point.members == (0, 1) and measurement.failure
+    ]
+    assert failed
+    assert all(not measurement.samples for measurement in failed)

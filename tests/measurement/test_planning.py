@@ -1,0 +1,415 @@
+"""From a request to the data points that a machine can measure."""
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from collbench.measurement.plan import (
+    Plan,
+    Request,
+    check_nccl_options,
+    default_copy_sizes,
+    default_sizes,
+    default_stopping_rule,
+    iterations,
+    make_plan,
+)
+from collbench.measurement.sweep import Watcher, sweep
+from collbench.model.errors import UsageError
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.run import NO_PEERS, Refusal, SkipKind, Skipped
+from collbench.report import sentences
+from tests.builders import ALL, gpus, run_of
+from tests.measurement.fakes import FakeBackend
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+ONE = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=False)
+
+
+def planned(request: Request, backend: FakeBackend) -> tuple[set[tuple[str, tuple[int, ...]]], list[str]]:
+    plan, skipped = make_plan(request, backend)
+    return {(str(work), members) for work, groups in plan.groups.items() for members in groups}, [
+        sentences.skipped(skip, run_of(backend.devices(), [])) for skip in skipped
+    ]
+
+
+def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all() -> None:
+    works, skipped = planned(replace(ALL, collectives=(Work(Operation.ALLREDUCE),)), FakeBackend(2))
+    assert works == {
+        ("ce-write", (0, 1)),
+        ("ce-write", (1, 0)),
+        ("sm-read", (0, 1)),
+        ("sm-read", (1, 0)),
+        ("allreduce", (0, 1)),
+    }
+    assert skipped == []
+    together = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=False)
+    assert planned(together, FakeBackend(4))[0] == {("allreduce", (0, 1, 2, 3))}
+
+
+def test_a_link_that_cannot_run_a_copy_is_skipped_by_name() -> None:
+    (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = NO_PEERS
+    works, skipped = planned(ALL, backend)
+    assert ("sm-read", (0, 1)) not in works
+    assert ("sm-read", (1, 0)) in works
+    assert skipped == ["sm-read GPU0 → GPU1: no peer access, so a kernel cannot address the other GPU's memory"]
+
+
+def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = 600 * MIB
+    plan, skipped = make_plan(replace(ALL, sizes=(MIB, 512 * MIB, GIB, 2 * GIB)), backend)
+    assert set(plan.sizes.values()) == {(MIB, 512 * MIB)}
+    free = backend.free_bytes()
+    assert skipped == [Skipped(SkipKind.ROOM, sizes=(GIB, 2 * GIB), limit_bytes=600 * MIB, free_bytes=free)]
+    assert sentences.skipped(skipped[0], run_of(backend.devices(), [])) == (
+        "sizes 1G, 2G: the fullest device has room for messages of 600 MiB; free now: GPU0 1.758 GiB, GPU1 1.758 GiB, "
+        "shared by three buffers plus those of NCCL"
+    )
+
+
+def test_sizes_below_one_element_are_left_to_the_copies() -> None:
+    plan, skipped = make_plan(replace(ALL, sizes=(1, 2, 8)), FakeBackend(2))
+    assert plan.sizes[Work(Operation.CE_WRITE)] == (1, 2, 8)
+    assert plan.sizes[Work(Operation.ALLREDUCE)] == (8,)
+    assert [(skip.kind, skip.work, skip.sizes) for skip in skipped] == [
+        (SkipKind.SMALL_ELEMENT, Work(operation), (1, 2)) for operation in (Operation.ALLREDUCE, Operation.BROADCAST)
+    ]
+
+
+def test_a_size_that_just_fits_is_measured() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = 512 * MIB
+    plan, skipped = make_plan(replace(ALL, sizes=(512 * MIB, 512 * MIB + 8)), backend)
+    assert set(plan.sizes.values()) == {(512 * MIB,)}
+    assert [skip.sizes for skip in skipped] == [(512 * MIB + 8,)]
+
+
+def test_where_no_size_fits_the_smallest_is_named() -> None:
+    backend = FakeBackend(2)
+    backend.capacity = MIB
+    with pytest.raises(UsageError, match="size 1G does not fit"):
+        make_plan(replace(ALL, sizes=(GIB, 2 * GIB, 4 * GIB)), backend)
+
+
+def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_own_reason() -> None:
+    works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
+    with pytest.raises(UsageError) as caught:
+        plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
+    assert str(caught.value) == ("nothing can be measured: allreduce of 1 B, 2 B: less than an element")
+
+
+def test_a_request_asks_for_no_more_than_it_says() -> None:
+    plan = plan_of(ALL)
+    assert (plan.root, plan.launches, plan.verify, plan.isolated) == (0, 0, True, frozenset())
+    assert (ALL.resume, ALL.algorithms, ALL.isolated, ALL.quick, ALL.chase) == (False,) * 5
+
+
+@pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])
+def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_requested(
+    iterations: int | None, launches: int
+) -> None:
+    assert plan_of(replace(ONE, launches=True, iterations=iterations)).launches == launches
+    assert plan_of(replace(ONE, iterations=iterations)).launches == 0
+
+
+def test_how_long_each_request_measures() -> None:
+    default = default_stopping_rule("cuda")
+    assert ALL.stopping_rule().screening == default.screening < 6
+    assert ALL.stopping_rule().budget_seconds == default.budget_seconds
+    assert replace(ONE, sets=((0, 1), (0, 2))).stopping_rule().screening == 6
+    assert replace(ALL, quick=True).stopping_rule().budget_seconds == 1.0
+
+
+def test_links_are_surveyed_at_fewer_sizes_than_a_communicator() -> None:
+    assert default_copy_sizes("cuda")[:4] == (8, 64, 256, KIB)
+    assert set(plan_of(replace(ALL, sizes=None)).sizes.values()) == {default_copy_sizes("cuda")}
+    assert set(plan_of(replace(ONE, sizes=None)).sizes.values()) == {default_sizes("cuda")}
+
+
+def test_isolated_points_run_one_at_a_time() -> None:
+    work = Work(Operation.ALLREDUCE)
+    pairs = replace(ONE, pairs=True)
+    assert plan_of(pairs, 3).isolated == frozenset()
+    assert plan_of(replace(pairs, isolated=True), 3).isolated == {(work, pair) for pair in ((0, 1), (0, 2), (1, 2))}
+    everybody = ((0, 1, 2),)
+    assert plan_of(replace(ONE, sets=everybody), 3).isolated == {(work, everybody[0])}
+
+
+class ChasingBackend(FakeBackend):
+    """Times pointer chases too, for the given variants."""
+
+    def __init__(self, count: int, *variants: Variant) -> None:
+        super().__init__(count)
+        self.chases = variants
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        return (*super().operations(variant), *([Operation.CHASE] if variant in self.chases else []))
+
+
+@pytest.mark.parametrize("variants", [(), (Variant.PLAIN,), (Variant.HOST,), (Variant.PLAIN, Variant.HOST)])
+def test_a_chase_is_planned_where_it_is_requested_and_the_backend_has_one(variants: tuple[Variant, ...]) -> None:
+    backend = ChasingBackend(3, *variants)
+    plan, _ = make_plan(replace(ALL, chase=True), backend)
+    groups = {work.variant: groups for work, groups in plan.groups.items() if work.operation is Operation.CHASE}
+    assert set(groups) == set(variants)
+    assert all(plan.sizes[Work(Operation.CHASE, variant)] == (8,) for variant in variants)
+    assert set(groups.get(Variant.PLAIN, ())) <= {(a, b) for a in range(3) for b in range(3) if a != b}
+    assert set(groups.get(Variant.HOST, ((0,), (1,), (2,)))) == {(0,), (1,), (2,)}
+    without, _ = make_plan(ALL, backend)
+    assert not [work for work in without.groups if work.operation is Operation.CHASE]
+
+
+@pytest.mark.parametrize(("backend", "largest"), [("cuda", GIB), ("host", 64 * MIB)])
+def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, largest: int) -> None:
+    sizes = default_sizes(backend)
+    assert (sizes[0], sizes[-1]) == (8, largest) == (default_copy_sizes(backend)[0], default_copy_sizes(backend)[-1])
+    assert set(default_copy_sizes(backend)) <= set(sizes)
+    assert [b // a for a, b in itertools.pairwise(default_copy_sizes(backend))][1:] == [4] * (
+        len(default_copy_sizes(backend)) - 2
+    )
+    assert all(size == 8 * 2**index for index, size in enumerate(sizes))
+
+
+def plan_of(request: Request, count: int = 4) -> Plan:
+    return make_plan(request, FakeBackend(count))[0]
+
+
+def test_disjoint_sets_of_neighbours_run_at_once() -> None:
+    plan = plan_of(replace(ONE, split=2))
+    assert plan.groups == {Work(Operation.ALLREDUCE): ((0, 1), (2, 3))}
+    assert plan.together
+
+
+@pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
+def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
+    """docs/method.md 11.5; sets that share no GPU would otherwise run at the same time."""
+    backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
+    plan, _ = make_plan(request, backend)
+    assert plan.groups == {Work(Operation.ALLREDUCE): sets}
+    run = run_of(gpus(4), [])
+    sweep(backend, plan, run, request.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    assert {step.groups for step in backend.steps} == {(devices,) for devices in sets}
+    assert {
+        measurement.point.members: len(measurement.samples) >= 6 for measurement in run.measurements
+    } == dict.fromkeys(sets, True)
+    # In turn: every pass has each set once.
+    trials = [step.groups[0] for step in backend.steps][-len(sets) * 6 :]
+    assert all(set(trials[at : at + len(sets)]) == set(sets) for at in range(0, len(trials), len(sets)))
+
+
+@pytest.mark.parametrize(
+    ("title", "wrong", "count", "message"),
+    [
+        ("sets of unequal size", {"split": 2}, 3, "--split 2 of 3 devices"),
+        ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
+        ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
+        ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
+        ("named sets of unequal size", {"sets": ((0, 1), (1, 2, 3))}, 4, "equal sets of two or more of the 4 devices"),
+        ("a named set of one", {"sets": ((0,), (1,))}, 4, "two or more"),
+        ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "two or more"),
+        ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
+        ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
+        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_of(replace(ONE, **wrong), count)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_sizes_are_cut_as_nccl_tests_cuts_them(operation: Operation) -> None:
+    # 1000100 bytes over 4 ranks of float: 62506 elements a rank, cut to a multiple of 4: 62504 [src/all_gather.cu:10].
+    plan = plan_of(replace(ONE, collectives=(Work(operation),), sizes=(1_000_103,)))
+    assert plan.sizes[Work(operation)] == (4 * 4 * 62504 if operation.shares or operation.irregular else 1_000_100,)
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "dtype", "expected"),
+    [
+        ("whole elements stay", (8, 16), "float32", (8, 16)),
+        ("odd sizes round down", (9, 15), "int64", (8,)),
+        ("sizes that meet are merged", (8, 9, 10), "float32", (8,)),
+        ("less than one element is dropped", (1, 2, 4), "float32", (4,)),
+    ],
+)
+def test_sizes_of_a_reduction(title: str, sizes: tuple[int, ...], dtype: str, expected: tuple[int, ...]) -> None:
+    assert plan_of(replace(ONE, sizes=sizes, dtype=dtype)).sizes == {Work(Operation.ALLREDUCE): expected}
+
+
+@pytest.mark.parametrize(
+    ("variant", "groups"),
+    [
+        (Variant.BOTH_WAYS, {(0, 1), (0, 2), (1, 2)}),
+        (Variant.ONE_TO_ALL, {(0, 1, 2), (1, 0, 2), (2, 0, 1)}),
+        (Variant.ALL_TO_ONE, {(0, 1, 2), (1, 0, 2), (2, 0, 1)}),
+        (Variant.STAGED, {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}),
+        (Variant.HOST, {(0,), (1,), (2,)}),
+    ],
+)
+def test_where_each_kind_of_copy_runs(variant: Variant, groups: set[tuple[int, ...]]) -> None:
+    plan = plan_of(replace(ALL, copies=(variant,), collectives=()), count=3)
+    assert {work.variant for work in plan.groups} == {variant}
+    for planned_groups in plan.groups.values():
+        assert set(planned_groups) == groups
+
+
+def test_quick_measures_few_sizes_for_a_short_time() -> None:
+    quick = replace(ALL, sizes=None, quick=True)
+    assert set(plan_of(quick).sizes.values()) == {(8, 64 * KIB, MIB, 64 * MIB, 256 * MIB)}
+    assert quick.stopping_rule().budget_seconds < ALL.stopping_rule().budget_seconds
+    assert quick.stopping_rule().deciding == quick.stopping_rule().screening
+    assert replace(quick, budget_seconds=9.0).stopping_rule().budget_seconds == 9.0
+
+
+def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
+    backend = FakeBackend(4)
+    backend.capacity = 2 * GIB
+    plan, skipped = make_plan(replace(ALL, copies=(Variant.ALL_TO_ONE,), collectives=(), sizes=(MIB, GIB)), backend)
+    assert set(plan.sizes.values()) == {(MIB,)}
+    assert plan.largest_bytes() == 3 * MIB
+    works = [Work(operation, Variant.ALL_TO_ONE) for operation in (Operation.CE_WRITE, Operation.SM_READ)]
+    assert skipped == [
+        Skipped(SkipKind.CONCURRENT_ROOM, work, sizes=(GIB,), limit_bytes=2 * GIB, count=3) for work in works
+    ]
+
+
+HOST = replace(ALL, copies=(Variant.HOST,), collectives=(), sizes=(8, 64 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("title", "nodes", "expected"),
+    [
+        ("one node has nothing to compare with", (0,), {None}),
+        ("none known", (), {None}),
+        ("two sockets", (0, 1), {0, 1}),
+        ("numbers with gaps", (0, 8), {0, 8}),
+    ],
+)
+def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, ...], expected: set[int | None]) -> None:
+    backend = FakeBackend(3)
+    backend.nodes = nodes
+    plan, skipped = make_plan(HOST, backend)
+    assert {work.numa_node for work in plan.groups} == expected, title
+    assert set(plan.groups.values()) == {((0,), (1,), (2,))}
+    assert {point.numa_node for point in plan.points()} == expected
+    assert skipped == []
+
+
+def test_every_pass_measures_every_kind_of_registration() -> None:
+    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
+    request = replace(ALL, copies=(), collectives=works)
+    backend = FakeBackend(2)
+    plan, _ = make_plan(request, backend)
+    points = set(plan.points())
+    assert {(point.registration, point.size_bytes) for point in points} == {
+        (k, s) for k in Registration for s in (8, MIB)
+    }
+    steps = plan.passes(random.Random(1), points)
+    assert {(step.registration, step.size_bytes) for step in steps} == {(k, s) for k in Registration for s in (8, MIB)}
+    assert len(steps) == 6
+    assert request.nccl_options.registrations == (Registration.BUFFER, Registration.WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        (
+            "host",
+            {"collectives": (Work(Operation.ALLREDUCE, registration=Registration.WINDOW),)},
+            "registers no memory",
+        ),
+        ("host", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
+        ("sim", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
+    ],
+)
+def test_what_has_no_nccl_refuses_its_options(backend: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_nccl_options(replace(ALL, backend=backend, **options))
+
+
+def test_only_host_copies_know_numa_nodes() -> None:
+    backend = FakeBackend(2)
+    backend.nodes = (0, 1)
+    plan, _ = make_plan(replace(HOST, copies=tuple(Variant), chase=True), backend)
+    host = {Variant.HOST, Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
+    assert {work.variant for work in plan.groups if work.numa_node is not None} == host
+    # All at once, memory on each device's own node is one more case.
+    none = {work.variant for work in plan.groups if work.numa_node is None and work.operation.is_copy}
+    assert none & host == {Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
+
+
+def test_copies_that_name_all_others_as_busy_are_timed_in_one_step() -> None:
+    plan, _ = make_plan(replace(HOST, copies=(Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(3))
+    all_at_once, both_ways = (
+        Work(Operation.CE_WRITE, Variant.HOST_ALL),
+        Work(Operation.CE_WRITE, Variant.HOST_BOTH_WAYS),
+    )
+    assert plan.rounds(all_at_once, random.Random(0)) == [[(0, 1, 2), (1, 0, 2), (2, 0, 1)]]
+    assert sorted(plan.rounds(both_ways, random.Random(0))) == [[(0,)], [(1,)], [(2,)]]
+
+
+def test_one_device_has_no_others_to_copy_concurrently_with() -> None:
+    plan, _ = make_plan(replace(HOST, copies=(Variant.HOST, Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(1))
+    assert {work.variant for work in plan.groups} == {Variant.HOST, Variant.HOST_BOTH_WAYS}
+
+
+@pytest.mark.parametrize(
+    ("title", "variant", "size", "messages"),
+    [
+        ("256 MiB concurrently", Variant.HOST_ALL, 64 * MIB, 4),
+        ("a large message concurrently", Variant.HOST_BOTH_WAYS, 512 * MIB, 1),
+        ("as many messages again follow: 14 at most", Variant.HOST_ALL_BOTH_WAYS, MIB, 14),
+        ("small ones, too", Variant.HOST_ALL, 8, 14),
+        ("8 GiB within a memory", Variant.LOCAL, 512 * MIB, 16),
+    ],
+)
+def test_batches_of_host_and_local_copies_have_lengths_of_their_own(
+    title: str, variant: Variant, size: int, messages: int
+) -> None:
+    for batch_bytes in (128 * MIB, 16 * GIB):
+        assert iterations(Work(Operation.H2D_CE, variant), 2, size, batch_bytes) == messages, title
+
+
+def test_host_copies_use_any_memory_where_it_cannot_be_bound_to_a_node() -> None:
+    (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(
+        SkipKind.NUMA, detail="Operation not permitted"
+    )
+    backend.nodes = (0, 1)
+    _, skipped = planned(HOST, backend)
+    assert skipped[0] == "host copies by NUMA node: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "planned_sizes", "skipped_sizes"),
+    [
+        ("small ones stay", (8, 64 * MIB), (8, 64 * MIB), []),
+        ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), [(128 * MIB, GIB)]),
+        ("the limit itself stays", (8, 64 * MIB, 128 * MIB), (8, 64 * MIB), [(128 * MIB,)]),
+        ("where all are larger, the largest that is allowed", (GIB,), (64 * MIB,), [(GIB,)]),
+    ],
+)
+def test_messages_with_a_nodes_memory_have_64_mib_at_most(
+    title: str, sizes: tuple[int, ...], planned_sizes: tuple[int, ...], skipped_sizes: list[tuple[int, ...]]
+) -> None:
+    backend = FakeBackend(2)
+    backend.nodes = (0, 1)
+    plan, skipped = make_plan(replace(HOST, sizes=sizes), backend)
+    assert set(plan.sizes.values()) == {planned_sizes}, title
+    assert skipped == [Skipped(SkipKind.NODE_LIMIT, sizes=sizes, limit_bytes=64 * MIB) for sizes in skipped_sizes]
+
+
+def test_steps_and_samples_keep_their_node() -> None:
+    backend, run = FakeBackend(2), run_of(gpus(2), [])
+    backend.nodes = (0, 1)
+    plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
+    sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    assert {step.numa_node for step in backend.steps} == {0, 1}
+    assert {(measurement.point.members, measurement.point.numa_node) for measurement in run.measurements} == {
+        (member, node) for member in ((0,), (1,)) for node in (0, 1)
+    }

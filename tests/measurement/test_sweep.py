@@ -1,0 +1,350 @@
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+import collbench.measurement.sweep
+from collbench.judge.stats import summarize
+from collbench.measurement.backends.protocol import Step, Timing, time_step
+from collbench.measurement.interference import check_interference, distrusted
+from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
+from collbench.measurement.sweep import Watcher, sweep, warm_up
+from collbench.model.errors import BackendError, StepFailed
+from collbench.model.operations import Operation, Work
+from collbench.model.run import InterferenceCheck, Path, Run, StopReason
+from tests.builders import gpus, paths, run_of
+from tests.measurement.fakes import FakeBackend
+from tests.measurement.interrupted import saved_after_ctrl_c
+
+MIB = 2**20
+SIZES = (MIB, 64 * MIB)
+# No test waits: the deadline is an hour away, or it has passed before the sweep begins.
+PATIENT = StoppingRule(
+    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
+)
+HURRIED = StoppingRule(
+    screening=3, deciding=5, budget_seconds=-1, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
+)
+
+
+def plan_for(n: int, *, launches: int = 0) -> Plan:
+    groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.batch_bytes, launches=launches)
+
+
+def swept(
+    backend: FakeBackend,
+    plan: Plan,
+    rule: StoppingRule = PATIENT,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    links: Sequence[Path] | None = None,
+) -> Run:
+    run = empty(len(backend.devices()), links)
+    sweep(backend, plan, run, rule, random.Random(11), Watcher(progress, lambda _found: None))
+    return run
+
+
+def empty(count: int, links: Sequence[Path] | None = None) -> Run:
+    run = run_of(gpus(count), [], links)
+    run.complete = False
+    return run
+
+
+def test_a_steady_machine_is_settled_after_the_planned_trials() -> None:
+    run = swept(FakeBackend(4), plan_for(4))
+    assert run.complete
+    assert [measurement.point for measurement in run.measurements] == list(plan_for(4).points())  # in the plan's order
+    trials = {
+        (measurement.point.operation, measurement.point.size_bytes, len(measurement.samples))
+        for measurement in run.measurements
+    }
+    copies = {(Operation.CE_WRITE, size, 3) for size in (MIB, 64 * MIB)}
+    sums = {(Operation.ALLREDUCE, MIB, 3), (Operation.ALLREDUCE, 64 * MIB, 5)}
+    assert trials == copies | sums  # what decides is measured more
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.PRECISION}
+    assert {round(summarize(measurement).algbw, 4) for measurement in run.measurements} == {100.0}
+
+
+def test_the_launch_loop_is_timed_in_every_trial_and_for_collectives_only() -> None:
+    for measurement in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
+        expected = 1e-5 if measurement.point.operation is Operation.ALLREDUCE else None
+        assert {sample.launch_seconds for sample in measurement.samples} == {expected}
+
+
+def test_recorded_times_keep_seven_digits() -> None:
+    measurement = swept(FakeBackend(2, gbs=3.0), plan_for(2)).measurements[0]
+    assert set(measurement.samples[0].seconds) == {float(f"{measurement.point.size_bytes / 3e9:.7g}")}
+
+
+def test_what_is_recorded_is_what_was_done() -> None:
+    backend = FakeBackend(4)
+    run = swept(backend, plan_for(4))
+    done = {(step.operation, step.size_bytes): step.iterations for step in backend.steps}
+    assert len(set(done.values())) > 1
+    for measurement in run.measurements:
+        for sample in measurement.samples:
+            assert sample.iterations == done[measurement.point.operation, measurement.point.size_bytes]
+            assert sample.concurrent is True  # of four devices two pairs are always busy
+    assert all(len(step.groups) == 2 for step in backend.steps[-10:])
+
+
+def test_a_noisy_point_is_measured_until_its_noise_is_known() -> None:
+    # Six factors in turn: neither within 1% nor changing their spread once they have come round.
+    run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
+    assert run.complete
+    assert {measurement.stop for measurement in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}
+    assert any(
+        measurement.stop is StopReason.NOISE and len(measurement.samples) > PATIENT.deciding
+        for measurement in run.measurements
+    )
+
+
+def test_past_the_budget_every_point_still_gets_the_trials_that_it_is_owed() -> None:
+    run = swept(FakeBackend(4, jitter=tuple(1.3**k for k in range(11))), plan_for(4), HURRIED)
+    assert run.complete
+    assert len(run.measurements) == len(list(plan_for(4).points()))
+    trials = {(plan_for(4).decides(measurement.point), len(measurement.samples)) for measurement in run.measurements}
+    assert trials == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.BUDGET}
+
+
+def test_the_seconds_of_a_sweep_are_those_since_it_began_and_before_it_was_resumed() -> None:
+    """A clock that stands at 3,600 s and goes on by a second each time that it is looked at."""
+    readings = itertools.count(3600.0)
+    run = empty(2)
+    run.seconds = 100.0
+
+    def clock() -> float:
+        return next(readings)
+
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=clock)
+    sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    last_reading = next(readings)
+    start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "interference check", "trials")]
+    assert start == 1.0  # two looks: begun, ready
+    assert all(seconds >= 1.0 for seconds in phases)
+    assert run.seconds == 100.0 + (last_reading - 1) - 3602.0  # begun with the third look, ended with the last
+    assert sum(phases) <= run.seconds - 100.0
+
+
+def test_a_resumed_sweep_adds_to_its_phases() -> None:
+    run = empty(2)
+    run.phases.update({"warm-up": 40.0, "timed": 20.0})
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: 5.0)
+    sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    assert run.phases["warm-up"] == 40.0
+    assert run.phases["timed"] > 20.0
+
+
+def test_progress_never_passes_its_total() -> None:
+    reports: list[tuple[int, int]] = []
+    swept(
+        FakeBackend(3, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)),
+        plan_for(3),
+        progress=lambda *report: reports.append(report),
+    )
+    assert reports[0][0] == 1
+    assert all(done <= total for done, total in reports)
+    assert reports == sorted(reports)
+
+
+@pytest.mark.parametrize("failure", [BackendError("GPU1 fell off the bus"), KeyboardInterrupt()])
+@pytest.mark.parametrize("failing_step", [0, 1, 17, 50])
+def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseException, failing_step: int) -> None:
+    finished: list[int] = []
+
+    def on_step(number: int, step: Step) -> None:
+        if number == started + failing_step:
+            raise failure
+
+    started = 0
+    probe = FakeBackend(3)
+    warm_up(probe, plan_for(3), random.Random(11))
+    started = len(probe.steps)  # with three devices there is nothing to check, so the trials begin here
+    run = empty(3)
+    watcher = Watcher(lambda done, _total: finished.append(done), lambda _found: None)
+    with pytest.raises(type(failure)):
+        sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
+    assert run.complete is False
+    assert sum(len(measurement.samples) for measurement in run.measurements) == len(finished) == failing_step
+    for measurement in run.measurements:  # three steady trials of two batches are settled, whatever came later
+        assert measurement.stop is (StopReason.PRECISION if len(measurement.samples) >= 3 else StopReason.INTERRUPTED)
+    assert run.seconds >= 0
+
+
+def test_warming_up_stops_when_three_trials_agree_and_gives_up_on_a_clock_that_never_settles() -> None:
+    plan = plan_for(4)
+    calm, wild = FakeBackend(4), FakeBackend(4, jitter=(1.0, 1.5, 2.2, 0.7))
+    warm_up(calm, plan, random.Random(1))
+    warm_up(wild, plan, random.Random(1))
+    rounds = 3 * 2 + 3  # of copies one way and the other, and of all-reduce: every communicator is made in one of them
+    assert len(calm.steps) == 3 * rounds
+    assert 5 * rounds <= len(wild.steps) <= 20 * rounds
+    assert {group for step in calm.steps for group in step.groups} == {*directed_links(4), *unordered_pairs(4)}
+
+
+MIXED = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "NV2"})
+
+
+def sharing(pair: frozenset[int]) -> float:
+    """Concurrency halves rates across the CPUs, and does not affect NVLink pairs."""
+    return 1.0 if pair in ({0, 1}, {2, 3}) else 0.5
+
+
+def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_isolates_it() -> None:
+    run = swept(FakeBackend(4, concurrency=sharing), plan_for(4), links=MIXED)
+    verdicts = {
+        (check.operation, check.label): (check.trusted, round(check.ratio, 6)) for check in run.interference_checks
+    }
+    for work in plan_for(4).groups:
+        assert verdicts[work.operation, "NV2"] == (True, 1.0)
+        assert verdicts[work.operation, "SYS"] == (False, 0.5)
+    assert {Work(check.operation, check.variant) for check in run.interference_checks} == set(plan_for(4).groups)
+    for measurement in run.measurements:
+        nvlink = set(measurement.point.members) in ({0, 1}, {2, 3})
+        assert {sample.concurrent for sample in measurement.samples} == {nvlink}
+        assert summarize(measurement).algbw == pytest.approx(100.0)  # never the halved rate
+
+
+@pytest.mark.parametrize(
+    ("title", "failed", "isolated"),
+    [
+        ("none fails", [], set()),
+        ("a PCIe label: all PCIe paths, whatever the work", ["PHB"], {"PHB", "SYS"}),
+        ("NVLinks share nothing, so only that label", ["NV2"], {"NV2"}),
+        ("a label of cores is no PCIe path", ["L3"], {"L3"}),
+    ],
+)
+def test_paths_that_share_links_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
+    """Which PCIe paths meet in an check is chance, so one work's luck must not let its copies run together."""
+    all_paths = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
+    write, allreduce = plan_for(4).groups
+    checks = [
+        InterferenceCheck(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed
+    ]
+    plan = distrusted(plan_for(4), checks, {frozenset(path.devices): path for path in all_paths})
+    label_of_pair = {path.devices: path.label for path in all_paths}
+    assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
+    assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == allreduce} == isolated & {"PHB", "SYS"}
+
+
+def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
+    checks, _ = check_interference(
+        FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1)
+    )
+    assert all(check.trusted for check in checks)
+    assert [rate for check in checks for rate in (check.isolated_gbs, check.concurrent_gbs)] == pytest.approx(
+        [100] * 16
+    )
+    assert {check.delta for check in checks} == {0.02}
+    labels = [(check.operation, check.label) for check in checks]
+    assert all(labels.count(label) == 2 for label in labels)  # two pairs of each label and operation
+
+
+@pytest.mark.parametrize(("loss", "trusted"), [(0.985, True), (0.975, False)])
+def test_the_interference_check_forgives_two_percent(loss: float, trusted: bool) -> None:
+    backend = FakeBackend(4, concurrency=lambda _pair: loss)
+    assert {check.trusted for check in check_interference(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
+
+
+def test_an_interference_check_returns_how_long_it_timed() -> None:
+    backend, again = FakeBackend(4), FakeBackend(4)
+    _, seconds = check_interference(backend, plan_for(4), {}, random.Random(1))
+    batches = [(step.iterations, time_step(again, step).seconds[0]) for step in backend.steps]  # all links are alike
+    assert seconds == pytest.approx(sum(count * sum(times) for count, times in batches))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_too_few_devices_for_two_pairs_need_no_interference_check(count: int) -> None:
+    backend = FakeBackend(count)
+    assert check_interference(backend, plan_for(count), {}, random.Random(1)) == ([], 0)
+    assert backend.steps == []
+
+
+def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
+    """Otherwise each round would wait for a watchdog's timeout before the first trial."""
+    tried: list[Step] = []
+
+    def on_step(_number: int, step: Step) -> None:
+        if step.operation is Operation.CE_WRITE:
+            tried.append(step)
+            raise StepFailed("hang")
+
+    backend = FakeBackend(4, on_step=on_step)
+    warm_up(backend, plan_for(4), random.Random(1))
+    assert len(tried) == 1
+    assert {step.operation for step in backend.steps} == {Operation.ALLREDUCE}
+
+
+@pytest.mark.parametrize(
+    ("title", "sizes", "size"),
+    [
+        ("the largest of 16 MiB at most", (8, MIB, 16 * MIB, 32 * MIB), 16 * MIB),
+        ("the largest there is", (8, MIB), MIB),
+        ("where all are larger, the smallest", (32 * MIB, 64 * MIB), 32 * MIB),
+    ],
+)
+def test_the_message_that_warms(title: str, sizes: tuple[int, ...], size: int) -> None:
+    backend, work = FakeBackend(2), Work(Operation.CE_WRITE)
+    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, "float32", "sum", PATIENT.batch_bytes)
+    warm_up(backend, plan, random.Random(1))
+    assert {step.size_bytes for step in backend.steps} == {size}
+
+
+@pytest.mark.parametrize(
+    ("title", "factors", "steps"),
+    [
+        ("steady from the first", (1.0,), 3),
+        ("from the third on", (3.0, 2.0, 1.0), 5),
+        ("from the sixth on, the last that counts", (9.0, 8.0, 7.0, 6.0, 5.0, 1.0), 8),
+        ("never, so eight", tuple(float(2**n) for n in range(8)), 8),
+    ],
+)
+def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: int) -> None:
+    work, step_numbers = Work(Operation.CE_WRITE), itertools.count()
+
+    class Settling(FakeBackend):
+        def time(self, step: Step) -> Timing:
+            timing, factor = super().time(step), factors[min(next(step_numbers), len(factors) - 1)]
+            return Timing(tuple(tuple(batch * factor for batch in batches) for batches in timing.seconds))
+
+    backend = Settling(2)
+    warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, "float32", "sum", MIB), random.Random(1))
+    assert len(backend.steps) == steps
+
+
+def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond() -> None:
+    readings = itertools.count()
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: next(readings) * 0.0123456)
+    run = replace(empty(2), seconds=0.0)
+    sweep(FakeBackend(2, gbs=96.7), plan_for(2), run, PATIENT, random.Random(11), watcher)
+    last_reading = next(readings) - 1
+    for recorded, exact in ((run.seconds, (last_reading - 2) * 0.0123456), (run.phases["NCCL start"], 0.0123456)):
+        assert recorded == pytest.approx(exact, abs=0.0005)
+        assert recorded * 1000 == pytest.approx(round(recorded * 1000), abs=1e-6)
+    timed = run.phases["timed"]
+    assert 0 < timed < 0.5
+    assert timed * 1e6 == pytest.approx(round(timed * 1e6), abs=1e-4)
+    assert timed != round(timed, 5)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
+    """A link fails, so that failures are recorded, too; the resumed run has them from before."""
+
+    def fail_link(_number: int, step: Step) -> None:
+        if (0, 1) in step.groups:
+            raise StepFailed("gone")
+
+    plan, watcher = plan_for(2), Watcher(lambda _done, _total: None, lambda _found: None)
+
+    def begin() -> tuple[Run, Callable[[], object]]:
+        run = swept(FakeBackend(2, on_step=fail_link), plan) if resumed else empty(2)
+        return run, lambda: sweep(FakeBackend(2, on_step=fail_link), plan, run, PATIENT, random.Random(1), watcher)
+
+    runs = list(saved_after_ctrl_c(collbench.measurement.sweep, begin))
+    assert len(runs) > 100
+    assert all(measurement.samples or measurement.failure for run in runs for measurement in run.measurements)
+    assert len(runs[-1].measurements) == len(list(plan.points())), "late interrupts leave everything"

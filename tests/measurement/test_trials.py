@@ -1,0 +1,213 @@
+"""What failed steps cost, and what a resumed run still has to measure."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
+from collbench.measurement.sweep import Watcher, sweep
+from collbench.model.errors import BackendError, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import DataPoint, Latency, MarkKind, Measurement, Run, StopReason
+from tests.builders import gpus, hot, in_words, paths, run_of
+from tests.measurement.fakes import FakeBackend
+
+MIB = 2**20
+COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
+RULE = StoppingRule(
+    screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
+)
+
+
+def plan_for(n: int) -> Plan:
+    groups = {COPY: directed_links(n), SUM: unordered_pairs(n)}
+    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", RULE.batch_bytes)
+
+
+def empty(n: int) -> Run:
+    run = run_of(gpus(n), [])
+    run.complete = False
+    return run
+
+
+def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None = None) -> Run:
+    def finished(result: Measurement | Latency) -> None:
+        assert isinstance(result, Measurement)
+        if reported is not None:
+            reported.append(result)
+
+    watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
+    sweep(backend, plan_for(len(backend.devices())), run, RULE, random.Random(3), watcher)
+    return run
+
+
+def backend_that_hangs(point: DataPoint) -> FakeBackend:
+    """Return a machine on which one data point never comes back, wherever it is tried."""
+
+    def on_step(_number: int, step: Step) -> None:
+        if (step.operation, step.size_bytes) == (point.operation, point.size_bytes) and point.members in step.groups:
+            raise StepFailed("hang: no answer within 5 s")
+
+    return FakeBackend(4, on_step=on_step)
+
+
+def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
+    point = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
+    run = measure(backend_that_hangs(point), empty(4))
+    failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
+    assert [measurement.point for measurement in failed] == [point]
+    assert failed[0].failure == in_words("hang: no answer within 5 s", FailureKind.ERROR)
+    assert len(run.measurements) == len(list(plan_for(4).points()))
+    assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
+    assert run.complete
+
+
+def test_when_everything_fails_it_stops_soon_and_says_why() -> None:
+    def on_step(_number: int, step: Step) -> None:
+        raise StepFailed("the measuring process was killed by signal 9")
+
+    run = empty(4)
+    with pytest.raises(BackendError, match=r"4 data points in a row failed.*signal 9"):
+        measure(FakeBackend(4, on_step=on_step), run)
+    assert not run.complete
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.FAILED}
+
+
+def test_collectives_that_all_fail_cost_no_copy() -> None:
+    def on_step(_number: int, step: Step) -> None:
+        if step.operation.is_collective:
+            raise StepFailed("NCCL did not start")
+
+    run = measure(FakeBackend(4, on_step=on_step), empty(4))
+    failed = {measurement.point for measurement in run.measurements if measurement.stop is StopReason.FAILED}
+    assert failed == {point for point in plan_for(4).points() if point.operation.is_collective}
+    first_failure = in_words("NCCL did not start", FailureKind.ERROR)
+    given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first_failure)
+    assert {measurement.failure for measurement in run.measurements if measurement.point in failed} == {
+        first_failure,
+        given_up,
+    }
+    assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement.point not in failed)
+    assert run.complete
+
+
+def test_every_finished_trial_and_every_failure_is_reported_at_once() -> None:
+    reported: list[Measurement] = []
+    run = measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
+    assert len(reported) == sum(len(measurement.samples) for measurement in run.measurements) + 1
+
+
+def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
+    run = measure(FakeBackend(4), empty(4))
+    missing = {DataPoint(Operation.CE_WRITE, (0, 1), 8), DataPoint(Operation.ALLREDUCE, (1, 2), MIB)}
+    interrupted = run.measurements[5]
+    interrupted.samples, interrupted.stop = interrupted.samples[:1], StopReason.INTERRUPTED
+    failed = run.measurements[7]
+    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, in_words("hang")
+    run.measurements[:] = [measurement for measurement in run.measurements if measurement.point not in missing]
+    trials_before = {measurement.point: len(measurement.samples) for measurement in run.measurements}
+    resumed = measure(FakeBackend(4), run)
+    changed = {
+        measurement.point
+        for measurement in resumed.measurements
+        if len(measurement.samples) != trials_before.get(measurement.point, 0)
+    }
+    assert changed == missing | {interrupted.point, failed.point}
+    (tried_again,) = (measurement for measurement in resumed.measurements if measurement.point == failed.point)
+    assert len(interrupted.samples) == len(tried_again.samples) == 3
+    assert tried_again.failure is None
+    assert [measurement.point for measurement in resumed.measurements] == list(plan_for(4).points())
+    assert {measurement.stop for measurement in resumed.measurements} == {StopReason.PRECISION}
+
+
+def test_a_settled_run_is_not_touched() -> None:
+    done = measure(FakeBackend(3), empty(3))
+    backend = FakeBackend(3)
+    measure(backend, done)
+    assert backend.steps == []
+    assert done.complete
+
+
+def test_samples_carry_the_flags_of_their_devices() -> None:
+    for measurement in measure(FakeBackend(2), empty(2)).measurements:
+        assert {sample.flags for sample in measurement.samples} == {(hot(1, 86),)}
+
+
+def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
+    """700 GB/s on one pair, where the links between two carry 450."""
+    run = replace(empty(4), paths=tuple(replace(path, nvlinks=18, theory_gbs=450.0) for path in paths(4)))
+    reported: list[Measurement] = []
+    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, reported)
+    marked = {
+        measurement.point.members
+        for measurement in run.measurements
+        if any(sample.marks for sample in measurement.samples)
+    }
+    assert marked == {(1, 2), (2, 1)}
+    assert all(len(measurement.samples) >= RULE.screening for measurement in run.measurements)
+    first_reported = next(
+        measurement for measurement in reported if measurement.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB)
+    )
+    (flag,) = first_reported.samples[0].marks
+    assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
+    assert flag.rate_gbs == pytest.approx(700)
+
+
+@pytest.mark.parametrize(("title", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
+def test_a_clock_without_time_fails_the_point(title: str, jitter: float) -> None:
+    def on_step(_number: int, step: Step) -> None:
+        backend.jitter = jitter if (0, 1) in step.groups and step.operation is Operation.ALLREDUCE else 1.0
+
+    class Clockless(FakeBackend):
+        jitter = 1.0
+
+        def time(self, step: Step) -> Timing:
+            timing = super().time(step)
+            return Timing(tuple(tuple(s * self.jitter for s in batches) for batches in timing.seconds))
+
+    backend = Clockless(3, on_step=on_step)
+    run = measure(backend, empty(3))
+    failed = {
+        (measurement.point.operation, measurement.point.members)
+        for measurement in run.measurements
+        if measurement.failure
+    }
+    assert failed == {(Operation.ALLREDUCE, (0, 1))}, title
+
+
+def test_the_seconds_in_timed_regions_are_those_of_the_trials() -> None:
+    run = measure(FakeBackend(2, gbs=100.0), empty(2))  # two devices: no two groups at once
+    batches = [
+        (s.iterations, seconds)
+        for measurement in run.measurements
+        for s in measurement.samples
+        for seconds in s.seconds
+    ]
+    assert run.phases["timed"] == pytest.approx(sum(count * seconds for count, seconds in batches), rel=1e-4)
+    assert {"warm-up", "interference check", "trials"} <= set(run.phases)
+
+
+def test_communicators_are_waited_for_before_the_first_step() -> None:
+    readied: list[int] = []
+    backend = FakeBackend(2, on_step=lambda _number, _step: readied.append(backend.readied))
+    run = measure(backend, empty(2))
+    assert set(readied) == {1}
+    assert "NCCL start" in run.phases
+
+
+def test_unverified_results_are_not_called_right() -> None:
+    in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
+        Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
+    }
+    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", RULE.batch_bytes)
+    run = empty(2)
+    sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
+    unchecked = {measurement.point.operation for measurement in run.measurements if measurement.wrong is None}
+    assert unchecked == {
+        Operation.ALLTOALL,
+        Operation.ALLTOALLV,
+        Operation.SENDRECV,
+    }  # as nccl-tests prints N/A [src/alltoall.cu:44]

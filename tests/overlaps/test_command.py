@@ -1,0 +1,343 @@
+"""`collbench overlap`: a simulated machine's page and file, real gloo workers, levers, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import collbench
+from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.operations import Operation
+from collbench.model.run import CommandKind
+from collbench.overlaps.compute import Priority
+from collbench.overlaps.factors import condition_of, summarize
+from collbench.report.rows import COLUMNS, OVERLAP_COLUMNS, Type
+from collbench.runfile import run_file
+from tests.cli.program import Program
+from tests.cli.program import collbench as command_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))
+SIM = ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--seed", "1")
+HOST = ("--backend", "host", "--devices", "0,1", "--compute", "gemm:64", "--seed", "1")
+
+pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, also for saved runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def undated(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", text)
+
+
+def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
+    shown = re.findall(r"^    \$ (collbench overlap .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
+    assert shown
+    for command, block in shown:
+        expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
+        result = program(*command.split()[1:], "-o", "run.json")
+        assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+
+
+def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folder: Path) -> None:
+    args = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
+    page = program(*args).out.split("\n\n")[1].splitlines()[:10]
+    assert page[1].split()[:3] == ["size", "priority", "CTAs"]
+    assert max(map(len, page)) <= 80
+    assert "of sum" in program("show", "--verbose", "run.json").out
+
+
+def test_the_document_has_the_same_columns() -> None:
+    first = [column.name for column in OVERLAP_COLUMNS].index("operation")  # those before it are in docs/exchange.md
+    assert OVERLAP_COLUMNS[:first] == COLUMNS[:first]
+    reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert [tuple(map(str.strip, row)) for row in reported] == [
+        (column.name, column.type.value, column.meaning) for column in OVERLAP_COLUMNS[first:]
+    ]
+
+
+def test_the_first_line_is_the_answer_and_says_sim(program: Program, folder: Path) -> None:
+    result = program("overlap", *SIM, "--sizes", "64M", "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    first = result.out.splitlines()[0]
+    assert "all-reduce of 64m takes 2.0x as long when overlapping gemm:8192" in first.lower()
+    assert "(sim)" in first
+    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+
+
+def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert program("overlap", *SIM, "--sizes", "1M,64M", "--trials", "3", "-o", name).status == 0
+    first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
+    assert first.overlaps == again.overlaps
+    assert first.complete
+    assert first.settings.kind is CommandKind.OVERLAP
+    assert not first.measurements
+    assert run_file.loads(run_file.dumps(first), "again") == first
+    jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -> None:
+    args = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
+    result = program("overlap", *SIM, *args, "--trials", "3")
+    run = run_file.load(folder / "run.json")
+    conditions = [condition_of(overlap) for overlap in run.overlaps]
+    assert len(conditions) == len(set(conditions)) == 8
+    assert {(lever.priority, lever.ctas) for lever in conditions} == {(p, n) for p in Priority for n in (4, 16)}
+    factors = {
+        condition.priority: summarize(overlap).collective_factor.value
+        for condition, overlap in zip(conditions, run.overlaps, strict=True)
+    }
+    assert factors[Priority.HIGH] < factors[Priority.NORMAL]
+    assert "priority" in result.out
+    assert "CTAs" in result.out
+    assert result.out.count("64M ") >= 8
+
+
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        (1, "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores (sim)"),
+        (
+            2,
+            "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores; "
+            "and 1 more data point (sim)",
+        ),
+    ],
+)
+def test_the_first_line_names_the_data_point_that_was_lost_and_why(
+    program: Program, folder: Path, lost: int, line: str
+) -> None:
+    args = ("--sizes", "1M,4M", "--priority", "high", "--ctas", "4", "--trials", "3", "-o", "run.json")
+    assert program("overlap", *SIM, *args).status == 0
+    run = run_file.load(folder / "run.json")
+    for overlap in run.overlaps[:lost]:
+        overlap.trials.clear()
+        overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail="too few cores")
+    run_file.save(run, folder / "run.json", replace=True)
+    assert program("show", "run.json").out.splitlines()[0] == line
+
+
+@pytest.mark.parametrize("layout", ["csv", "json", "markdown"])
+def test_export_has_a_row_for_each_data_point(program: Program, folder: Path, layout: str) -> None:
+    program("overlap", *SIM, "--sizes", "1M,64M", "-o", "run.json")
+    result = program("export", "run.json", "--format", layout)
+    assert (result.status, result.err) == (0, "")
+    if layout != "json":
+        assert "gemm:8192" in result.out
+        assert "67108864" in result.out
+        return
+    kinds = {Type.TEXT: str, Type.WHOLE: int, Type.REAL: float, Type.YES_NO: bool}
+    rows = json.loads(result.out)
+    assert [row["size_bytes"] for row in rows] == [2**20, 2**26]
+    for row in rows:
+        assert list(row) == [column.name for column in OVERLAP_COLUMNS]
+        for column in OVERLAP_COLUMNS:
+            assert row[column.name] is None or isinstance(row[column.name], kinds[column.type]), column.name
+        assert row["collective_factor_low"] <= row["collective_factor"] <= row["collective_factor_high"]
+        assert row["collective_beside_seconds"] > row["collective_alone_seconds"] > 0
+
+
+@pytest.mark.parametrize("layout", ["nccl-tests", "prometheus"])
+def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folder: Path, layout: str) -> None:
+    program("overlap", *SIM, "--sizes", "1M", "-o", "run.json")
+    result = program("export", "run.json", "--format", layout)
+    assert result.status == 2
+    assert "csv" in result.line
+
+
+@pytest.mark.parametrize("kind", ["curves", "heatmap"])
+def test_plot_draws_each_condition_and_names_the_simulation(program: Program, folder: Path, kind: str) -> None:
+    args = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "-o", "run.json")
+    assert program(*args).status == 0
+    result = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
+    assert result.status == 0, result.err
+    drawn = (folder / "fig.svg").read_text(encoding="utf-8")
+    for name in (
+        "allreduce overlapping gemm:8192",
+        "allreduce overlapping gemm:8192, high priority",
+        "SIMULATED",
+        "sim overlap",
+    ):
+        assert name in drawn
+    for overlap in run_file.load(folder / "run.json").overlaps:
+        assert f"{summarize(overlap).collective_factor.value:.2f}" in drawn
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("--kind", "scaling"), "holds overlaps on one number of GPUs: write --kind curves or heatmap"),
+        (("--kind", "curves", "--operation", "allreduce"), "leave out --operation and --size"),
+    ],
+)
+def test_plot_refuses_what_overlaps_have_no_picture_of(
+    program: Program, folder: Path, args: tuple[str, ...], line: str
+) -> None:
+    assert program("overlap", *SIM, "--sizes", "64M", "-o", "run.json").status == 0
+    result = program("plot", "run.json", *args, "-o", "fig.svg")
+    assert result.status == 2
+    assert line in result.line
+
+
+def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folder: Path) -> None:
+    program("overlap", *SIM, "--sizes", "1M:64M:8", "--priority", "both", "-o", "run.json")
+    assert program("report", "run.json").status == 0
+    text = (folder / "run.html").read_text(encoding="utf-8")
+    data = json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)[0])
+    (series,) = data["series"]
+    assert series["size_names"] == ["1M", "8M", "64M"]
+    assert len(series["names"]) == 2
+    slowdown = series["figures"][0]
+    assert slowdown["unit"] == "× as long"
+    for row in slowdown["value"]:
+        assert row == pytest.approx([2.0, 1.5], rel=0.02)
+    assert "Cost of overlap" in text
+    assert "Simulated" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "args", "message"),
+    [
+        ("another operation", ("sendrecv", *SIM), "choose from allreduce"),
+        ("no operation", ("nothing", *SIM), "choose from allreduce"),
+        ("unknown compute", (*SIM, "--compute", "fft"), "compute 'fft' is unknown"),
+        ("no number of CTAs", (*SIM, "--ctas", "0"), "--ctas '0'"),
+        ("words for CTAs", (*SIM, "--ctas", "some"), "--ctas 'some'"),
+        ("a size that no rank has a part of", ("allgather", *SIM, "--sizes", "16"), "larger --sizes"),
+        ("priority on cores", (*HOST, "--priority", "high"), "leave out --priority and --ctas"),
+        ("CTAs on cores", (*HOST, "--ctas", "2"), "leave out --priority and --ctas"),
+        ("one device", ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--devices", "0"), "two"),
+        ("no fabric", ("--backend", "sim"), "--fabric"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(
+    program: Program, folder: Path, title: str, args: tuple[str, ...], message: str
+) -> None:
+    result = program("overlap", *args)
+    assert (result.status, message in result.line) == (2, True), title
+    assert not list(folder.rglob("*.json")), title
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")],
+)
+def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = program("overlap", "--backend", "cuda")
+    assert (result.status, result.line.startswith(f"{variable}={value}: ")) == (2, True), result.err
+    assert program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json").status == 0
+
+
+def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    result = program("overlap", *SIM)
+    assert result.status == 2
+    assert "starts one process per GPU itself" in result.line
+
+
+def test_python_measures_the_same(program: Program, folder: Path) -> None:
+    program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json")
+    run = collbench.overlap(
+        "all-reduce", sizes=["1M"], trials=3, backend="sim", fabric="titan-rtx-nv2", seed=1, save=False
+    )
+    assert run.overlaps == run_file.load(folder / "run.json").overlaps
+    with pytest.raises(collbench.Error, match="priority"):
+        collbench.overlap(priority="low", backend="sim", fabric="titan-rtx-nv2")
+
+
+# With gloo and torch on two cores: the worker's true code.
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+@needs_two_cores
+def test_cores_measure_and_verify(program: Program, folder: Path) -> None:
+    result = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    (overlap,) = run_file.load(folder / "run.json").overlaps
+    assert (overlap.work.operation, overlap.wrong, overlap.wrong_compute) == (Operation.ALLGATHER, 0, 0)
+    assert len(overlap.trials) == 3
+    assert all(len(trial.together) == 2 for trial in overlap.trials)
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def children(process: int) -> list[int]:
+    text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    return [int(word) for word in text.split()]
+
+
+def begun(folder: Path, args: tuple[str, ...]) -> subprocess.Popen[str]:
+    """Start a long run of many data points; return it once the first one that was measured is in its file."""
+    command = command_of("overlap", *HOST, *args, "-o", str(folder / "run.json"))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not (
+        (folder / "run.json").exists()
+        and any(overlap.trials for overlap in run_file.load(folder / "run.json").overlaps)
+    ):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+MANY = ("--sizes", "4K:64M", "--trials", "3")
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("own_program")
+def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: signal.Signals, status: int) -> None:
+    process = begun(folder, MANY)
+    workers = children(process.pid)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (status, ""), err
+    run = run_file.load(folder / "run.json")
+    assert run.overlaps
+    assert not run.complete
+    assert re.fullmatch(r"collbench: interrupted: \d+ data points? measured so far .*saved as .*run.json.*\n", err), err
+    assert workers
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@needs_two_cores
+@pytest.mark.usefixtures("own_program")
+def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, program: Program) -> None:
+    process = begun(folder, MANY)
+    workers = children(process.pid)
+    os.kill(workers[-1], signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, ""), err
+    assert "killed by signal 9" in err
+    assert "run.json" in err
+    run = run_file.load(folder / "run.json")
+    assert any(overlap.trials for overlap in run.overlaps)
+    assert run.overlaps[-1].failure is not None
+    assert run.overlaps[-1].failure.kind is FailureKind.CRASH
+    assert not run.complete
+    shown = program("show", "run.json").out
+    assert re.match(r"FAILED: CPU0-CPU1: allreduce of \w+ overlapping gemm:64: crash", shown), shown
+    assert "the worker process died" in shown

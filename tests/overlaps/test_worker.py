@@ -1,0 +1,364 @@
+"""The worker of overlap, for real: gloo between processes on cores, what it delivers, and how its processes end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench.model.errors import BackendError
+from collbench.model.failures import Cause, FailureKind
+from collbench.model.operations import Operation
+from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.overlaps.protocol import OPERATIONS, UNIT_LAUNCHES, Load, OverlapPoint
+from collbench.overlaps.simulated import open_overlap, overlapped, unit_seconds
+from collbench.overlaps.worlds import OverlapWorld
+from collbench.sim.fabrics import OverlapFactors
+
+GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
+CONCURRENT = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
+CORES = sorted(os.sched_getaffinity(0))
+pytestmark = [
+    pytest.mark.usefixtures("loaded_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent"),
+]
+
+
+@pytest.fixture(scope="module")
+def world(loaded_torch: None) -> Iterator[OverlapWorld]:
+    overlap_world = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
+    try:
+        assert overlap_world.join().torch == version("torch")
+        yield overlap_world
+    finally:
+        overlap_world.close()
+
+
+def test_a_workers_first_message_is_read_without_torch() -> None:
+    """The parent never loads torch: that would take it as long as all of its workers."""
+    from collbench.measurement.backends.torch_rank import joined
+
+    assert type(joined("host").torch) is str
+    program = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
+    pickled = pickle.dumps(joined("host"))
+    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
+    assert done.stdout == b"False\n"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_collective_is_verified_while_compute_runs(world: OverlapWorld, operation: Operation) -> None:
+    world.allocate(OverlapPoint(operation, 2**16, GEMM))
+    world.warm()
+    for times in world.run(CONCURRENT):
+        assert len(times.collective) == 3
+        assert len(times.compute) == 4
+        assert times.begins == ()
+        assert list(times.collective) == sorted(times.collective)
+        assert times.collective[0] > 0
+        assert (times.queued, times.wrong, times.wrong_compute) == (True, 0, 0)
+
+
+def test_an_isolated_load_has_no_times_of_the_other_kind(world: OverlapWorld) -> None:
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, COPY))
+    world.warm()
+    for times in world.run(Load(2, 1, 0, 1, 0.0)):
+        assert (len(times.collective), times.compute, times.wrong, times.wrong_compute) == (2, (), 0, None)
+    for times in world.run(Load(0, 1, 2, 1, 0.0)):
+        assert (times.collective, len(times.compute), times.wrong, times.wrong_compute) == ((), 2, None, 0)
+
+
+def test_a_call_begins_after_its_idle_time(world: OverlapWorld) -> None:
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
+    world.warm()
+    idle_times = (0.05, 0.0, 0.02)
+    for times in world.run(Load(3, 1, 2, 1, 0.0, idle_times)):
+        assert len(times.compute) == 6  # two chunks a round, which begins when the one before has ended
+        round_begins = (0.0, *(max(times.collective[n], times.compute[2 * n + 1]) for n in range(2)))
+        assert all(
+            begin - end >= idle_s for begin, end, idle_s in zip(times.begins, round_begins, idle_times, strict=True)
+        )
+        assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
+
+
+def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-untyped-def]  # the type loads torch
+    import torch
+
+    from collbench.overlaps.worker import Messages
+
+    filled = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
+    filled.fill(0)
+    return filled
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_expected_results_are_what_the_other_ranks_send(ranks: int) -> None:
+    """Computed here from what each rank sends, without a library."""
+    import torch
+
+    sent = {
+        operation: [messages(operation, ranks, rank).slots[1].fresh for rank in range(ranks)]
+        for operation in OPERATIONS
+    }
+    for rank in range(ranks):
+        expected = {operation: messages(operation, ranks, rank).slots[1].expected for operation in OPERATIONS}
+        block = 96 // 2
+        own_block = slice(rank * block, (rank + 1) * block)
+        assert torch.equal(expected[Operation.ALLREDUCE], sum(sent[Operation.ALLREDUCE]))
+        assert torch.equal(expected[Operation.BROADCAST], sent[Operation.BROADCAST][0])
+        assert torch.equal(expected[Operation.ALLGATHER], torch.cat(sent[Operation.ALLGATHER]))
+        assert torch.equal(expected[Operation.REDUCESCATTER], sum(sent[Operation.REDUCESCATTER])[own_block])
+        assert torch.equal(
+            expected[Operation.ALLTOALL], torch.cat([buffer[own_block] for buffer in sent[Operation.ALLTOALL]])
+        )
+    assert not torch.equal(sent[Operation.ALLREDUCE][0], sent[Operation.ALLREDUCE][1])
+
+
+@pytest.mark.parametrize(
+    ("title", "ranks", "uses", "wrong"),
+    [
+        ("not used: nothing to compare", 2, 0, None),
+        ("once", 3, 1, 1),
+        ("again and again, exact for a power of two", 4, 5, 1),
+        ("not exact for three", 3, 2, None),
+        ("beyond the exponent", 2, 101, None),
+    ],
+)
+def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: int | None) -> None:
+    filled = messages(Operation.ALLREDUCE, ranks, 0)
+    slot = filled.slots[0]
+    slot.uses = uses
+    slot.received.copy_(slot.expected * ranks ** max(0, uses - 1) if uses < 9 else slot.expected)
+    if wrong:
+        assert filled.wrong() == 0, title
+        slot.received[17] += ranks**uses
+    assert filled.wrong() == wrong, title
+
+
+def alone() -> Any:
+    """Return a core whose rank has no others."""
+    from collbench.overlaps.streams import ChunkTimes, CpuAccelerator
+
+    class Alone(CpuAccelerator):
+        def group(self, ranks, priority, ctas):  # type: ignore[no-untyped-def]
+            return object()
+
+        def run_both(self, align, collective, compute, delay_s):  # type: ignore[no-untyped-def]
+            for work in (collective, compute):
+                for number in range(work.chunks):
+                    work.chunk(number)
+            return ChunkTimes((), (), (), queued=True)
+
+    return Alone()
+
+
+@pytest.mark.parametrize("stale", ["first", "previous"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("size_bytes", [2**16, 2**23], ids=["own slots", "one slot"])
+def test_earlier_results_are_wrong_in_every_load(
+    operation: Operation, size_bytes: int, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank, whose library delivers in each buffer what its first call did, or the one before."""
+    from collbench.overlaps import worker as overlap_worker
+
+    kept: dict[int, Any] = {}
+
+    def call(sent, received):  # type: ignore[no-untyped-def]
+        fresh = sent.clone()  # what one rank receives
+        received.copy_(kept.get(received.data_ptr(), fresh))
+        if stale == "previous" or received.data_ptr() not in kept:
+            kept[received.data_ptr()] = fresh
+
+    monkeypatch.setattr(overlap_worker, "call_of", lambda *_: call)
+    rank = overlap_worker.Rank(0, 1, alone())
+    rank.allocate(OverlapPoint(operation, size_bytes, GEMM))
+    rank.warm()
+    once, often = Load(1, 1, 1, 1, 0.0), Load(2, 1, 1, 1, 0.0)
+    wrong = [rank.run(load).wrong for load in (once, often, once)]
+    # With slots of their own, the second message's is right: it is the first there. Where they share one, a call after
+    # them is compared, too; of the last result before, the second has the right one.
+    twice = size_bytes > 2**22 and stale == "first"
+    assert wrong == [size_bytes // 2 * times for times in (1, 1 + twice, 1)]
+
+
+def test_a_rank_without_room_for_a_point_still_sends_what_the_others_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from collbench.overlaps import worker as overlap_worker
+
+    def no_room(*_arguments: object) -> None:
+        raise MemoryError
+
+    full, roomy = (overlap_worker.Rank(0, 1, alone()) for _ in range(2))
+    large, small = (OverlapPoint(Operation.ALLREDUCE, size, GEMM) for size in (2**13, 2**12))
+    with monkeypatch.context() as patch:
+        patch.setattr(overlap_worker, "Messages", no_room)
+        assert full.allocate(large).problem
+    assert not roomy.allocate(large).problem
+    sent = []
+    for rank in (full, roomy):
+        assert not rank.allocate(small).problem
+        assert rank._messages is not None
+        sent.append(rank._messages.slots[0].sent)
+    assert torch.equal(*sent)
+
+
+@pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])
+def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> None:
+    import torch
+
+    from collbench.overlaps.worker import unit_of
+
+    unit = unit_of(compute, torch.device("cpu"), torch.float32, heads=2, width=8)
+    unit.run()
+    first_result = unit.result.clone()
+    unit.result.zero_()
+    unit.run()
+    assert torch.equal(unit.result, first_result)
+    assert first_result.isfinite().all()
+    assert first_result.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "at_once"),
+    [(ComputeKind.GEMM, 400, False), (ComputeKind.GEMM, 600, True), (ComputeKind.ATTENTION, 400, True)],
+)
+def test_more_launches_than_a_stream_takes_ahead_are_one(kind: ComputeKind, units: int, at_once: bool) -> None:
+    """A unit of attention is several launches, so fewer of its units fit."""
+    import torch
+
+    from collbench.overlaps.streams import CpuAccelerator
+    from collbench.overlaps.worker import Rank, unit_of
+
+    captured = list[int]()
+
+    class Capturing(CpuAccelerator):
+        def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+            captured.append(times)
+            return super().as_one(work, times)
+
+    unit = unit_of(Compute(kind, 4), torch.device("cpu"), torch.float32, heads=1, width=4)
+    Rank(0, 2, Capturing())._chunk(Load(4, 1, units // 10, 10, 0.0, launches=UNIT_LAUNCHES[kind]), unit)(0)
+    assert captured == ([10] if at_once else [])
+
+
+def have_ended(processes: tuple[int, ...]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{number}").exists() for number in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def started_world() -> OverlapWorld:
+    world = OverlapWorld("host", [CORES[0], CORES[-1]], load_s=15.0)
+    world.join()
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM))
+    world.warm()
+    return world
+
+
+def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
+    world = started_world()
+    processes = world.process_ids
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match=r"rank 1 died .killed by signal 9") as caught:
+        world.run(CONCURRENT)
+    assert caught.value.failure.kind is FailureKind.CRASH
+    assert have_ended(processes)
+    with pytest.raises(BackendError, match="exited"):
+        world.run(CONCURRENT)
+    world.close()
+
+
+def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
+    world = started_world()
+    world._load_s = 1.0
+    processes = world.process_ids
+    os.kill(processes[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
+    with pytest.raises(BackendError, match="no answer") as caught:
+        world.run(CONCURRENT)
+    assert caught.value.failure.cause is Cause.NO_ANSWER
+    assert have_ended(processes)
+
+
+def output_of(source: str, tmp_path: Path) -> str:
+    """Run a program that uses torch, from a file since `python -c` would load torch itself; return what it prints."""
+    script = tmp_path / "script.py"
+    script.write_text(source, encoding="utf-8")
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100).stdout
+
+
+def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
+    """Even one that lasts longer than all requested compute: a core may be busy with other work for a while."""
+    program = """
+import json, threading, time
+from collbench.overlaps.streams import CpuAccelerator, StreamWork
+units = [0]
+def unit(number): units[0] += 1; time.sleep(0.001)
+def call(number): time.sleep(0.05)
+times = CpuAccelerator().run_both(lambda: None, StreamWork(2, call, (0.0, 0.002)), StreamWork(3, unit), 0.0)
+print(json.dumps([units[0], times.begins, times.collective, times.compute]))
+"""
+    units, begins, collective, compute = json.loads(output_of(program, tmp_path))
+    assert (len(begins), len(collective), len(compute)) == (2, 2, 6)
+    assert units > 6
+    for number in range(2):
+        first_end, last_end = compute[3 * number], compute[3 * number + 2]
+        assert first_end <= begins[number] < collective[number] <= last_end
+
+
+def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
+    program = """
+from collbench.overlaps.streams import CpuAccelerator, StreamWork
+def fails(number): raise RuntimeError("no such group")
+for first, second in ((fails, print), (print, fails)):
+    try: CpuAccelerator().run_both(lambda: None, StreamWork(1, first, (0.0,)), StreamWork(3, second), 0.0)
+    except RuntimeError as error: print(error)
+"""
+    assert output_of(program, tmp_path).count("no such group") == 2
+
+
+def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:
+    world = started_world()
+    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM, Priority.HIGH))
+    with pytest.raises(BackendError, match="no priority"):
+        world.warm()
+    world.close()
+
+
+# The simulated backend.
+
+
+def test_simulated_work_is_slower_until_the_other_ends() -> None:
+    """Two seconds of work at half speed, one at full speed: the latter ends at 1 s, when half a second is done."""
+    assert overlapped([(2, 1.0), (1, 1.0)], [2.0, 1.0]) == ((1.5, 2.5), (1.0,))
+    assert overlapped([(2, 1.0), (0, 1.0)], [2.0, 1.0]) == ((1.0, 2.0), ())
+
+
+def test_simulated_times_repeat_by_the_seed() -> None:
+    times = []
+    for seed in (1, 1, 2):
+        opened = open_overlap("titan-rtx-nv2", None, seed)
+        opened.worlds[0].allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
+        times.append(opened.worlds[0].run(CONCURRENT))
+    assert times[0] == times[1] != times[2]
+
+
+@pytest.mark.parametrize(
+    ("compute", "seconds"),
+    [(Compute(ComputeKind.GEMM, 1000), 2e9 / 7e14), (Compute(ComputeKind.MEMORY, 1), 3 * 2**20 / 4e12)],
+)
+def test_simulated_compute_takes_its_operations_over_the_rate(compute: Compute, seconds: float) -> None:
+    assert unit_seconds(compute, OverlapFactors()) == pytest.approx(seconds)

@@ -1,0 +1,173 @@
+"""Messages between ranks: each arrives as it was sent, and nothing else arrives at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Prepare, Reserve
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.run import Health, Machine, Path
+from collbench.ranks.messages import (
+    Abandon,
+    Alive,
+    BadMessage,
+    Done,
+    FindPaths,
+    FoundHealth,
+    FoundPaths,
+    Introduce,
+    Introduction,
+    Leave,
+    MakeId,
+    OpenRank,
+    Order,
+    RankFacts,
+    RankMessage,
+    TakeHealth,
+    UniqueId,
+    decode_order,
+    decode_rank_message,
+    encode,
+)
+from collbench.ranks.ranks import RankLost
+from tests.builders import gpus, shared, throttled
+
+ORDERS: list[Order] = [
+    Introduce(),
+    MakeId(),
+    OpenRank(gpus(3), "world0", "10.0.0.1", (0, 2), 1),
+    Reserve(2**40),
+    Prepare(((0, 1), (2, 0))),
+    Step(Operation.REDUCESCATTER, ((1, 0),), 8, 3, 2, variant=Variant.IN_PLACE, verify=False, numa_node=1),
+    Step(Operation.ALLREDUCE, ((0, 1),), 8, 3, 2, registration=Registration.WINDOW),
+    FindPaths(gpus(2)),
+    TakeHealth(),
+    Abandon(),
+    Leave(),
+]
+RANK_MESSAGES: list[RankMessage] = [
+    Alive(),
+    Done(None),
+    Done(UniqueId("00ff")),
+    Done(
+        Introduction(
+            "nöde\udce9", "nöde\udce9boot", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU")
+        )
+    ),
+    Done(RankFacts(2**50, None, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
+    Done(FoundPaths(())),
+    Done(FoundPaths((Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),))),
+    Done(FoundHealth((Health(temperature=40, throttle=("SW thermal slowdown",)),))),
+    Done(Timing(((1e-6, 3.3e-5), ()), (0.0, 1e-5)), (throttled(0), shared(0))),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
+    assert decode_order(encode(order)) == order
+
+
+@pytest.mark.parametrize("message", RANK_MESSAGES, ids=lambda message: repr(message)[:30])
+def test_a_rank_message_arrives_as_it_was_sent(message: RankMessage) -> None:
+    assert decode_rank_message(encode(message)) == message
+
+
+class NewFailure(StepFailed):
+    """A class that a later version may add."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "received_type"),
+    [
+        *((kind("what\nhappened"), kind) for kind in (UsageError, MachineError, BackendError, DataCorruption)),
+        (StepFailed("hang"), StepFailed),
+        (NewFailure("hang"), StepFailed),
+        (RankLost("gone"), BackendError),
+        (CollbenchError("plain"), CollbenchError),
+    ],
+)
+def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, received_type: type) -> None:
+    received = decode_rank_message(encode(sent))
+    assert (type(received), str(received)) == (received_type, str(sent))
+
+
+def test_a_failure_keeps_what_is_known_of_it() -> None:
+    earlier = died(-9, "Killed", (1,))
+    failure = Failure(FailureKind.CRASH, Cause.NO_WORKER, rank=3, because=earlier)
+    received = decode_rank_message(encode(StepFailed("rank 3: gone", failure=failure)))
+    assert isinstance(received, StepFailed)
+    assert (received.failure, received.kind) == (failure, FailureKind.CRASH)
+    wrong = WrongData(Work(Operation.ALLREDUCE), 1024, (1, 0), 3, 16, 1.5, 2.0)
+    corrupt = decode_rank_message(encode(DataCorruption("wrong data", wrong)))
+    assert isinstance(corrupt, DataCorruption)
+    assert corrupt.wrong == wrong
+
+
+class Executed:
+    """An object whose unpickling runs code."""
+
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+STEP = json.loads(encode(ORDERS[5]))
+
+
+@pytest.mark.parametrize(
+    ("title", "data"),
+    [
+        ("nothing", b""),
+        ("no JSON", b"\x80\x04K\x01."),
+        ("a pickle that runs code", pickle.dumps(Executed())),
+        ("no text", b'["Leave", {"\xff": 1}]'),
+        ("nested too deep", b"[" * 100_000),
+        ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
+        ("a type that is none", b'["system", {"command": "true"}]'),
+        ("a class of another module", b'["collbench.ranks.rank_worker.RankWorker", {}]'),
+        ("a rank's message instead of an order", encode(Alive())),
+        ("no fields", b'["Leave"]'),
+        ("fields that are a list", b'["Leave", []]'),
+        ("a field more", b'["Leave", {"now": true}]'),
+        ("a field less", b'["Reserve", {}]'),
+        ("a text instead of a number", b'["Reserve", {"largest_bytes": "8"}]'),
+        ("a truth instead of a number", b'["Reserve", {"largest_bytes": true}]'),
+        ("no number at all", b'["Reserve", {"largest_bytes": NaN}]'),
+        ("an operation that is none", json.dumps([STEP[0], STEP[1] | {"operation": "rm"}]).encode()),
+        ("groups that are numbers", json.dumps([STEP[0], STEP[1] | {"groups": [1, 2]}]).encode()),
+    ],
+)
+def test_invalid_orders_are_refused_and_nothing_runs(
+    title: str, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadMessage, match="install the same version on all hosts"):
+        decode_order(data)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "data"),
+    [
+        ("an order", encode(Leave())),
+        ("a failure of an unknown class", b'["Failed", "SystemExit", "0"]'),
+        ("a failure without a text", b'["Failed", "UsageError", {"a": 1}]'),
+        ("a value of an unknown type", b'["Done", ["Popen", {"args": "true"}], []]'),
+        ("flags that are no texts", b'["Done", null, [1]]'),
+        ("flags that are a text", b'["Done", null, "ab"]'),
+        ("infinite seconds", b'["Done", ["Timing", {"seconds": [[Infinity]]}], []]'),
+    ],
+)
+def test_invalid_rank_messages_are_refused(title: str, data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode_rank_message(data)
+
+
+def test_a_time_that_is_no_number_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        encode(Done(Timing(((float("nan"),),))))

@@ -1,0 +1,121 @@
+"""`collbench report`: what it writes, what it refuses, and the commands of docs/report.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from collbench.report.html.content import content
+from collbench.runfile import run_file
+from collbench.sim import fabrics
+from tests.cli.program import Program
+from tests.report.html.runs import RECORDED, SIM_PAIRS, by_hand
+from tests.sim.made import simulate
+
+DOCS = Path(__file__).parents[3] / "docs" / "report.md"
+
+
+@pytest.fixture
+def saved(program: Program) -> Program:
+    """The program, with a run beside it."""
+    run_file.save(by_hand(), Path("run.json"))
+    return program
+
+
+def test_the_page_is_named_as_the_run_and_lands_here(saved: Program, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    Path("run.json").rename("runs/monday.json")
+    said = saved("report", "runs/monday.json")
+    assert (said.status, said.err) == (0, "")
+    assert re.fullmatch(r"saved     monday\.html \(0\.\d MiB\)\n", said.out)
+    assert Path("monday.html").read_text(encoding="utf-8").startswith("<!doctype html>\n<html")
+
+
+def test_several_runs_are_one_page_by_the_shortest_names_that_differ(saved: Program, tmp_path: Path) -> None:
+    (tmp_path / "a" / "x").mkdir(parents=True)
+    (tmp_path / "b" / "x").mkdir(parents=True)
+    for name in ("a/x/run.json", "b/x/run.json"):
+        run_file.save(by_hand(), Path(name))
+    assert saved("report", "a/x/run.json", "b/x/run.json", "-o", "both.html").status == 0
+    text = Path("both.html").read_text(encoding="utf-8")
+    assert re.findall(r'<a href="#run-\d">(.*?)</a>', text) == ["a/x/run.json", "b/x/run.json"]
+    assert "b/x/run.json over a/x/run.json" in text
+
+
+def test_a_run_beside_itself_has_two_names(saved: Program) -> None:
+    assert saved("report", "run.json", "run.json").status == 0
+    assert "run.json (2) over run.json (1)" in Path("run.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None:
+    for seed, name in ((1, "base.json"), (2, "new.json")):
+        run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))
+    said = program("compare", "base.json", "new.json").out
+    counts = re.search(
+        r"^points +\d+ data points in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
+    )
+    assert counts is not None
+    runs = [(name, run_file.load(Path(name))) for name in ("base.json", "new.json")]
+    rows = content(runs, "0.1.0")["comparisons"][0]["overview"]
+    assert [sum(column) for column in zip(*(row["counts"] for row in rows), strict=True)] == [
+        *map(int, counts.groups())
+    ]
+
+
+def test_an_old_page_is_replaced_whole(saved: Program) -> None:
+    Path("old.HTM").write_text("old", encoding="utf-8")
+    assert saved("report", "run.json", "--output", "old.HTM", "--force").status == 0
+    assert Path("old.HTM").read_text(encoding="utf-8").endswith("</html>\n")
+    assert sorted(path.name for path in Path().iterdir()) == ["old.HTM", "run.json"]
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments", "line"),
+    [
+        (
+            "a page named as a run",
+            "run.json -o run.json",
+            "--output run.json is not named as a page: write run.html",
+        ),
+        ("a page without a name", "run.json -o .", "--output . is not named as a page: write report.html"),
+        (
+            "a folder in the way",
+            "run.json -o folder.html",
+            "cannot write the report as folder.html: it is a folder; choose another place with --output FILE",
+        ),
+        (
+            "a file where a folder should be",
+            "run.json -o run.json/x.html",
+            "cannot write the report as run.json/x.html: a part of that path is a file, not a folder; choose another "
+            "place with --output FILE",
+        ),
+        ("no such run", "none.json", "cannot read run file none.json: No such file or directory"),
+        ("no run at all", "", "there is no saved run: name a run file, or measure with 'collbench pairs' first"),
+        ("what is no run", "run.html.json", "run.html.json is JSON but not a collbench run"),
+        ("one of two is no run", "run.json run.html.json", "run.html.json is JSON but not a collbench run"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(saved: Program, what: str, arguments: str, line: str) -> None:
+    Path("folder.html").mkdir()
+    Path("run.html.json").write_text("{}", encoding="utf-8")
+    before = sorted(Path().rglob("*"))
+    said = saved("report", *arguments.split())
+    assert (said.status, said.out) == (2, ""), what
+    assert line in said.line
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_recorded_run_of_real_gpus_has_a_page(program: Program) -> None:
+    assert program("report", str(RECORDED)).status == 0
+    assert "4 × NVIDIA H200" in Path("pairs.html").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_document_work(program: Program) -> None:
+    commands = re.findall(r"^    collbench (.*)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:  # on half as many GPUs as there, which takes a fifth of the time
+        smaller = command.replace("--fabric dgx-1v", "--fabric nvlink-pairs-2x2")
+        assert program(*smaller.split()).status == 0, command
+    assert sorted(path.name for path in Path().glob("*.html")) == ["both.html", "report.html", "run.html"]

@@ -1,0 +1,49 @@
+"""What a page looks like to a reader: in a pipe, in a terminal, or under NO_COLOR."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, permutations
+
+from rich.console import Console
+
+from collbench.model.operations import Operation
+from collbench.model.run import Path, Run
+from collbench.report.text.layout import Legend, Page, shown
+from tests.builders import gpus, measured, run_of
+
+_COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
+
+
+def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose: bool = True) -> str:
+    """Return the printed page as a pipe gets it, or a terminal of 256 colours; no blanks at the ends of lines."""
+    file = io.StringIO()
+    environment = {"NO_COLOR": "1"} if no_color else {}
+    console = Console(
+        file=file,
+        width=240,
+        highlight=False,
+        soft_wrap=True,
+        force_terminal=terminal,
+        color_system="256" if terminal else None,
+        _environ=environment,
+    )
+    for block in shown(page, verbose=verbose):
+        if terminal or not isinstance(block, Legend):
+            console.print(block)
+    return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))
+
+
+def pairs_run(
+    count: int,
+    rate: Callable[[int, int], float | Iterable[float]] = lambda _a, _b: 300.0,
+    links: Sequence[Path] | None = None,
+    name: str = "NVIDIA H200",
+) -> Run:
+    """Return what `collbench pairs` measures with its defaults: four copies on links, two collectives on pairs."""
+    copies = [measured(op, link, gbs) for op, gbs in _COPIES.items() for link in permutations(range(count), 2)]
+    pairs = list(combinations(range(count), 2))
+    sums = [measured(Operation.ALLREDUCE, pair, rate(*pair)) for pair in pairs]
+    casts = [measured(Operation.BROADCAST, pair, 310.0) for pair in pairs]
+    return run_of(gpus(count, name), copies + sums + casts, links)

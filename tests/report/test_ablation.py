@@ -1,0 +1,218 @@
+"""The page of `collbench ablate`: which sentence a ratio allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from collbench.launch import ablation as ablations
+from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_range, format_seconds
+from collbench.report.text.ablation import page, verdict
+from tests.launch.made import ablation
+from tests.report.pages import text
+
+ROOT = Path(__file__).parents[2]
+
+
+def judged(
+    low: float,
+    middle: float,
+    high: float,
+    names: tuple[str, str] | None = None,
+    *,
+    lacking: tuple[str, ...] = ("p2p",),
+    **fields: object,
+) -> Ablation:
+    measured_ablation = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
+    assert measured_ablation.result is not None
+    measured_ablation.result = Result(measured_ablation.result.arms, Ratio(middle, low, high))
+    return dataclasses.replace(measured_ablation, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("case", "ratio", "sentence"),
+    [
+        (
+            "worth something",
+            (1.28, 1.30, 1.32),
+            "p2p is worth 30.0% (95%: 28.0–32.0%) of a step to this job: without it a step takes 1.3 times as long",
+        ),
+        (
+            "worth little, for certain",
+            (1.001, 1.003, 1.005),
+            "p2p is worth 0.30% (95%: 0.10–0.50%) of a step to this job: without it a step takes 1.003 times as long",
+        ),
+        (
+            "in the way",
+            (0.94, 0.95, 0.96),
+            "p2p costs 5.0% (95%: 4.0–6.0%) of a step to this job: without it a step takes 0.95 times as long",
+        ),
+        ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4%: without p2p a step of this job takes as long"),
+        ("exactly alike", (1, 1, 1), "no difference beyond ±0.00%: without p2p a step of this job takes as long"),
+        (
+            "unknown",
+            (0.5, 1.2, 2.9),
+            "undecided: without p2p a step of this job takes between 50.0% less and 190% more (95%)",
+        ),
+    ],
+)
+def test_a_sentence_says_whether_a_difference_is_shown(
+    case: str, ratio: tuple[float, float, float], sentence: str
+) -> None:
+    assert verdict(judged(*ratio)) == sentence, case
+
+
+@pytest.mark.parametrize(
+    ("names", "lacking", "measure", "sentence"),
+    [
+        (
+            ("with p2p and shm", "without p2p and shm"),
+            ("p2p", "shm"),
+            Measure.TRAIN_RUNTIME,
+            "p2p and shm are worth 30.0% (95%: 28.0–32.0%) of training to this job: without them training takes 1.3 "
+            "times as long",
+        ),
+        (
+            ("as is", "with NCCL_ALGO=Ring"),
+            (),
+            Measure.PROCESS,
+            "with NCCL_ALGO=Ring the whole process of this job takes 30.0% (95%: 28.0–32.0%) longer than as is",
+        ),
+        (
+            ("as is", "without shm and with NCCL_ALGO=Ring"),
+            (),
+            Measure.STEP,
+            "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0% (95%: 28.0–32.0%) longer than as is",
+        ),
+        (
+            ("on GPU0, GPU1", "on GPU2, GPU3"),
+            (),
+            Measure.STEP,
+            "on GPU2, GPU3 a step of this job takes 30.0% (95%: 28.0–32.0%) longer than on GPU0, GPU1",
+        ),
+    ],
+)
+def test_every_change_has_its_words(
+    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, sentence: str
+) -> None:
+    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == sentence
+
+
+def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
+    sentence = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
+    assert sentence.startswith("p2p is worth 30.0%")
+    named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
+    assert named.startswith("without p2p a step of this job takes 30.0%")
+
+
+def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:
+    document = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
+    shown = text(page(ablations.load(ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"))).rstrip("\n")
+    assert "\n".join(f"    {line}".rstrip() for line in shown.splitlines()) in document
+
+
+def test_an_unfinished_one_says_how_far_it_came() -> None:
+    measured_ablation = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    measured_ablation.arms[1].runs.pop()
+    measured_ablation.result = None
+    page_text = text(page(measured_ablation))
+    assert page_text.startswith("unfinished: 3 of 4 runs, too few to compare\n")
+    assert rows(page_text) == [["with p2p", "2", "-", "-"], ["without p2p", "1", "-", "-"]]
+
+
+def rows(page_text: str) -> list[list[str]]:
+    """Return the first four cells of the table's rows."""
+    lines = page_text.split("\n\n")[2].splitlines()[1:3]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()][:4] for line in lines]
+
+
+def test_without_all_reduces_there_are_no_columns_for_them() -> None:
+    measured_ablation = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    assert "all-reduce 64M" in text(page(measured_ablation))
+    for arm in measured_ablation.arms:
+        arm.allreduce = ()
+    assert "all-reduce" not in text(page(measured_ablation))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "header"),
+    [
+        ("what both arms inherit", {}, "settings  NCCL_NVLS_ENABLE=0\n"),
+        (
+            "of which a container's word on its own NCCL is none",
+            {"environment": {"NCCL_VERSION": "2.27.3-1", "NCCL_NVLS_ENABLE": "0"}},
+            "settings  NCCL_NVLS_ENABLE=0\n",
+        ),
+        ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which ignores NCCL variables\n"),
+        ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
+        ("the warm-up", {}, "without the first tenth, three at least\n"),
+        ("the user's warm-up", {"skip": 12}, "without the first 12\n"),
+        ("a script that prints no warm-up", {"skip": 0}, "the median of all step times it printed\n"),
+        ("Hugging Face", {"measure": Measure.TRAIN_RUNTIME}, "value     of a run: train_runtime, as Hugging Face's"),
+        ("whole processes", {"measure": Measure.PROCESS}, "wall time of the whole process, its start included"),
+    ],
+)
+def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[str, object], header: str) -> None:
+    an_ablation = dataclasses.replace(ablation([1.0, 1.0], [2.0, 2.0]), **changes)  # type: ignore[arg-type]
+    assert header in text(page(an_ablation)), case
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(5.7e-6, "5.700 µs"), (0.02241, "22.41 ms"), (0.9999, "999.9 ms"), (101.23, "101.2 s"), (4321.9, "4322 s")],
+)
+def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, expected: str) -> None:
+    assert format_seconds(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [((0.0223, 0.0225), "22.30–22.50 ms"), ((0.5, 2.0), "500.0–2000 ms"), ((9.0, 11.5), "9.000–11.50 s")],
+)
+def test_an_interval_has_one_unit(interval: Sequence[float], expected: str) -> None:
+    assert format_range(*interval) == expected
+
+
+def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, needed: int | None) -> str:
+    measured_ablation = judged(0.8, 1.2, 1.8)
+    assert measured_ablation.result is not None
+    first, second = (Ratio(middle, middle - 0.01, middle + 0.01) for middle in gpu)
+    arms = measured_ablation.result.arms
+    own = GpuResult(arms, Ratio(1.1, 1.09, 1.11), (first, second))
+    measured_ablation.result = dataclasses.replace(
+        measured_ablation.result, gpu=own, spread=Spread(spread, within), needed=needed
+    )
+    return text(page(measured_ablation))
+
+
+def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
+    shown = " ".join(with_gpu((0.75, 0.8), 0.15, 0.01, 178).split())
+    assert "GPU's own" in shown
+    assert "the GPU is busy for 75% of a step with p2p, 80% without p2p" in shown
+    assert "1.1 times as long without p2p (95%: 9.0 to 11.0% more)" in shown
+    assert "the host bounds a step of both arms" in shown
+    assert "a larger batch, torch.compile or CUDA graphs" in shown
+    assert "±3.0% needs about 178 repeats, 237 min: runs of one arm differ by 15.0% (standard deviation)" in shown
+    assert "longer runs would not help" in shown
+
+
+def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
+    shown = " ".join(with_gpu((0.75, 0.99), 0.05, 0.04, None).split())
+    assert "the host bounds a step with p2p: with less host work, the ratio" in shown
+    assert "±3.0% would need more than 10,000 repeats" in shown
+    assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
+    assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())
+
+
+def test_whole_milliseconds_never_show_that_a_step_takes_as_long() -> None:
+    made = ablation([0.02] * 4, [0.02] * 4)
+    for arm in made.arms:
+        arm.runs = [dataclasses.replace(one, rounding=ablations.Rounding(step=0.5e-3)) for one in arm.runs]
+    made.result = ablations.judge(made)
+    shown = " ".join(text(page(made)).split())
+    assert "no difference beyond" not in shown
+    assert "undecided: without p2p a step of this job takes between 4.9% less and 5.2% more (95%)" in shown
+    assert "±3.0% needs more digits: those that the script prints leave ±5.2%, however often it is trained" in shown

@@ -1,0 +1,112 @@
+"""Figures that no hardware can carry bear their mark in every format that a run is written in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from collbench.judge.physics import impossible, marked
+from collbench.judge.summary import rank_summary
+from collbench.judge.tiers import Relation, rank_pairs
+from collbench.model.operations import Operation
+from collbench.model.run import Path, Run
+from collbench.report import nccl_tests
+from collbench.report.formats import as_csv, as_json, as_markdown, as_parquet
+from collbench.report.html.content import content
+from collbench.report.plot.figure import Named, origins
+from collbench.report.prometheus import as_prometheus
+from collbench.report.rows import rows
+from collbench.report.text import ranking
+from collbench.report.text.layout import shown
+from collbench.report.text.measured import page
+from tests.builders import GIB, gpus, measured, run_of
+
+
+def run_with(gbs: float, launch: float | None = None) -> Run:
+    """Return two H200, whose NVLinks carry 450 GB/s, with a copy and an all-reduce at this rate; no sample is marked.
+
+    An older collbench marked none, so nothing but the run file may rest on marks.
+    """
+    link = Path((0, 1), "NV18", "SYS", 18, 450.0)
+    measurements = [
+        measured(operation, (0, 1), gbs, launch=launch) for operation in (Operation.CE_WRITE, Operation.ALLREDUCE)
+    ]
+    return run_of(gpus(2), measurements, [link], command=("allreduce",))
+
+
+WRONG, RIGHT = run_with(500.0), run_with(400.0)
+
+
+def marks(run: Run) -> dict[str, bool]:
+    """Return for each format whether it says that figures are impossible."""
+    made = rows(run)
+    parsed = {family.name: family.samples for family in text_string_to_metric_families(as_prometheus(run))}
+    console = Console(file=io.StringIO(), width=200)
+    for block in page(run):
+        console.print(block)
+    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    return {
+        "the run file": marked(replace(run, measurements=deepcopy(run.measurements))),
+        "csv": any(int(row["impossible"]) for row in csv.DictReader(io.StringIO(as_csv(made)))),
+        "json": any(row["impossible"] for row in json.loads(as_json(made))),
+        "prometheus": any(sample.value for sample in parsed["collbench_impossible"]),
+        "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
+        "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
+        "nccl-tests' JSON": json.loads(nccl_tests.dumps(run))["out_of_bounds"]["okay"] == "false",
+        "html": "impossible" in json.dumps(content([("run.json", run)], "1")),
+        "a plot": "IMPOSSIBLE" in origins([Named("run", run)]),
+        "the page": "impossible" in shown.lower(),
+    }
+
+
+def test_each_format_bears_the_mark() -> None:
+    assert [name for name, has_mark in marks(WRONG).items() if not has_mark] == []
+
+
+def test_no_format_bears_it_where_all_is_possible() -> None:
+    assert [name for name, has_mark in marks(RIGHT).items() if has_mark] == []
+
+
+def test_rows_have_the_limit_and_how_many_batches_beat_it() -> None:
+    assert [(row["limit_gbs"], row["impossible"]) for row in rows(WRONG)] == [(450.0, 10)] * 2
+    assert "impossible: 10" in as_markdown(WRONG, rows(WRONG))
+
+
+def test_parquet_has_them_as_numbers() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(io.BytesIO(as_parquet(rows(WRONG))))
+    assert table.column("impossible").to_pylist() == [10, 10]
+
+
+def test_a_launch_loop_that_beats_the_limit_is_one_batch() -> None:
+    """1 GiB in 2 ms is 537 GB/s."""
+    assert {row["impossible"] for row in rows(run_with(400.0, launch=2e-3))} == {5}
+
+
+def test_an_unknown_limit_is_empty_and_not_zero() -> None:
+    unknown = replace(WRONG, paths=tuple(replace(path, theory_gbs=None) for path in WRONG.paths))
+    assert impossible(unknown) == []
+    assert [row["limit_gbs"] for row in rows(unknown)] == [None, None]
+
+
+def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
+    pair_ranking = rank_pairs(WRONG, Operation.ALLREDUCE, GIB)
+    assert pair_ranking is not None
+    assert [one.relation for one in pair_ranking.standings] == [Relation.IMPOSSIBLE]
+    assert pair_ranking.failed == pair_ranking.impossible == ((0, 1),)
+    assert not pair_ranking.all_tied
+    console = Console(file=io.StringIO(), width=200)
+    for block in shown(ranking.page(WRONG, rank_summary(WRONG)), verbose=False):
+        console.print(block)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "impossible" in said
+    assert "1 with a rate above the limit" in said
+    assert "failed" not in said.lower()

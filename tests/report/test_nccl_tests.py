@@ -1,0 +1,242 @@
+"""Our nccl-tests text against its own, line by line."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
+from collbench.model.skew import whole_blocks
+from collbench.model.units import whole_elements
+from collbench.report.nccl_tests import lines
+from tests.builders import gpus, in_words, left_out, measured, throttled
+from tests.builders import run_of as built
+from tests.report.recorded import OPERATIONS, RECORDINGS, read, run_of, without_in_place
+
+MIB = 2**20
+FOUR = (0, 1, 2, 3)
+OURS = ("# collbench", "# measured", "# time:", "# #wrong:", "# skipped")
+
+
+def rows(run: Run) -> list[list[str]]:
+    return [line.split() for line in lines(run) if line[:1] == " "]
+
+
+def one_row(run: Run) -> list[str]:
+    (row,) = rows(run)
+    return row
+
+
+def layout(printed: list[str]) -> list[str]:
+    """Return the lines as both tools should print them: without the process's number and the average's last digits."""
+    kept = [line for line in printed if not line.startswith((*OURS, "# nccl-tests version"))]
+    kept = [re.sub(r"Pid [ \d]{6}", "Pid      0", line) for line in kept]
+    return [re.sub(r"(Avg bus bandwidth    : )[\d.]+", r"\1#", line) for line in kept]
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_line_is_the_one_that_nccl_tests_printed(path: Path) -> None:
+    recording = read(path)
+    theirs = [line for line in recording.lines if line.split()[:1] != ["0"]]
+    sizes = [row[0] for row in recording.rows if row[0] != "0"]
+    # Its header has the sizes that were asked for, ours those that were measured.
+    ends = f"minBytes {sizes[0]} maxBytes {sizes[-1]} "
+    theirs = [re.sub(r"minBytes \d+ maxBytes \d+ ", ends, line) for line in theirs]
+    run = run_of(recording)
+    assert layout(lines(run)) == layout(theirs)
+    average = next(line for line in lines(run) if "Avg" in line).split()[-1]
+    kept = len(sizes) / len(recording.rows)  # its average counts rows of nothing as 0 GB/s
+    assert float(average) * kept == pytest.approx(float(recording.figure("Avg bus bandwidth")), abs=0.005)
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_sizes_are_cut_as_the_recorded_ones(path: Path) -> None:
+    recording = read(path)
+    operation, asked = OPERATIONS[recording.program], recording.flags["minBytes"]
+    for row in recording.rows:
+        cut = whole_blocks(asked, recording.ranks) if operation.shares else whole_elements(asked, "float32")
+        assert str(cut) == row[0]
+        asked *= recording.flags["step"]
+    assert recording.flags["step"] > 1
+
+
+def test_these_recordings_are_there() -> None:
+    assert {"all_reduce_perf"} <= {read(path).program for path in RECORDINGS}
+    assert {read(path).flags["graph"] for path in RECORDINGS} == {0, 20}
+
+
+def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
+    """Return an all-reduce whose batches took 10 µs each, and whose launch loops took these seconds, trial by trial."""
+    samples = [Sample((1e-5, 1e-5), 20, concurrent=False, launch_seconds=seconds) for seconds in loops]
+    measurement = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)
+    run = built(gpus(4), [measurement], command=("allreduce",))
+    run.settings = replace(run.settings, **settings)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("title", "run", "time", "time_name"),
+    [
+        ("the launch loop, median of the trials", looped((3e-5, 2e-5, 9e-5)), "30.00", "launch loop"),
+        ("with -G the graph replay", looped((3e-5,), graph=20), "10.00", "graph replay"),
+        ("whatever the command line says", looped((3e-5,), command=("allreduce", "-G", "20")), "30.00", "launch loop"),
+        ("without a launch loop the batches", looped((None, None)), "10.00", "graph replay"),
+    ],
+)
+def test_which_time_is_shown(title: str, run: Run, time: str, time_name: str) -> None:
+    assert one_row(run)[5] == time
+    (meaning,) = (line for line in lines(run) if line.startswith("# time:"))
+    assert time_name in meaning
+
+
+def test_what_the_command_asked_for_stands_in_the_header() -> None:
+    run = looped((3e-5,), iterations=50, warmup=3, verify=False, graph=7)
+    run.measurements[0].wrong = None
+    assert (
+        "# nThread 4 nGpus 1 minBytes 1048576 maxBytes 1048576 step: 1048576(bytes) "
+        "warmup iters: 3 iters: 50 agg iters: 1 validation: 0 graph: 7 unalign: 0"
+    ) in lines(run)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "step"),
+    [((8, 16, 32), "2(factor)"), ((1, 4, 16), "4(factor)"), ((1, 2, 3), "1(bytes)"), ((8, 16, 40), "0(bytes)")],
+)
+def test_the_step_between_sizes(sizes: tuple[int, ...], step: str) -> None:
+    run = built(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0, size * MIB) for size in sizes])
+    megabytes = step.replace("1(bytes)", f"{MIB}(bytes)")
+    assert f" step: {megabytes} " in "\n".join(lines(run))
+
+
+def point(operation: Operation, variant: Variant, **of: object) -> Measurement:
+    measurement = measured(operation, FOUR, 100.0, MIB)
+    measurement.point = replace(measurement.point, variant=variant)
+    return replace(measurement, **of)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("title", "halves", "columns"),
+    [
+        (
+            "both halves",
+            [point(Operation.ALLREDUCE, Variant.PLAIN), point(Operation.ALLREDUCE, Variant.IN_PLACE)],
+            ["10.49", "100.00", "150.00", "0", "10.49", "100.00", "150.00", "0"],
+        ),
+        (
+            "not measured in place",
+            [point(Operation.ALLREDUCE, Variant.PLAIN)],
+            ["10.49", "100.00", "150.00", "0", "N/A", "N/A", "N/A", "N/A"],
+        ),
+        (
+            "measured in place alone",
+            [point(Operation.ALLREDUCE, Variant.IN_PLACE)],
+            ["N/A", "N/A", "N/A", "N/A", "10.49", "100.00", "150.00", "0"],
+        ),
+        (
+            "not checked",
+            [point(Operation.ALLREDUCE, variant, wrong=None) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
+            ["10.49", "100.00", "150.00", "N/A", "10.49", "100.00", "150.00", "N/A"],
+        ),
+        (
+            "an all-to-all is not checked in place",
+            [point(Operation.ALLTOALL, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)],
+            ["10.49", "100.00", "75.00", "0", "10.49", "100.00", "75.00", "N/A"],
+        ),
+        (
+            "a failed data point",
+            [
+                point(
+                    Operation.ALLREDUCE, Variant.PLAIN, samples=[], stop=StopReason.FAILED, failure=in_words("it hung")
+                )
+            ],
+            ["N/A"] * 8,
+        ),
+        (
+            "wrong data",
+            [point(Operation.ALLREDUCE, Variant.PLAIN, wrong=1234567)],
+            ["10.49", "100.00", "150.00", "1.23457e+06", "N/A", "N/A", "N/A", "N/A"],
+        ),
+    ],
+)
+def test_the_halves_of_a_row(title: str, halves: list[Measurement], columns: list[str]) -> None:
+    assert one_row(built(gpus(4), halves))[5:] == columns
+
+
+@pytest.mark.parametrize(
+    ("title", "changed", "complete", "verdict", "note"),
+    [
+        ("all is well", {}, True, "0 OK", None),
+        ("not checked is no fault", {"wrong": None}, True, "0 OK", None),
+        ("wrong data", {"wrong": 3}, True, "1 FAILED", None),
+        (
+            "a data point that failed",
+            {"failure": in_words("hung:\n no answer")},
+            True,
+            "0 FAILED",
+            "# failed: 1048576 in place: hung: no",
+        ),
+        ("rows are missing", {}, False, "0 INTERRUPTED", "# interrupted"),
+    ],
+)
+def test_scripts_take_ok_for_passed(
+    title: str, changed: dict[str, object], complete: bool, verdict: str, note: str | None
+) -> None:
+    run = built(
+        gpus(4), [point(Operation.ALLREDUCE, Variant.PLAIN), point(Operation.ALLREDUCE, Variant.IN_PLACE, **changed)]
+    )
+    run.complete = complete
+    printed = lines(run)
+    assert f"# Out of bounds values : {verdict}" in printed
+    assert note is None or any(line.startswith(note) for line in printed)
+
+
+def test_what_a_reader_must_know_follows_the_figures() -> None:
+    flags = (throttled(1, "low bandwidth"),)
+    measurement = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
+    measurement.samples[0] = replace(measurement.samples[0], flags=flags)
+    run = built(gpus(4), [measurement, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
+    run.skipped = [left_out("sizes 4G: no room")]
+    printed = lines(run)
+    index = next(index for index, line in enumerate(printed) if "Avg" in line)
+    assert printed[index + 1 : index + 3] == [
+        "# flagged: throttled: low bandwidth on GPU1: 1048576 out of place",
+        "# skipped: sizes 4G: no room",
+    ]
+
+
+def test_each_communicator_has_a_report_of_its_own() -> None:
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    run = built(gpus(3), [measured(Operation.ALLREDUCE, pair, 100.0, MIB) for pair in pairs], command=("allreduce",))
+    printed = lines(run)
+    seen = re.findall(r"#  Rank +(\d) Group +(\d) .* device +(\d)", "\n".join(printed))
+    assert ["".join(columns) for columns in seen] == ["000", "101", "010", "112", "021", "122"]
+    assert sum("Avg bus bandwidth" in line for line in printed) == 3
+
+
+def test_a_run_without_collectives_is_refused() -> None:
+    with pytest.raises(UsageError, match="this run holds none"):
+        lines(built(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]))
+
+
+def test_copies_beside_collectives_are_left_out() -> None:
+    both = [measured(Operation.CE_WRITE, (0, 1), 300.0), measured(Operation.ALLREDUCE, (0, 1), 100.0, MIB)]
+    assert one_row(built(gpus(2), both))[0] == "1048576"
+
+
+def test_rows_ascend_whatever_the_order_of_the_trials() -> None:
+    sizes = [
+        size
+        for row in rows(built(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0, s) for s in (64, 8, 32)]))
+        for size in row[:1]
+    ]
+    assert all(int(small) < int(large) for small, large in pairwise(sizes))
+
+
+def test_without_in_place_the_other_half_stays_the_same() -> None:
+    run = run_of(read(RECORDINGS[0]))
+    assert [row[:9] for row in rows(without_in_place(run))] == [row[:9] for row in rows(run)]

@@ -1,0 +1,146 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from collbench.judge.summary import rank_summary
+from collbench.model.operations import Operation
+from collbench.model.run import Run, StopReason
+from collbench.report.text.measured import section
+from collbench.report.text.ranking import as_json, page
+from tests.builders import GIB, gpus, in_words, measured, run_of
+from tests.report.pages import text
+
+MIB = 2**20
+SIZES = (8, 2**16, MIB, GIB)
+
+
+def line_run(count: int, gbs: Callable[[int, int], float], sizes: tuple[int, ...] = SIZES) -> Run:
+    """Return all-reduces of pairs that take 2 µs and the size over `gbs`; no noise."""
+    points = []
+    for pair in combinations(range(count), 2):
+        points += [measured(Operation.ALLREDUCE, pair, s / (2e-6 + s / gbs(*pair) / 1e9) / 1e9, s) for s in sizes]
+    return run_of(gpus(count), points)
+
+
+def shown(run: Run) -> str:
+    return text(page(run, rank_summary(run)))
+
+
+PAGE = """\
+allreduce (by pair) at 1G, GB/s
+tier           GB/s  pairs                  vs best
+1             299.8  GPU0-GPU1, GPU1-GPU2   tied
+2             199.9  GPU0-GPU2              different
+2 tiers: the worst pair is 33% slower than the best.
+Differences above 2.0% are significant at typical noise (5 trials or more).
+       GPU0   GPU1   GPU2
+GPU0      -  299.8  199.9
+GPU1  299.8      -  299.8
+GPU2  199.9  299.8      -
+
+allreduce (by pair) at 8 B, µs
+tier    µs  pairs  vs best
+1     2.00  all 3  tied
+All pairs tie within 0.0%: the choice does not affect latency.
+Differences above 6.0% are significant at typical noise (5 trials or more).
+       GPU0   GPU1   GPU2
+GPU0      -   2.00   2.00
+GPU1   2.00      -   2.00
+GPU2   2.00   2.00      -
+
+allreduce (by pair): latency and bandwidth over 4 sizes
+pair       label         latency µs        bandwidth GB/s         n½  misfit
+GPU0-GPU1  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
+GPU0-GPU2  NV18   2.00 [2.00, 2.00]  200.0 [200.0, 200.0]  390.6 KiB      0%
+GPU1-GPU2  NV18   2.00 [2.00, 2.00]  300.0 [300.0, 300.0]  585.9 KiB      0%
+
+tied, different: compared with the best, by the 90% and the simultaneous 95%
+interval of the difference (99% below five trials); undecided: neither;
+failed: something on it failed, whatever its rate; impossible: nothing failed,
+but a rate is above the hardware's limit
+latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
+n½: the size that reaches half of the bandwidth; misfit: the largest distance
+of a size from this line
+"""
+
+
+def test_three_gpus_with_one_slow_pair_read_like_this() -> None:
+    reported = shown(line_run(3, lambda a, b: 200.0 if (a, b) == (0, 2) else 300.0))
+    body = reported[reported.index("allreduce (by") :]
+    squeezed = ["  ".join(line.split()) for line in body.split("\n")]
+    assert squeezed == ["  ".join(line.split()) for line in PAGE.split("\n")]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_the_figures_fit_80_columns(count: int) -> None:
+    reported = shown(line_run(count, lambda a, b: 300.0 if (a + b) % 2 else 240.0))
+    figures = reported[reported.index("allreduce (by") :].split("\n")
+    assert max(map(len, figures)) <= 80
+
+
+def test_a_large_tier_names_some_and_counts_the_rest() -> None:
+    reported = shown(line_run(8, lambda a, b: 200.0 if (a, b) == (2, 5) else 300.0, sizes=(GIB,)))
+    assert "and 11 more" in reported  # 27 of the 28 pairs, 16 of them by name
+    assert any(line.split() == ["2", "199.9", "GPU2-GPU5", "different"] for line in reported.split("\n"))
+
+
+def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
+    reported = shown(line_run(2, lambda a, b: 300.0, sizes=(GIB,)))
+    assert "There is one pair, so there is nothing to choose.\n\ntied, different:" in reported
+
+
+def test_too_few_trials_are_said() -> None:
+    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, trials=2) for p in combinations(range(3), 2)])
+    assert "Nothing is significant: some have 2 of the 3 trials needed to estimate noise.\n" in shown(run)
+
+
+def test_what_a_run_lacks_is_said() -> None:
+    points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in [(0, 1), (0, 2)]]
+    points += [measured(Operation.ALLREDUCE, (0, 1), 300.0)]
+    failed = replace(
+        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure=in_words("hang")
+    )
+    reported = shown(run_of(gpus(3), [*points, failed]))
+    assert reported.endswith(
+        "\nmissing   allreduce at 1G is not ranked: it was measured on 1 pair only\n"
+        "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
+        "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
+        "failed    GPU1-GPU2: allreduce at 1M: hang\n"
+    )
+
+
+def test_a_simulated_figure_never_comes_without_the_word() -> None:
+    run = line_run(4, lambda a, b: 300.0)
+    run.backend, run.machine = "sim", replace(run.machine, fabric="dgx-1v")
+    titles = [line for line in shown(run).split("\n") if "(by pair)" in line]
+    assert len(titles) == 3
+    assert all(title.startswith("sim allreduce") for title in titles)
+    reported = as_json(run, rank_summary(run))
+    assert (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
+
+
+def test_the_json_holds_every_standing_and_fit_in_jsons_own_types() -> None:
+    run = line_run(3, lambda a, b: 200.0 if (a, b) == (0, 2) else 300.0)
+    answer = json.loads(json.dumps(as_json(run, rank_summary(run)), allow_nan=False))
+    (work,) = answer["works"]
+    assert (work["operation"], work["variant"], work["kind"]) == ("allreduce", "plain", "pair")
+    large, small = work["rankings"]
+    assert (large["size_bytes"], small["size_bytes"]) == (GIB, 8)
+    assert [(one["members"], one["tier"], one["relation"]) for one in large["standings"]] == [
+        ([0, 1], 1, "tied"),
+        ([1, 2], 1, "tied"),
+        ([0, 2], 2, "different"),
+    ]
+    assert large["verdict"] == "2 tiers: the worst pair is 33% slower than the best"
+    assert [fit["members"] for fit in work["fits"]] == [[0, 1], [0, 2], [1, 2]]
+    assert work["fits"][1]["gbs"] == pytest.approx([200.0] * 3, rel=1e-4)
+    assert (work["unfitted"], work["missing"], work["incomplete"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("wanted", ["tiers", "fits"])
+def test_a_run_of_one_large_set_has_no_tiers_and_says_so(wanted: str) -> None:
+    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)], command=("allreduce",))
+    assert text(section(run, wanted)) == f"this run has no {wanted}\n"

@@ -1,0 +1,97 @@
+"""The page of `collbench select`: every reason has its line, and no figure of the simulator stands without "sim"."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from collbench.choose.select import Finalist, Omitted, Origin, Selection
+from collbench.report.text.selection import explanation
+from tests.builders import gpus
+
+GPUS = gpus(4)
+FULL = Selection(
+    devices=(GPUS[2], GPUS[3]),
+    environment={},
+    reason="300 GB/s measured",
+    origin=Origin("cuda", "quick probe", "box", verification="/runs/finalists.json", size_bytes=2**26),
+    predicted=(280.04, 300.0),
+    predicted_how="NVSwitch",
+    finalists=(
+        Finalist(("GPU2", "GPU3"), (280.04, 300.0), (298.1, 299.5, 301.0)),
+        Finalist(("GPU0", "GPU2"), (200.0, 200.0), None),
+        Finalist(("GPU0", "GPU1"), (9.5, 9.5), (9.4, 9.5, 9.6), first=True),
+    ),
+    gain=(31.1, 31.5263, 32.0),
+    decided_by="fewest NUMA nodes",
+    heuristic=True,
+    left_out=(Omitted("GPU1", "busy: 1 other process"),),
+    binding="GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node",
+)
+
+PAGE = """\
+GPU2, GPU3 (NVIDIA H200) on box
+why       300 GB/s measured
+predicted all-reduce busbw 280–300 GB/s over NVSwitch
+finalists all-reduce busbw at 64M, GB/s
+  set         predicted  measured (95%)
+  GPU2, GPU3  280–300    299.5 (298.1–301)
+  GPU0, GPU2  200        -
+  GPU0, GPU1  9.5        9.5 (9.4–9.6)      the first 2
+gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%)
+decided   by fewest NUMA nodes
+search    heuristic: not every set was evaluated
+left out  GPU1: busy: 1 other process
+binding   GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node
+evidence  quick probe
+measured  finalists saved at /runs/finalists.json"""
+
+
+def test_every_reason_has_its_line() -> None:
+    assert explanation(FULL) == PAGE
+
+
+def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
+    """Noise of 2% is no miss, and neither is an interval that reaches the band."""
+    measured = {"GPU0": (140.0, 141.0, 142.0), "GPU1": (310.0, 311.0, 312.0), "GPU2": (270.0, 271.0, 281.0)}
+    sets = tuple(Finalist((tag,), (280.0, 300.0), rates, first=tag == "GPU0") for tag, rates in measured.items())
+    lines = explanation(replace(FULL, devices=GPUS[2:3], finalists=sets)).splitlines()
+    assert [line.rpartition("  ")[2] for line in lines if line.startswith("  GPU")] == [
+        "the first 1, below its prediction",
+        "above its prediction",
+        "271 (270–281)",
+    ]
+
+
+def test_the_short_page_always_has_the_chosen_set() -> None:
+    further = tuple(Finalist((f"GPU{10 + number}",), (1.0, 2.0), (1.5, 1.5, 1.5)) for number in range(8))
+    page = explanation(replace(FULL, finalists=(*further, FULL.finalists[0])), verbose=False)
+    assert "  GPU2, GPU3  280–300" in page
+    assert "and 5 more" in page
+
+
+def test_a_choice_without_a_choice_is_short() -> None:
+    bare = Selection(GPUS, {}, "all 4 devices", Origin("cuda", "no choice to make", "box"))
+    assert explanation(bare).splitlines() == [
+        "GPU0, GPU1, GPU2, GPU3 (NVIDIA H200) on box",
+        "why       all 4 devices",
+        "evidence  no choice to make",
+    ]
+
+
+def test_devices_of_a_label_file_have_no_name_and_no_machine() -> None:
+    devices = tuple(replace(device, name="", uuid="") for device in GPUS[:2])
+    reported = explanation(Selection(devices, {}, "NV2", Origin("labels", "labels in topo.txt"), estimated=True))
+    assert reported.splitlines()[0] == "GPU0, GPU1"
+    assert reported.splitlines()[-1] == "evidence  labels in topo.txt"
+
+
+def test_every_line_with_a_simulated_rate_says_sim() -> None:
+    origin = Origin("sim", "sim run of 2026-11-21 02:00, saved at run.json", "box", "dgx-1v", size_bytes=2**26)
+    lines = explanation(replace(FULL, origin=origin)).splitlines()
+    assert lines[0] == "GPU2, GPU3 of the simulated machine dgx-1v (sim)"
+    assert lines[1:4] == [
+        "why       300 GB/s measured (sim)",
+        "predicted all-reduce busbw 280–300 GB/s over NVSwitch (sim)",
+        "finalists all-reduce busbw at 64M, GB/s (sim)",
+    ]
+    assert lines[8] == "gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%) (sim)"

@@ -1,0 +1,89 @@
+"""The sentences on failures, skips, wrong data and what could not be judged: one for each kind, from its values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collbench.judge.diagnose import CheckKind, NotDone
+from collbench.judge.outcome import Absence, AbsenceKind
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import SkipKind, Skipped
+from collbench.report import sentences
+from tests.builders import gpus, run_of
+
+SUM = Work(Operation.ALLREDUCE)
+RUN = run_of(gpus(4), [])
+REFUSED = Failure(
+    FailureKind.ERROR, Cause.REFUSED, (1,), work=SUM, size_bytes=2**20, groups=((0, 1), (2, 3)), detail="CUDA error 719"
+)
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_each_cause_has_a_sentence_whatever_is_known_of_it(cause: Cause) -> None:
+    assert sentences.failure(Failure(None, cause, detail="{words}"), gpus(2))
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (REFUSED, "allreduce of 1M on GPU0-GPU1, GPU2-GPU3 failed on GPU1: CUDA error 719"),
+        (
+            replace(REFUSED, devices=(), rank=2, detail="CUDA"),
+            "rank 2: allreduce of 1M on GPU0-GPU1, GPU2-GPU3 failed: CUDA",
+        ),
+        (
+            Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.125),
+            "hang: no answer within 5.12 s, so the worker process was killed",
+        ),
+        (died(-9, "Killed"), "crash: the worker process died (signal 9, SIGKILL): Killed"),
+        (died(-40, ""), "crash: the worker process died (signal 40): it wrote nothing to stderr"),
+        (died(3, "", (1,)), "crash: the worker process died on GPU1 (exit status 3): it wrote nothing to stderr"),
+        (
+            Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=died(1, "no")),
+            "not tried, as 4 data points in a row failed; last error: crash: the worker process died (exit status 1): "
+            "no",
+        ),
+        (Failure(FailureKind.UNTRIED, Cause.REPORTED, detail="not tried, as it is"), "not tried, as it is"),
+    ],
+)
+def test_what_is_known_of_a_failure_is_in_its_sentence(failure: Failure, sentence: str) -> None:
+    assert sentences.failure(failure, gpus(4)) == sentence
+
+
+@pytest.mark.parametrize("kind", list(SkipKind))
+def test_each_kind_of_skip_has_a_reason(kind: SkipKind) -> None:
+    assert sentences.skipped(Skipped(kind, SUM, (0, 1), (8,), 2**20, (), 2, None, "words"), RUN)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            WrongData(SUM, 2**20, (2, 0), 3, 17, 1.0, 2.5),
+            "wrong data: allreduce of 1M, GPU2 among GPU0, GPU2: 3 wrong, the first at byte 17: expected 1, found 2.5.",
+        ),
+        (
+            WrongData(Work(Operation.CE_WRITE), 64, (3, 1), 1, 0),
+            "ce-write of 64 B, link GPU3 → GPU1: 1 wrong, ",
+        ),
+        (
+            WrongData(Work(Operation.H2D_CE, Variant.HOST), 8, (2,), None, 4),
+            "wrong data: h2d-ce host of 8 B, link between GPU2 and host memory: the first at byte 4. ",
+        ),
+    ],
+)
+def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, sentence: str) -> None:
+    assert sentence in sentences.skipped(Skipped(SkipKind.WRONG_DATA, members=wrong.members, wrong=wrong), RUN)
+
+
+@pytest.mark.parametrize("kind", list(AbsenceKind))
+def test_each_absence_has_a_clause(kind: AbsenceKind) -> None:
+    assert sentences.absence(Absence(kind, trials=1), RUN)
+
+
+@pytest.mark.parametrize("kind", list(CheckKind))
+def test_each_check_that_could_not_be_made_has_a_sentence(kind: CheckKind) -> None:
+    assert sentences.not_done(NotDone(kind, SUM, 8, ((0, 1),) * 6, Absence(AbsenceKind.FAILED)), RUN)

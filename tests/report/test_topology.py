@@ -1,0 +1,131 @@
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.machine.nvidia_smi import facts, parse_topology, read_topology
+from collbench.model.run import Device, Path
+from collbench.report.text.topology import explain_pair, render_labels, render_topology
+from tests.builders import nvml_says
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
+
+
+def _devices(count: int, cpus: str = "0-63", numa: int | None = 0) -> tuple[Device, ...]:
+    return tuple(Device(index=i, uuid="", name="", numa_node=numa, cpu_affinity=cpus) for i in range(count))
+
+
+def _h200(count: int) -> tuple[Path, ...]:
+    pairs = ((i, j) for i in range(count) for j in range(i + 1, count))
+    return tuple(Path(pair, "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")) for pair in pairs)
+
+
+def test_a_whole_topology_reads_like_this() -> None:
+    paths = (
+        Path((0, 1), "NV2", "PHB", 2, 50.0, "2 × 25 GB/s", nvml_says("OK")),
+        Path((0, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
+        Path((1, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
+    )
+    assert render_topology(_devices(3), paths) == (
+        "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity\n"
+        "GPU0  X     NV2   SYS   0-63          0\n"
+        "GPU1  NV2   X     SYS   0-63          0\n"
+        "GPU2  SYS   SYS   X     0-63          0\n"
+        "\n"
+        "Legend:\n"
+        "  X    = Self\n"
+        "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA\n"
+        "         nodes (e.g., QPI/UPI)\n"
+        "  NV#  = Connection traversing a bonded set of # NVLinks\n"
+        "\n"
+        "Theory, one direction:\n"
+        "  NV2  = 50 GB/s: 2 × 25 GB/s\n"
+        "  SYS  = 15.75 GB/s: PCIe gen 3 ×16\n"
+    )
+
+
+def test_labels_without_theory_say_so_once() -> None:
+    text = render_topology(*facts(read_topology(DATA / "topologies" / "dgx-1v.txt")))
+    assert text.count("not known") == 1
+    assert "NV2, NV1, SYS: not known" in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_machine_of_up_to_eight_gpus_fits_80_columns(count: int) -> None:
+    text = render_topology(_devices(count, cpus="56-111,168-223", numa=None), _h200(count))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "56-111,168-223 N/A" in " ".join(text.split())
+
+
+def test_wide_machines_get_their_affinities_below_the_matrix() -> None:
+    matrix, affinities = render_labels(_devices(16), _h200(16)).split("\n\n")
+    assert "Affinity" not in matrix
+    assert affinities.splitlines()[-1].split() == ["GPU15", "0-63", "0"]
+
+
+@given(st.integers(1, 12), st.data())
+def test_a_rendered_matrix_parses_to_the_same_labels(count: int, data: st.DataObject) -> None:
+    labels = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "N/A"])
+    paths = tuple(Path((i, j), data.draw(labels)) for i in range(count) for j in range(i + 1, count))
+    devices = _devices(count, cpus=data.draw(st.sampled_from(["", "0-7", "0-23,48-71"])))
+    _, parsed = facts(parse_topology(render_topology(devices, paths)))
+    assert [(path.devices, path.label) for path in parsed] == [(path.devices, path.label) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("title", "path", "sentence"),
+    [
+        (
+            "NVSwitch",
+            Path((0, 1), "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")),
+            f"GPU0 and GPU1 are connected by 18 NVLinks (NV18): 450 GB/s each way in theory ({H200}); without NVLink "
+            "the path would run through a PCIe host bridge, typically the CPU (PHB); peer access OK.",
+        ),
+        (
+            "one NVLink from a saved file",
+            Path((0, 2), "NV1", nvlinks=1),
+            "GPU0 and GPU2 are connected by 1 NVLink (NV1); peer access unknown.",
+        ),
+        (
+            "a single bridge",
+            Path((0, 1), "PIX", "PIX", 0, 31.5, "PCIe gen 4 ×16", nvml_says("OK")),
+            "GPU0 and GPU1 have no NVLink and connect through a single PCIe bridge (PIX): 31.5 GB/s each way in theory "
+            "(PCIe gen 4 ×16); peer access OK.",
+        ),
+        (
+            "refused peer access",
+            Path((1, 2), "SYS", "SYS", peer_access=nvml_says("CNS", "CNS")),
+            "GPU1 and GPU2 have no NVLink and connect across the interconnect between NUMA nodes, such as QPI or UPI "
+            "(SYS); peer access refused (CNS: chipset not supported), so copies pass through host memory.",
+        ),
+        (
+            "peer access one way only",
+            Path((1, 2), "PXB", "PXB", peer_access=nvml_says("TNS", "OK")),
+            "GPU1 and GPU2 have no NVLink and connect through several PCIe bridges, below the host bridge (PXB); peer "
+            "access incomplete (read TNS, write OK; TNS: topology not supported).",
+        ),
+        (
+            "no label",
+            Path((0, 1), "N/A"),
+            "GPU0 and GPU1 are connected by a path that the driver does not name (N/A); peer access unknown.",
+        ),
+    ],
+)
+def test_a_pair_in_a_sentence(title: str, path: Path, sentence: str) -> None:
+    assert explain_pair(_devices(3), path) == sentence, title
+
+
+@pytest.mark.parametrize("label", ["PIX", "PXB", "PHB", "NODE", "SYS"])
+def test_every_pcie_label_has_its_own_way(label: str) -> None:
+    sentence = explain_pair(_devices(2), Path((0, 1), label, label))
+    others = {explain_pair(_devices(2), Path((0, 1), other, other)) for other in ("PIX", "PXB", "PHB", "NODE", "SYS")}
+    assert f"({label})" in sentence
+    assert len(others) == 5
+    assert "does not name" not in sentence
+
+
+def test_a_pair_is_named_by_nvidia_smis_numbers_not_by_position() -> None:
+    devices = (Device(index=3, uuid="", name=""), Device(index=6, uuid="", name=""))
+    assert explain_pair(devices, Path((0, 1), "NODE", "NODE")).startswith("GPU3 and GPU6 ")

@@ -1,0 +1,150 @@
+import json
+import random
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from collbench.judge.diagnose import Kind, judge
+from collbench.model.operations import Operation
+from collbench.model.run import Run
+from collbench.report.text import verdicts
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.builders import ALL
+from tests.judge.checked import beside_others, failed, h200, pcie, slow
+from tests.report.pages import text
+from tests.sim.made import simulate
+
+DEGRADED = """\
+NV_DEGRADED  GPU0, GPU1 (NV18)
+  what      GPU0-GPU1: reaches the rate of 7 of 18 links.
+  theory    450 GB/s: 18 × 25 GB/s
+  measured  154.0 GB/s (153.7-154.4)
+  cause     only this path: NVLinks are down, run at a lower
+            rate, or replay packets (a cable, bridge or
+            port)
+  explains  INTRA_LABEL_OUTLIER
+  check     nvidia-smi nvlink -s -i 0,1; nvidia-smi nvlink -e -i 0,1
+"""
+BROKEN = h200(slow([(0, 1), (1, 0)], 7 / 18))
+
+
+def page(run: Run, width: int = 100) -> str:
+    return text(verdicts.page(run, judge(run), width))
+
+
+def test_a_verdict_in_sixty_columns() -> None:
+    printed = page(BROKEN, 60)
+    assert f"\n{DEGRADED}\n" in printed
+    body = printed[printed.index(DEGRADED) :]
+    assert max(len(line) for line in body.splitlines() if not line.startswith("  check ")) <= 60
+
+
+def test_healthy_pairs_take_one_line() -> None:
+    """Rates of the recorded machine's copy engines (nvbandwidth)."""
+    printed = page(h200())
+    end = "Labels, tools and measurement agree.\nagree     6 of 6 pairs: NV18 396.1-396.2 of 450 GB/s (copies, 1G)\n"
+    assert printed.endswith(end)
+
+
+def test_pairs_with_a_verdict_are_not_among_the_healthy() -> None:
+    found = "NV_DEGRADED GPU0-GPU1: 154.0 of 450 GB/s; reaches the rate of 7 of 18 links"
+    assert f"{found}\nagree     5 of 6 pairs: NV18" in page(BROKEN)
+    assert page(BROKEN).startswith(f"{found}\n")
+
+
+@pytest.mark.parametrize(
+    ("title", "slowed", "healthy"),
+    [
+        ("both bridges of two", [(0, 1), (2, 3)], 4),
+        ("one of them", [(2, 3)], 5),
+        ("a pair over the sockets", [(0, 2)], 5),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(2**26,), (2**26, 2**30)])
+def test_what_agrees_is_all_but_the_slow_pairs(
+    title: str, slowed: list[tuple[int, int]], healthy: int, sizes: tuple[int, ...]
+) -> None:
+    slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in slowed)
+    asked = replace(ALL, backend="sim", sizes=sizes, command=("pairs",), isolated=True)
+    run = simulate(replace(fabrics.load("nvlink-pairs-2x2"), faults=slow_links), asked, 3)
+    assert f"agree     {healthy} of 6 pairs: " in page(run), title
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_six_slow_pairs_with_no_gpu_in_common_leave_the_others_healthy(seed: int) -> None:
+    pairs = random.Random(seed).sample([*combinations(range(8), 2)], 6)
+    slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in pairs)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(fabrics.load("hgx-h200"), faults=slow_links), asked, seed)
+    assert "agree     22 of 28 pairs: " in page(run)
+
+
+@pytest.mark.parametrize("busy", [(3,), (3, 5), (1, 3, 5, 7)])
+def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
+    loads = tuple(Fault(FaultKind.FOREIGN_LOAD, (gpu,), factor=0.9) for gpu in busy)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(fabrics.load("hgx-h200"), faults=loads), asked, 1)
+    others = 8 - len(busy)
+    assert f"agree     {others * (others - 1) // 2} of 28 pairs: " in page(run)
+
+
+def test_labels_share_the_line() -> None:
+    run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, lambda _w, m: 26.0 if set(m) in ({0, 1}, {2, 3}) else 22.0)
+    assert "agree     6 of 6 pairs: PIX 26.0 of 31.5 GB/s (copies, 1G); PHB 22.0 of 31.5 GB/s (copies, 1G)" in page(run)
+
+
+def test_what_was_not_confirmed_is_marked() -> None:
+    assert "(153.7-154.4); not confirmed in isolation\n" in page(beside_others(BROKEN))
+
+
+def test_a_simulated_figure_is_never_without_the_word() -> None:
+    printed = page(replace(BROKEN, backend="sim"))
+    figures = [line for line in printed.splitlines() if "GB/s" in line]
+    assert len(figures) >= 3
+    assert all("sim" in line for line in figures)
+
+
+def test_what_is_missing_is_said() -> None:
+    run = replace(h200(), measurements=[m for m in h200().measurements if m.point.operation is Operation.ALLREDUCE])
+    assert "not done  links against their limits: no copy of 16M or more was measured on them" in page(run)
+
+
+@pytest.mark.parametrize(
+    ("case", "run", "status", "conclusion"),
+    [
+        ("all agree", h200(), 0, "Labels, tools and measurement agree."),
+        ("a contradiction", BROKEN, 3, "NV_DEGRADED GPU0-GPU1: 154.0 of 450 GB/s; "),
+        (
+            "a hang",
+            failed(BROKEN, Operation.CE_READ, (2, 3), "hang: no answer within 5 s"),
+            4,
+            "; 1 more contradiction. 5 of 6",
+        ),
+    ],
+)
+def test_exit_statuses(case: str, run: Run, status: int, conclusion: str) -> None:
+    assert verdicts.status(run, judge(run)) == status, case
+    assert conclusion in page(run), case
+
+
+def test_json_says_the_same() -> None:
+    data = json.loads(verdicts.dumps(BROKEN, judge(BROKEN)))
+    assert (data["format"], data["format_version"], data["exit_status"]) == ("collbench-check", 1, 3)
+    first = data["verdicts"][0]
+    assert (first["kind"], first["severity"]) == ("NV_DEGRADED", "contradiction")
+    assert (first["members"], first["devices"], first["label"]) == ([0, 1], ["GPU0", "GPU1"], "NV18")
+    assert first["theory_gbs"] == 450.0
+    assert set(first["measured_gbs"]) == {"lo", "mid", "hi"}
+    assert first["measured_gbs"]["mid"] == pytest.approx(396.1 * 7 / 18, rel=1e-3)
+    assert first["explains"] == ["INTRA_LABEL_OUTLIER"]
+    assert first["confirmed"] is True
+    assert data["verdicts"][-1]["measured_gbs"] is None
+    assert data["not_judged"] == []
+
+
+def test_every_kind_of_the_method_is_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    assert [kind for kind in Kind if f"`{kind}`" not in documented] == []
