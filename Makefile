@@ -38,7 +38,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu sanitize check lint types bytecode types-and-bytecode build format ptx man wheel clean
+.PHONY: help pairs test test-gpu sanitize check lint types bytecode types-and-bytecode build format ptx wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -111,9 +111,6 @@ format: $(INSTALLED)-dev  ## format all sources
 
 ptx: $(INSTALLED)-test  ## make the shipped PTX again, after a change of csrc/kernels.cu
 	$(BIN)/python csrc/ptx.py csrc/kernels.cu $(PTX)
-
-man: $(INSTALLED)  ## write the manual pages into build/man; `collbench completion --install` puts them where man looks
-	$(BIN)/python -m collbench.cli.manual build/man
 
 # One environment for each Python, with the pinned build tools: their headers and tags differ. Of what an older build left
 # in build/ only compiled objects are used again: setuptools would pack files that are gone from src/.

@@ -495,8 +495,8 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
     assert (len(replayed.trials), replayed.failure) == (3, None)
     with pytest.raises(collbench.Error, match="exists"):
         collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "job.json")
-    with pytest.raises(collbench.Error, match="it is not a Chakra trace"):
-        collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "other.json", kind="chakra")
+    with pytest.raises(collbench.Error, match="it is not JSON lines of NCCL Inspector"):
+        collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "other.json", kind="nccl-inspector")
     with pytest.raises(collbench.Error, match="kind='et' is unknown: write one of flight-recorder, kineto, "):
         collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "other.json", kind="et")
 

@@ -97,11 +97,6 @@ def test_make_and_the_tests_look_for_the_same_browsers() -> None:
     assert f"BROWSERS := {' '.join(browsers.NAMES)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_the_manual_is_made_by_make() -> None:
-    done = subprocess.run(["make", "-n", "-C", ROOT, "man"], capture_output=True, text=True, check=True)
-    assert "python -m collbench.cli.manual build/man\n" in done.stdout
-
-
 # Speaks as pip does, and installs nothing.
 PIP = """#!/bin/sh
 case "$*" in

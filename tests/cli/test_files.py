@@ -47,7 +47,7 @@ UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "a version of the future",
         lambda path: _changed(path, lambda text: text.replace('"format_version": 3', '"format_version": 99')),
-        "version 99, this collbench reads version 1",
+        "version 99, this collbench reads version 3",
     ),
 ]
 UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [

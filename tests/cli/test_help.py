@@ -54,7 +54,6 @@ COMMANDS = [
     "ablate",
     "record",
     "import",
-    "completion",
 ]
 
 

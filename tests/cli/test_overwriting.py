@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.jobs.made.replay.made import data_parallel
 
 from collbench.api.measuring import MeasureOptions
 from collbench.cli.measuring import RunPrinter
@@ -17,7 +18,6 @@ from collbench.model.operations import COLLECTIVES
 from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
-from tests.jobs.replay.made import data_parallel
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
@@ -45,19 +45,15 @@ WRITERS = [
     ("report", "report run.json -o out.html", "out.html"),
     ("report, by the run's name", "report run.json", "run.html"),
     ("plot", "plot run.json --kind heatmap -o out.svg", "out.svg"),
-    ("completion", "completion bash --install", "data/bash-completion/completions/collbench"),
-    ("the manual", "completion bash --install", "data/man/man1/collbench-pairs.1"),
 ]
 
 
 @pytest.fixture
-def program_in_folder(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """The program in a folder that holds a run, a job and a script, and that is the home folder too."""
+def program_in_folder(program: Program, tmp_path: Path) -> Program:
+    """The program in a folder that holds a run, a job and a script."""
     save_run(tmp_path / "run.json", gpus(4))
     job_file.save(data_parallel(), tmp_path / "job.json")
     (tmp_path / "train.py").write_text("print('mine')\n")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("HOME", str(tmp_path))
     return program
 
 
@@ -108,11 +104,7 @@ def test_every_command_with_an_output_has_a_row_and_force() -> None:
 
 @pytest.mark.parametrize(
     ("what", "args", "file"),
-    [
-        row
-        for row in WRITERS
-        if row[0] in ("pairs", "nccl-tests' JSON", "check", "export", "report", "plot", "the manual")
-    ],
+    [row for row in WRITERS if row[0] in ("pairs", "nccl-tests' JSON", "check", "export", "report", "plot")],
     ids=lambda row: row if " " not in row else "",
 )
 def test_force_replaces_it(program_in_folder: Program, tmp_path: Path, what: str, args: str, file: str) -> None:
@@ -149,10 +141,6 @@ def test_an_empty_file_has_nothing_to_lose(program_in_folder: Program, tmp_path:
     (tmp_path / "out.csv").touch()
     assert program_in_folder("export", "run.json", "--format", "csv", "-o", "out.csv").status == 0
     assert (tmp_path / "out.csv").stat().st_size
-
-
-def test_an_installed_completion_may_be_replaced(program_in_folder: Program) -> None:
-    assert [program_in_folder("completion", "bash", "--install").status for _ in range(2)] == [0, 0]
 
 
 def test_two_files_of_one_name_are_refused_at_once(program_in_folder: Program) -> None:

@@ -14,13 +14,12 @@ from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run, StopReason
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.cli.program import Program, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes, Outcome
-from tests.runfile.test_versions import of_version_1
 from tests.sim.made import fabric_text
 
 PAIRS = ("pairs", "--sizes", "1K,4K", "--operations", "copy,broadcast", "--seed", "1", "-o", "run.json")
@@ -234,22 +233,6 @@ def test_resuming_repeats_the_request(
     run_file.save(recorded_by(request), tmp_path / "run.json")
     again = requested_by(monkeypatch, program, f"{args.split(maxsplit=1)[0]} --resume run.json")
     assert again == replace(request, resume=True)
-
-
-# Patterns that no command had when files of version 1 were written: resuming one does not add them.
-_LATER = {Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS, Variant.LOCAL}
-
-
-@pytest.mark.parametrize("args", COMMAND_LINES)
-def test_resuming_a_file_of_version_1_repeats_the_request(
-    monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, args: str
-) -> None:
-    """Only its command line holds the request, and the file's reader parses it as the command does."""
-    request = requested_by(monkeypatch, program, args)
-    (tmp_path / "run.json").write_text(of_version_1(recorded_by(request)))
-    again = requested_by(monkeypatch, program, f"{args.split(maxsplit=1)[0]} --resume run.json")
-    assert set(again.copies) == set(request.copies) - _LATER  # their order says nothing
-    assert again == replace(request, resume=True, copies=again.copies)
 
 
 # A run file may come from anybody: files that its command line names are neither loaded, read nor written.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.jobs.made.made.made.traces import inspected, noted, observed
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Source
 from tests.cli.program import Program
-from tests.jobs.traces import ABOUT, delimited, inspected, node, noted, observed
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
@@ -20,22 +20,18 @@ def inspector(rank: int) -> bytes:
     return b"".join(inspected("AllReduce", n, 8192 * (1 + n % 2), rank=rank, pid=rank) for n in STEPS)
 
 
-def chakra(_: int) -> bytes:
-    return delimited(ABOUT, *(node(n, 7, is_cpu_op=False, comm_type=0, comm_size=8192 * (1 + n % 2)) for n in STEPS))
-
-
 def execution_trace(_: int) -> bytes:
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]
     return observed([noted("allreduce", 2048 * (1 + n % 2), 0, number=n + 10) for n in STEPS], groups)
 
 
-MAKERS = {Source.INSPECTOR: inspector, Source.CHAKRA: chakra, Source.EXECUTION_TRACE: execution_trace}
+MAKERS = {Source.INSPECTOR: inspector, Source.EXECUTION_TRACE: execution_trace}
 
 
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("source", MAKERS)
 def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Program, tmp_path: Path) -> None:
-    files = [tmp_path / f"trace.{rank}.et" for rank in range(2)]
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
     for number, path in enumerate(files):
         path.write_bytes(MAKERS[source](number))
     output = tmp_path / "job.json"

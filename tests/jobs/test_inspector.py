@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.jobs.made.traces import inspected
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, Source, Unknown
@@ -15,7 +16,6 @@ from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError, UsageError
-from tests.jobs.traces import inspected
 
 
 def ranked(*files: bytes) -> list[Trace]:
@@ -180,8 +180,8 @@ def test_what_is_forced_to_be_of_a_kind_is_read_as_that_or_refused(tmp_path: Pat
     path = tmp_path / "trace.log"
     path.write_bytes(inspected("AllReduce", 0, 64))
     assert [trace.source for trace in read([path], Source.INSPECTOR)] == [Source.INSPECTOR]
-    with pytest.raises(RunFileError, match=r"trace\.log: it is not a Chakra trace"):
-        read([path], Source.CHAKRA)
+    with pytest.raises(RunFileError, match=r"trace\.log: it is not a trace of torch.profiler"):
+        read([path], Source.KINETO)
 
 
 def test_a_job_of_it_survives_its_file() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.jobs.made.made.made.traces import inspected, noted, observed
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, JobRank, Source, Unknown
@@ -25,7 +26,6 @@ from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
-from tests.jobs.traces import ABOUT, delimited, inspected, node, noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -244,15 +244,6 @@ _SMALL = {
     "inspector.log": inspected("AllReduce", 0, 8192, start=10**15)
     + inspected("AllGather", 4, 64, communicator="0xb", name="pair", start=10**15 + 40)
     + inspected("Send", 1, 512, peer=1, start=10**15 + 90),
-    "chakra.0.et": delimited(
-        ABOUT,
-        node(1, 1, values=str([json.dumps(_PAIRS)])),
-        *(
-            node(n, 7, lasted=9, types="['Tensor(float)']", is_cpu_op=False, comm_type=n, comm_size=64)
-            for n in range(8)
-        ),
-        node(9, 5, is_cpu_op=False, comm_size=8, comm_dst=1, pg_name="0"),
-    ),
     "et-0.json": observed([noted("allreduce", 4, 4), noted("broadcast", 4, 4), noted("send", 4, 4, rank=1)], _PAIRS),
 }
 _PARTS = st.sampled_from([*_SMALL, *sorted(path.name for path in DATA.glob("*-0.*"))])
@@ -311,7 +302,7 @@ def judged(data: bytes) -> None:
     """Read a damaged trace: one line says what is wrong, or what was read makes a job without invented figures."""
     message = ""
     try:
-        job = job_of(parse(data, "trace_0", files=2))
+        job = job_of(parse(data, "trace_0"))
     except (CollbenchError, Unreadable) as error:
         message = str(error)
     assert "\n" not in message

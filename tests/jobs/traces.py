@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,49 +84,3 @@ def noted(
     ]
     attributes = [{"name": key, "type": "string", "value": value} for key, value in attributes_of_call.items()]
     return {"id": number, "name": "record_param_comms", "inputs": {"values": values}, "attrs": attributes}
-
-
-def _varint(value: int) -> bytes:
-    value &= 2**64 - 1
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
-def _field(number: int, value: bytes | float) -> bytes:
-    if isinstance(value, bytes):
-        return _varint(number << 3 | 2) + _varint(len(value)) + value
-    if isinstance(value, float):
-        return _varint(number << 3 | 1) + struct.pack("<d", value)
-    return _varint(number << 3) + _varint(value)
-
-
-def delimited(*messages: bytes) -> bytes:
-    """Return messages, each behind its length."""
-    return b"".join(_varint(len(message)) + message for message in messages)
-
-
-def node(number: int, kind: int, *, lasted: int = 0, values: str = "", types: str = "", **attributes: Any) -> bytes:
-    """Return a node of Chakra's: attributes are texts, bools, lists of bools, floats or whole numbers (int64)."""
-    name = b"## process_group:init ##" if kind == 1 else b"ncclDevKernel"
-    message = _field(1, number) + _field(2, name) + _field(3, kind) + _field(4, number - 1) + _field(7, lasted)
-    message += _field(8, _field(1, values.encode()) + _field(3, types.encode()))
-    for key, value in attributes.items():
-        match value:
-            case bool():
-                encoded = _field(27, int(value))
-            case int():
-                encoded = _field(9, value)
-            case float():
-                encoded = _field(3, value)
-            case list():
-                encoded = _field(28, _field(1, bytes(map(int, value))))
-            case _:
-                encoded = _field(29, value.encode())
-        message += _field(10, _field(1, key.encode()) + encoded)
-    return message
-
-
-ABOUT = _field(1, b"0.0.4") + _field(2, _field(1, b"schema") + _field(29, b"1.1.1-chakra.0.0.4"))

@@ -34,7 +34,7 @@ def rows(shown: str, title: str) -> list[list[str]]:
 def raw_seconds(operation: str, devices: list[int], size: int) -> float:
     """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
     for measurement in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
-        point = measurement["cell"]
+        point = measurement["point"]
         if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
             return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
     raise AssertionError(f"{operation} {devices} {size} is not in the file")

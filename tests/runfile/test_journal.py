@@ -163,10 +163,7 @@ def test_before_anything_is_finished_an_older_file_is_left_alone(tmp_path: pathl
     assert path.read_text(encoding="utf-8") == "an older run"
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_flags_of_trials_come_back_also_from_a_journal_that_an_earlier_version_left(
-    tmp_path: pathlib.Path, earlier: bool
-) -> None:
+def test_flags_of_trials_come_back(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), []), complete=False)
     journal = Journal(path, run_file.save(run, path))
@@ -174,11 +171,4 @@ def test_flags_of_trials_come_back_also_from_a_journal_that_an_earlier_version_l
     measured_points.samples[0] = replace(measured_points.samples[0], flags=(shared(1, 2),))
     journal.add(measured_points)
     journal.close()
-    if earlier:
-        text = journal_of(path).read_text(encoding="utf-8")
-        flag = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
-        assert flag in text
-        journal_of(path).write_text(
-            text.replace(flag, '"shared: 2 other processes on GPU1"').replace('"point"', '"cell"'), encoding="utf-8"
-        )
     assert run_file.load(path).measurements[0].samples[0].flags == (shared(1, 2),)

@@ -17,8 +17,6 @@ from collbench.model.run import (
     CommandKind,
     DataPoint,
     Device,
-    Flag,
-    FlagKind,
     Health,
     InterferenceCheck,
     Layout,
@@ -34,9 +32,8 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.report import sentences
 from collbench.runfile import run_file
-from tests.builders import hot, pair_run, shared, throttled
+from tests.builders import pair_run, shared
 
 # What a file keeps of a number is seven digits, so those are what survives the round trip exactly.
 NUMBERS = st.floats(1e-9, 1e9).map(lambda value: float(f"{value:.7g}"))
@@ -232,11 +229,8 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("nested without end", "[" * 100_000, "it is nested too deep"),
         ("a list", "[]", 'has no "format": "collbench-run"'),
         ("another program's JSON", '{"version": 3}', 'has no "format": "collbench-run"'),
-        (
-            "a newer version",
-            edited(at("format_version", value=4)),
-            "version 4, this collbench reads version 1, 2, 3",
-        ),
+        ("a newer version", edited(at("format_version", value=4)), "version 4, this collbench reads version 3: use"),
+        ("an older version", edited(at("format_version", value=2)), "version 2, this collbench reads version 3: use"),
         ("a version that is no number", edited(at("format_version", value=True)), "has run-file version True"),
         ("a flag in words", edited(at("measurements", 0, "samples", 0, "flags", value=["hot"])), "is str, not dict"),
         ("no version", edited(lambda d: d.pop("format_version")), "has run-file version None"),
@@ -370,30 +364,31 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
     assert names_in(tmp_path) == ["run.json"]
 
 
-EARLIER_FLAGS = {
-    "throttled: SW thermal slowdown on GPU1": throttled(1, "SW thermal slowdown"),
-    "hot: GPU1 at 86 °C": hot(1, 86),
-    "shared: 1 other process on GPU0": shared(0),
-    "shared: 12 other processes on GPU0": shared(0, 12),
-    "shared: 1 other process on GPU7": Flag(FlagKind.OTHER, (), reason="shared: 1 other process on GPU7"),
-    "something else": Flag(FlagKind.OTHER, (), reason="something else"),
-}
-
-
-@pytest.mark.parametrize(("text", "flag"), EARLIER_FLAGS.items())
-def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Flag) -> None:
-    run = pair_run(2, lambda a, b: 300.0)
-    data = {**json.loads(run_file.dumps(run)), "format_version": 1}
-    data["measurements"][0]["samples"][0]["flags"] = [text]
-    upgraded = run_file.loads(json.dumps(data), "old.json")
-    assert upgraded.measurements[0].samples[0].flags == (flag,)
-    assert sentences.flag(flag, run.devices) == text
-    again = run_file.loads(run_file.dumps(upgraded), "new.json")
-    assert again == upgraded
-
-
 def test_a_flag_about_a_device_that_the_run_lacks_is_refused() -> None:
     run = pair_run(2, lambda a, b: 300.0)
     run.measurements[0].samples[0] = replace(run.measurements[0].samples[0], flags=(shared(2),))
     with pytest.raises(RunFileError, match="a flag's devices is \\[2\\]"):
         run_file.loads(run_file.dumps(run), "a.json")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        {"kind": "hang", "cause": "no answer", "devices": [7]},
+        {"kind": "hang", "cause": "no answer", "groups": [[0, 7]]},
+        {"kind": "hang", "cause": "no worker process"},
+        "hang",
+    ],
+)
+def test_a_meaningless_failure_is_refused(failure: object) -> None:
+    data = json.loads(run_file.dumps(pair_run(2, lambda a, b: 300.0)))
+    data["measurements"][0]["failure"] = failure
+    with pytest.raises(RunFileError, match=r"run\.measurements\[0\]\.failure"):
+        run_file.loads(json.dumps(data), "damaged.json")
+
+
+def test_failures_that_led_to_each_other_a_thousand_times_are_refused() -> None:
+    text = run_file.dumps(pair_run(2, lambda a, b: 300.0))
+    chain = '{"kind": "hang", "cause": "no answer", "because": ' * 900 + "null" + "}" * 900
+    with pytest.raises(RunFileError, match="damaged"):
+        run_file.loads(text.replace('"failure": null', f'"failure": {chain}', 1), "damaged.json")

@@ -16,7 +16,7 @@ from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 from collbench.ranks.nonzero import check_command, launch_of, run_as_rank
 
-# The program's name, and the variable in which shells ask what may follow.
+# The program's name, and the variable in which shells ask for their completion script and what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
 # In the order of a first session: each command, and the module of collbench that holds it under its name, or in a
 # dictionary COMMANDS.
@@ -44,7 +44,6 @@ _HOMES = {
     "ablate": "cli.ablate",
     "record": "jobs.commands",
     "import": "jobs.commands",
-    "completion": "cli.completion",
 }
 
 
@@ -114,7 +113,7 @@ def _invoke_together() -> None:
 
 
 def _complete(question: str) -> NoReturn:
-    """Print what a shell may complete a line with, for "bash_complete" or the like, and leave.
+    """Print what a shell may complete a line with ("bash_complete"), or its script ("bash_source"), and leave.
 
     It asks in the middle of a line: whatever is wrong there, nothing is said on stderr.
     """

@@ -97,8 +97,8 @@ def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
     Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
-    Inspector, a trace of torch's ExecutionTraceObserver, or a Chakra trace; it may be gzipped. What a trace does not
-    contain stays unknown in the job; docs/import.md lists it.
+    Inspector, or a trace of torch's ExecutionTraceObserver; it may be gzipped. What a trace does not contain stays
+    unknown in the job; docs/import.md lists it.
 
     \b
     Examples:

@@ -28,7 +28,6 @@ class Source(StrEnum):
     FLIGHT_RECORDER = "flight-recorder"  # torch's dump, one file a rank
     KINETO = "kineto"  # torch.profiler's trace, one file a rank
     INSPECTOR = "nccl-inspector"  # NCCL's own plugin's JSON lines
-    CHAKRA = "chakra"  # MLCommons' execution traces, protobuf
     EXECUTION_TRACE = "pytorch-et"  # torch's ExecutionTraceObserver
 
 

@@ -74,7 +74,7 @@ class Absences:
         if measurement is not None and measurement.failure:
             return Absence(AbsenceKind.FAILED, failure=measurement.failure)
         left = self._skipped.get(key)
-        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no devices
+        if left is None and self._refused(work, members):  # `skipped` may name no devices
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
             return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)

@@ -40,14 +40,14 @@ class Cause(StrEnum):
     NOT_COVERED = "load ended first"  # beside timed copies: work, size_bytes, groups, devices whose load it was
     NO_TIME = "a batch took no time"  # seconds
     IN_A_ROW = "failures in a row"  # count, because
-    REPORTED = "reported"  # detail has it all: another rank's error, or an older file's sentence
+    REPORTED = "reported"  # detail has it all: another rank's error, or a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a step failed."""
 
-    kind: FailureKind | None  # None in files that older versions saved
+    kind: FailureKind | None  # None where it is unknown
     cause: Cause
     devices: tuple[int, ...] = ()  # positions where it failed
     rank: Count | None = None  # the process of a launch that reported it

@@ -175,7 +175,7 @@ class Flag:
     kind: FlagKind
     devices: tuple[int, ...]  # positions
     figure: Whole | None = None  # °C of a hot device, or the number of other processes on a shared one
-    reason: str = ""  # why a device was throttled, as in machine/health.py; of OTHER an older file's words
+    reason: str = ""  # why a device was throttled, as in machine/health.py; of OTHER any words
 
 
 class MarkKind(StrEnum):
@@ -271,7 +271,7 @@ class SkipKind(StrEnum):
     PROCESSES = "processes"  # each device has its own: work, members
     ALGORITHMS = "algorithms"  # NCCL's choices: detail
     WRONG_DATA = "wrong data"  # ended the run: wrong, or members and detail
-    OTHER = "other"  # an older file's sentence: work, members, detail
+    OTHER = "other"  # a sentence: work, members, detail
 
     @property
     def by_design(self) -> bool:
@@ -362,7 +362,7 @@ class CommandKind(StrEnum):
     NODES = "nodes"
     OVERLAP = "overlap"
     REPLAY = "replay"
-    OTHER = "other"  # in a file of version 1 whose command line was none of ours
+    OTHER = "other"  # none of ours
 
     @property
     def of_links(self) -> bool:

@@ -110,11 +110,10 @@ def check(
     *,
     force: bool = False,
     sources: Iterable[Path] = (),
-    ours: Callable[[bytes], bool] = lambda _content: False,
 ) -> None:
     """Raise RunFileError if `path` could not be written, Taken where a file is in the way. Ask before measuring.
 
-    None of `sources`, the files that are read, is ever replaced. `ours` says of a file's content that it may be.
+    None of `sources`, the files that are read, is ever replaced.
     """
     try:
         if path.is_dir():
@@ -126,7 +125,7 @@ def check(
         if target.exists():
             if any(source.exists() and source.samefile(target) for source in sources):
                 raise Taken(f"cannot {doing} {path}: it is the input file; choose another with {option} FILE")
-            if not force and target.stat().st_size and not ours(target.read_bytes()):
+            if not force and target.stat().st_size:
                 raise taken(path, doing, option)
         target.parent.mkdir(parents=True, exist_ok=True)
         try_folder(target.parent, target.name)

@@ -9,8 +9,8 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -217,15 +217,13 @@ def _expect(data: Any, kind: Any) -> Any:
 class FileFormat:
     """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.
 
-    `earlier` has, for each earlier version that is still read, what brings its fields to this one. A file may be a
-    stranger's: what a terminal would obey in its texts is made readable here, where it comes in.
+    A file may be a stranger's: what a terminal would obey in its texts is made readable here, where it comes in.
     """
 
     format: str
     version: int
     noun: str
     again: str
-    earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     most_bytes: int = MOST_BYTES
 
     @property
@@ -254,16 +252,13 @@ class FileFormat:
         if not isinstance(data, dict) or data.get("format") != self.format:
             raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
         number = data.get("format_version")
-        if type(number) is not int or number not in (self.version, *self.earlier):
-            read = ", ".join(map(str, (*self.earlier, self.version)))
+        if type(number) is not int or number != self.version:
             raise RunFileError(
                 f"{name} has {self.noun}-file version {number}, this collbench reads version "
-                f"{read}: use the collbench that wrote it, or {self.again}"
+                f"{self.version}: use the collbench that wrote it, or {self.again}"
             )
         fields = {key: value for key, value in data.items() if key not in self.head}
         try:
-            if number in self.earlier:
-                self.earlier[number](fields)
             return build(fields)
         except (TypeError, ValueError, KeyError) as error:
             raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error

@@ -14,14 +14,13 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from collbench import untrusted
 from collbench.model.errors import DroppedLines, RunFileError
 from collbench.model.printable import cleaned
 from collbench.model.run import DataPoint, Latency, Measurement, Run, StopReason
-from collbench.runfile import versions
 from collbench.runfile.codec import MOST_BYTES, build, json_fault
 
 _FORMAT = "collbench-journal"
@@ -138,7 +137,7 @@ def merge(run: Run, run_file: Path, text: str, check: Callable[[Measurement | La
     last line that is cut off, as a killed process leaves it, needs none. Raises RunFileError for a journal that cannot
     be read, and for one that another user may have written.
     """
-    path, devices = journal_of(run_file), [device.tag for device in run.devices]
+    path = journal_of(run_file)
     try:
         head, *lines = untrusted.read(path, MOST_BYTES, _owners(run_file)).decode("utf-8", "replace").split("\n")
     except FileNotFoundError:
@@ -154,7 +153,7 @@ def merge(run: Run, run_file: Path, text: str, check: Callable[[Measurement | La
     wrong: list[str] = []
     for number, line in enumerate(lines, 2):
         try:
-            trial = _trial(line, devices)
+            trial = _trial(line)
             check(trial, "trial")
         except ValueError as error:
             if number <= len(lines):
@@ -181,14 +180,13 @@ def mark_interrupted(run: Run) -> None:
         measurement.stop = measurement.stop or StopReason.INTERRUPTED
 
 
-def _trial(line: str, tags: Sequence[str]) -> Measurement | Latency:
+def _trial(line: str) -> Measurement | Latency:
     """Return what a line holds. Raises ValueError."""
     try:
         data = cleaned(json.loads(line), line)
     except (ValueError, RecursionError) as error:
         raise ValueError(json_fault(error)) from error
     kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
-    versions.replace_sentences([data] if kind is Measurement else [], tags)
     trial: Measurement | Latency = build(kind, data, "trial")
     return trial
 

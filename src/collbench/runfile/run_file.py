@@ -24,17 +24,11 @@ from collbench.model.run import (
     Settings,
 )
 from collbench.model.units import DTYPE_BYTES, REDOPS
-from collbench.runfile import atomic_write, journal, versions
+from collbench.runfile import atomic_write, journal
 from collbench.runfile.codec import FileFormat, build, plain
 from collbench.runfile.journal import Journal
 
-_FORMAT = FileFormat(
-    "collbench-run",
-    3,
-    "run",
-    again="measure again",
-    earlier={1: versions.from_version_1, 2: versions.from_version_2},
-)
+_FORMAT = FileFormat("collbench-run", 3, "run", again="measure again")
 _REFUSAL = ("save the run as", "--output")
 # `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644

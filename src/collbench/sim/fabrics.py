@@ -395,8 +395,6 @@ def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2)
 
 FORMAT = "collbench-fabric"
 VERSION = 2
-# What version 1 called the two kinds of noise.
-_RENAMED = {"visit": "trial", "block": "batch"}
 _SUFFIX = ".json"
 _MOST_BYTES = 2**20  # sixteen GPUs take 4 KB; more than this is another file
 _HEAD = ("format", "format_version")
@@ -423,11 +421,8 @@ def loads(text: str, name: str) -> Fabric:
         raise UsageError(f"{name} is not a fabric file: {json_fault(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f'{name} is JSON but not a fabric: it has no "format": "{FORMAT}"; see docs/fabric-file.md')
-    version, noise = data.get("format_version"), data.get("noise")
-    if version not in (1, VERSION):
-        raise UsageError(f"{name} has fabric version {version}, this collbench reads 1 and {VERSION}")
-    if version == 1 and isinstance(noise, dict):
-        data["noise"] = {_RENAMED.get(key, key): value for key, value in noise.items()}
+    if (version := data.get("format_version")) != VERSION:
+        raise UsageError(f"{name} has fabric version {version}, this collbench reads {VERSION}")
     try:
         body = {key: data[key] for key in data if key not in _HEAD}
         _refuse_unknown(Fabric, body, "fabric")

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.jobs.made.predict.test_step import at, schedules
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.networks import Network, Unit
@@ -20,7 +21,6 @@ from collbench.jobs.predict.step import (
 )
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from tests.jobs.predict.test_step import at, schedules
 
 EVEN = ((0.0, 0.0), (1.0, 1.0))
 # The last fifth of the host's time launches the optimizer.

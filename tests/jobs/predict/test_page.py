@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.jobs.made.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.page import as_json, conclusions, page
@@ -13,7 +14,6 @@ from collbench.jobs.predict.predict import Predictor, Question
 from collbench.jobs.predict.timing import gather
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from tests.jobs.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 from tests.report.pages import text
 
 EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")

@@ -4,6 +4,7 @@ from itertools import combinations
 from pathlib import Path as File
 
 import pytest
+from tests.jobs.made.predict.made import MIB, curve, pairs, simulated
 
 from collbench.jobs.predict.assumptions import BeyondSizes, LikeOperation, LikePair, LikeSet
 from collbench.jobs.predict.page import of_times
@@ -15,7 +16,6 @@ from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
-from tests.jobs.predict.made import MIB, curve, pairs, simulated
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
 H200 = File(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200"

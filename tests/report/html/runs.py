@@ -64,7 +64,7 @@ def recorded_gbs(operation: str, devices: list[int], size: int) -> float:
     """Return GB/s of a link or pair of two, by hand from the file's text: the median trial's median batch."""
     points = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
     wanted = {"operation": operation, "members": devices, "size_bytes": size}
-    point = next(one for one in points if {key: one["cell"][key] for key in wanted} == wanted)
+    point = next(one for one in points if {key: one["point"][key] for key in wanted} == wanted)
     seconds: float = median(median(sample["seconds"]) for sample in point["samples"])
     return size / seconds / 1e9
 

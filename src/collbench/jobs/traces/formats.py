@@ -13,7 +13,6 @@ from pathlib import Path
 from collbench import untrusted
 from collbench.jobs.job import Source
 from collbench.jobs.job_file import is_job
-from collbench.jobs.traces.chakra import is_chakra, read_chakra
 from collbench.jobs.traces.inspector import is_inspector, read_inspector
 from collbench.jobs.traces.torch_traces import (
     is_execution_trace,
@@ -39,7 +38,7 @@ class Format:
     lost: str = "the trace does not contain them"
 
 
-# In the order in which a file is asked: lines of JSON before one JSON, and protobuf before a pickle.
+# In the order in which a file is asked: lines of JSON before one JSON.
 FORMATS = {
     Source.INSPECTOR: Format(
         "JSON lines of NCCL Inspector",
@@ -47,7 +46,6 @@ FORMATS = {
         read_inspector,
         "they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
     ),
-    Source.CHAKRA: Format("a Chakra trace (protobuf)", is_chakra, read_chakra),
     Source.KINETO: Format("a trace of torch.profiler", is_kineto, read_kineto),
     Source.FLIGHT_RECORDER: Format(
         "a dump of torch's Flight Recorder",
@@ -68,25 +66,22 @@ _MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
 
 def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
     """Read the traces of a job's ranks, of the kind that is forced or that each file holds. Raises RunFileError."""
-    return [trace for path in paths for trace in _read(path, forced, len(paths))]
+    return [trace for path in paths for trace in _read(path, forced)]
 
 
-def _read(path: Path, forced: Source | None, files: int) -> list[Trace]:
+def _read(path: Path, forced: Source | None) -> list[Trace]:
     try:
         data = untrusted.read(path, _MOST_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
     try:
-        return parse(data, path.name, forced, files)
+        return parse(data, path.name, forced)
     except Unreadable as error:
         raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
 
 
-def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) -> list[Trace]:
-    """Return the traces in a file's bytes; its name may hold the rank, and `files` is how many are imported with it.
-
-    Raises Unreadable, which read() words.
-    """
+def parse(data: bytes, name: str, forced: Source | None = None) -> list[Trace]:
+    """Return the traces in a file's bytes; its name may hold the rank. Raises Unreadable, which read() words."""
     if data[:2] == b"\x1f\x8b":
         try:
             most = min(_MOST_BYTES, max(_FEWEST_BYTES, _MOST_COMPRESSED * len(data)))
@@ -96,7 +91,7 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
             raise Unreadable(f"it cannot be decompressed: {why}") from error
     if not data:
         raise Unreadable("it is empty")
-    content = Content(data, _rank_in(name), files)
+    content = Content(data, _rank_in(name))
     candidates = FORMATS if forced is None else {forced: FORMATS[forced]}
     for format_ in candidates.values():
         if format_.recognizes(content):
@@ -111,6 +106,6 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
 
 def _rank_in(name: str) -> int | None:
     """Return the rank that a file is named by: the last number before its endings, rank_3.json or trace-3.json.gz."""
-    stem = re.sub(r"(\.(json|gz|pt|trace|kineto|fr|pkl|pickle|et))+$", "", name)
+    stem = re.sub(r"(\.(json|gz|pt|trace|kineto|fr|pkl|pickle))+$", "", name)
     match = re.search(r"(\d+)$", stem)
     return int(match[1]) if match and len(match[1]) < 7 else None

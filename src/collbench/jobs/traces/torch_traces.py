@@ -234,8 +234,8 @@ def read_execution_trace(content: Content) -> list[Trace]:
     trace = Trace(Source.EXECUTION_TRACE, content.rank)
     nodes = [values.fields(node) for node in content.fields["nodes"]]
     for node in nodes:
-        if lists_groups(values.text(node.get("name"))):
-            add_groups(trace, "".join(map(values.text, _inputs(node))))
+        if _GROUPS_NODE in values.text(node.get("name")):
+            _add_groups(trace, "".join(map(values.text, _inputs(node))))
     for node in sorted((node for node in nodes if node.get("name") == _CALL_ROW), key=_node_number):
         attributes = {
             attribute["name"]: attribute.get("value")
@@ -262,12 +262,7 @@ def read_execution_trace(content: Content) -> list[Trace]:
     return [trace]
 
 
-def lists_groups(node_name: str) -> bool:
-    """True for the node that lists the process groups. Chakra's traces have it, too."""
-    return _GROUPS_NODE in node_name
-
-
-def add_groups(trace: Trace, listed: str) -> None:
+def _add_groups(trace: Trace, listed: str) -> None:
     """Note the groups in torch's JSON about them. A group of all ranks has an empty list there [pg_config_info]."""
     try:
         groups = json.loads(listed)

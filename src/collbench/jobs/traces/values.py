@@ -22,11 +22,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Content:
-    """A file's bytes, decompressed; the rank that it is named by; and how many files are imported together."""
+    """A file's bytes, decompressed, and the rank that it is named by."""
 
     data: bytes
     rank: int | None = None
-    files: int = 1
 
     @cached_property
     def fields(self) -> Any:
