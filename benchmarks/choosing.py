@@ -109,7 +109,7 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
     found = []
     for k in ks:
         sets = list(combinations(range(n), k))
-        share = _of_pairs(family, k, np.random.default_rng((seed, FAMILIES.index(family), number, k)))
+        share = _of_pairs(made, k, np.random.default_rng((seed, FAMILIES.index(family), number, k)))
         gbs = {members: share * busbw(made, members, by_rate=by_rate) for members in sets}
         truth = dict(zip(sets, _with_launch(np.array([*gbs.values()]) * made.nccl, k).tolist(), strict=True))
         backend = partial(RingsBackend, gbs=gbs)
@@ -152,9 +152,12 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
     return found
 
 
-def _of_pairs(family: str, k: int, rng: np.random.Generator) -> float:
-    """Return what k ranks of a machine reach of what its pairs do."""
-    return 1.0 if k == 2 else float(np.exp(rng.uniform(*np.log(_OF_PAIRS[family][k > 4]))))
+def _of_pairs(made: Made, k: int, rng: np.random.Generator) -> float:
+    """Return what k ranks of a machine reach of what its pairs do; over links of its own no more than copies do."""
+    if k == 2:
+        return 1.0
+    share = float(np.exp(rng.uniform(*np.log(_OF_PAIRS[made.family][k > 4]))))
+    return min(share, 1 / made.nccl) if made.family == "mesh" else share
 
 
 def _with_launch(gbs: np.ndarray, k: int) -> np.ndarray:

@@ -158,7 +158,7 @@ def test_of_equally_slow_nvlinks_none_is_degraded_alone() -> None:
 
 
 def test_a_double_link_that_is_slow_is_not_one_of_two_gpus() -> None:
-    """Half as fast it is as fast as a single one, of which its GPUs have no other: their ports would explain as much."""
+    """Its GPUs have no other double one, so that a port as slow as this link would slow nothing else."""
     doubles, singles = (
         ((0, 6), (1, 2), (3, 5), (4, 7)),
         ((0, 1), (0, 4), (1, 5), (2, 6), (2, 7), (3, 4), (3, 6), (5, 7)),
