@@ -85,6 +85,9 @@ def test_a_ring_of_four_by_the_pairs_of_recorded_h200s() -> None:
     assert large
     assert all(timing.seconds(size)[1] == pytest.approx(four[size], rel=0.25) for size in large)
     assert timing.seconds(2**30)[1] == pytest.approx(four[2**30], rel=0.12)
+    for size in large:
+        least, _, most = timing.seconds(size)
+        assert least < four[size] < most, size
 
 
 def test_a_slower_pair_never_makes_a_ring_faster() -> None:

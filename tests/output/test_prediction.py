@@ -51,6 +51,15 @@ def test_without_a_step_time_there_are_raw_times_alone() -> None:
     assert page_text.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
 
 
+def test_a_raw_time_that_only_pairs_show_is_printed_with_its_band() -> None:
+    """Two ranks do not show exactly what four reach: no figure stands for one that was measured."""
+    page_text = shown(replace(question(), gpus=(4,)), pairs({}, 4, other=300.0))
+    ((_, _, _, middle, band),) = rows(page_text)
+    low, high = (float(end) for end in band.strip("()").split("–"))
+    assert low <= 0.8 * float(middle)
+    assert high >= 1.2 * float(middle)
+
+
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
 @pytest.mark.parametrize(("step", "batches"), [(None, 1), (0.03, 1), (30.0, 1), (900.0, 32)])
 def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, batches: int) -> None:
