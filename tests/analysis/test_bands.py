@@ -149,7 +149,7 @@ def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float)
 
 def published() -> list[tuple[str, int, float, float]]:
     """Return machine, ranks, and all-reduce busbw in GB/s of two ranks and of so many, of 64 MiB and more."""
-    lines = (File(__file__).parent / "published_ranks.csv").read_text().splitlines()
+    lines = (File(__file__).parents[1] / "data" / "published_ranks.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines if not line.startswith("#")]
     return [(f"{gpu} {mib} MiB", int(ranks), float(pair), float(gbs)) for gpu, mib, ranks, pair, gbs in rows]
 
