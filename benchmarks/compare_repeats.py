@@ -79,10 +79,10 @@ def _differing(comparison: Comparison) -> Iterator[tuple[tuple[int, ...], Kind |
             yield group.members, group.kind
 
 
-def recorded(folder: Path) -> Iterator[tuple[str, Run]]:
-    """Yield the name and the run of every undisturbed run file of real GPUs, including those in archives."""
+def recorded(folder: Path, *, disturbed: bool = False) -> Iterator[tuple[str, Run]]:
+    """Yield the name and the run of every run file of real GPUs, in archives too, and if wanted of disturbed ones."""
     for name, text in _json_texts(folder):
-        if any(word in name.rpartition("/")[2] for word in DISTURBED):
+        if not disturbed and any(word in name.rpartition("/")[2] for word in DISTURBED):
             continue
         try:
             run = run_file.loads(text, name)

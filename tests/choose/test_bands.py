@@ -1,10 +1,11 @@
 from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path as File
 
 import numpy as np
 import pytest
 
-from collbench.choose.bands import predict
+from collbench.choose.bands import by_pairs, predict
 from collbench.choose.choice import Band, How
 from collbench.choose.wiring import Wiring, wiring
 from collbench.model.operations import Operation
@@ -86,7 +87,7 @@ def check(label: str, ratio: float) -> InterferenceCheck:
     ],
 )
 def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: float, how: str) -> None:
-    found = predict(machine)
+    found = by_pairs(machine)
     assert [found.lo, found.hi] == pytest.approx([lo, hi], rel=0.01)
     assert band_basis(found) == how
 
@@ -101,11 +102,9 @@ def test_noise_does_not_split_equal_links() -> None:
     ("title", "ratio", "lo"),
     [("nobody looked", None, 5.7), ("no loss beside others", 1.0, 9.5), ("some", 0.8, 7.6), ("a lot", 0.25, 5.7)],
 )
-def test_what_the_interference_check_saw_narrows_the_band_of_a_pcie_ring(
-    title: str, ratio: float | None, lo: float
-) -> None:
+def test_what_the_interference_check_saw_orders_pcie_rings(title: str, ratio: float | None, lo: float) -> None:
     found = () if ratio is None else (check("SYS", ratio),)
-    band = predict(wired(3, {}, V100, checks=found))
+    band = by_pairs(wired(3, {}, V100, checks=found))
     assert [band.lo, band.hi] == pytest.approx([lo, 9.5])
 
 
@@ -145,7 +144,48 @@ def test_a_slow_slot_does_not_look_like_a_full_uplink() -> None:
 
 @pytest.mark.parametrize(("count", "lo"), [(2, 12.0), (3, 7.2), (4, 6.0), (8, 3.0)])
 def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float) -> None:
-    assert predict(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
+    assert by_pairs(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
+
+
+def published() -> list[tuple[str, int, float, float]]:
+    """Return machine, ranks, and all-reduce busbw in GB/s of two ranks and of so many, of 64 MiB and more."""
+    lines = (File(__file__).parents[1] / "data" / "published_ranks.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines if not line.startswith("#")]
+    return [(f"{gpu} {mib} MiB", int(ranks), float(pair), float(gbs)) for gpu, mib, ranks, pair, gbs in rows]
+
+
+@pytest.mark.parametrize("name", ["H200", "H100", "A100", "B200", "B300", "GB200", "GB300"])
+def test_machines_that_others_measured_lie_in_the_band_of_their_pairs(name: str) -> None:
+    """Sets of one NVSwitch, each predicted from the busbw of two of its ranks at the same size."""
+    found = [row for row in published() if row[0].startswith(f"{name} ")]
+    assert found
+    for what, ranks, pair, gbs in found:
+        band = predict(wired(ranks, {}, {"NV18": pair}, "NV18"))
+        assert band.lo <= gbs <= band.hi, what
+        assert band.hi < 2 * band.lo
+
+
+def test_a_slot_of_a_published_machine_lies_in_its_band() -> None:
+    """RTX PRO 6000: a check of pairs beside each other finds no loss, and the ring keeps little more than half."""
+    for what, ranks, pair, gbs in published():
+        if what.startswith("RTX"):
+            band = predict(wired(ranks, {}, {"PHB": pair}, "PHB", checks=(check("PHB", 1.0),)))
+            assert band.lo <= gbs <= band.hi, what
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(2, 1.0, 1.0), (3, 0.95, 1.25), (4, 0.95, 1.25), (5, 0.85, 1.6)])
+def test_more_ranks_than_a_pair_has_make_a_band_of_equal_pairs(count: int, least: float, most: float) -> None:
+    machine = wired(5, {}, {"NV18": 200.0}, "NV18")
+    band = predict(machine.of(range(count)))
+    assert (band.lo, band.hi) == pytest.approx((200 * least, 200 * most))
+    assert band.of_pairs == pytest.approx((least, most))
+    assert predict(wired(4, {}, {"NV18": 400.0}, "NV18", name="NVIDIA H200")).hi == pytest.approx(450)
+
+
+def test_links_at_their_limit_leave_a_mesh_no_room_above() -> None:
+    links = {pair: Path(pair, "NV1", "SYS", 1, 25.0) for pair in SQUARE}
+    others = {pair: Path(pair, "SYS", "SYS", 0, 15.75) for pair in [(0, 2), (1, 3)]}
+    assert predict(wiring(gpus(4), links | others, wired(4, SQUARE, V100).rates)).hi == 50
 
 
 def test_hops_that_turn_round_below_a_switch_leave_its_uplink_alone() -> None:

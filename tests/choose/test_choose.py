@@ -71,7 +71,7 @@ def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) 
     chosen = choose(dgx_1v(), k)
     assert chosen.band is not None
     assert (chosen.band.how, chosen.band.rings) == (How.NVLINK_RINGS, rings)
-    assert [chosen.band.lo, chosen.band.hi] == pytest.approx([rings * 24.2] * 2, rel=0.01)
+    assert chosen.band.lo < rings * 24.2 < chosen.band.hi
     alike = [some for some in chosen.finalists if (some.band.how, some.band.rings) == (How.NVLINK_RINGS, rings)]
     assert len(alike) == min(sets, 4)
 
@@ -79,7 +79,9 @@ def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) 
 def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
     chosen = choose(dgx_1v(), 6)
     assert chosen.members == (0, 1, 2, 4, 5, 6)
-    assert sentences.reason(chosen, gpus(20)) == "predicted 96.7 GB/s over 4 NVLink rings (the first 6: 48.3 GB/s)"
+    assert sentences.reason(chosen, gpus(20)) == (
+        "predicted 82.2–121 GB/s over 4 NVLink rings (the first 6: 41.1–60.4 GB/s)"
+    )
     assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
 
 

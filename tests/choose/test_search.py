@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.choose.bands import predict
+from collbench.choose.bands import by_pairs
 from collbench.choose.search import best, grown, search
 from collbench.choose.wiring import Wiring, wiring
 from collbench.model.run import Path
@@ -29,7 +29,7 @@ def machines(draw: st.DrawFn) -> Wiring:
 @given(machines(), st.integers(2, 5))
 def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> None:
     found = search(machine, k, 0.02)
-    bands = [predict(machine.of(members)) for members in combinations(range(6), k)]
+    bands = [by_pairs(machine.of(members)) for members in combinations(range(6), k)]
     top = max(band.lo for band in bands)
     for index, band in enumerate(bands):
         if band.lo >= top * 0.98:  # others need only be seen to lie below
@@ -52,7 +52,7 @@ def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search
         rates[pair] = rates[pair[::-1]] = V100[path.label]
     machine = wiring(gpus(6), paths, rates)
     for members, hops in zip(combinations(range(6), 3), search(machine, 3, 0.02).hops, strict=True):
-        assert hops == predict(machine.of(members)).hops, members
+        assert hops == by_pairs(machine.of(members)).hops, members
     assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.jobs.made.replay.made import data_parallel, pipeline, without_rank
-from tests.jobs.made.replay.test_measure import FakeWorld as Fake
 
 from collbench.jobs import job_file
 from collbench.jobs.replay import worlds as backend
@@ -21,6 +19,8 @@ from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program
+from tests.jobs.replay.made import data_parallel, pipeline, without_rank
+from tests.jobs.replay.test_measure import FakeWorld as Fake
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")

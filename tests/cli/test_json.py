@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.jobs.made.replay.made import data_parallel
 
 from collbench.cli.program import cli
 from collbench.jobs import job_file
@@ -16,6 +15,7 @@ from collbench.model.operations import COLLECTIVES
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, save_run
+from tests.jobs.replay.made import data_parallel
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIM = ("--backend", "sim", "--fabric", "nvlink-pairs-2x2")

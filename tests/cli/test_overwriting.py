@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.replay.made import data_parallel
 
 from collbench.api.measuring import MeasureOptions
 from collbench.cli.measuring import RunPrinter
@@ -18,6 +17,7 @@ from collbench.model.operations import COLLECTIVES
 from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
+from tests.jobs.replay.made import data_parallel
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.jobs.made.replay.made import data_parallel, job_of, pipeline
 
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay.api import Replaying, ReplayOptions, on_sets, request_of
@@ -11,6 +10,7 @@ from collbench.measurement.backends import factory
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run
 from tests.gpu.machine import need_gpus
+from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
 pytest.importorskip("torch")
 need_gpus(2)

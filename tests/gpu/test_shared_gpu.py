@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.replay.made import data_parallel, job_of
 
 from collbench.jobs.job import Call
 from collbench.jobs.replay.protocol import ReplayLoad
@@ -19,6 +18,7 @@ from collbench.overlaps.protocol import Load, OverlapPoint
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus
+from tests.jobs.replay.made import data_parallel, job_of
 from tests.ranks.processes import as_slurm, ends, free_port, started
 
 pytest.importorskip("torch")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.jobs.made.made import jobs, made_job, without_gpu_times
 
 from collbench.jobs.calls import pauses_of, report, step_seconds, timeline
 from collbench.jobs.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from collbench.judge.tails import after_others
+from tests.jobs.made import jobs, made_job, without_gpu_times
 
 DDP = [("allreduce", 25 * 2**20)] * 3 + [("allreduce", 2**20)]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.made.traces import noted, observed
 
 from collbench.jobs.job import Source, Unknown
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import UsageError
+from tests.jobs.traces import noted, observed
 
 # Some nodes of torch 2.11's trace of two gloo ranks (2026-11-23).
 GLOO = [Path(__file__).parents[1] / "data" / "traces" / f"gloo-{rank}.json" for rank in range(2)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.made.made.traces import inspected, noted, observed
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Source
 from tests.cli.program import Program
+from tests.jobs.traces import inspected, noted, observed
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.traces import inspected
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, Source, Unknown
@@ -16,6 +15,7 @@ from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.model.errors import RunFileError, UsageError
+from tests.jobs.traces import inspected
 
 
 def ranked(*files: bytes) -> list[Trace]:

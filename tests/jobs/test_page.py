@@ -7,13 +7,13 @@ from io import StringIO
 
 from hypothesis import Phase, given, settings
 from rich.console import Console
-from tests.jobs.made.made import jobs
 
 from collbench.jobs import page as pages
 from collbench.jobs.calls import report
 from collbench.jobs.html_page import content
 from collbench.jobs.job import Job
 from collbench.report.text.layout import shown
+from tests.jobs.made import jobs
 
 LINES, COLUMNS = 50, 80
 

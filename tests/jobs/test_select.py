@@ -13,7 +13,6 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from tests.jobs.made.replay.made import data_parallel, job_of, pipeline, without_rank
 
 import collbench
 from collbench.api import selecting, suitable_run
@@ -37,6 +36,7 @@ from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
+from tests.jobs.replay.made import data_parallel, job_of, pipeline, without_rank
 from tests.sim import random_fabrics
 from tests.sim.made import fabric_text
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.made import documented_job, made_job, without_gpu_times
-from tests.jobs.made.predict.made import curve
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Group, Job
@@ -18,6 +16,8 @@ from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
 from tests.cli.program import Program
+from tests.jobs.made import documented_job, made_job, without_gpu_times
+from tests.jobs.predict.made import curve
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 

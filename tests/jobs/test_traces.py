@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.jobs.made.made.made.traces import inspected, noted, observed
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job, JobRank, Source, Unknown
@@ -26,6 +25,7 @@ from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from tests.jobs.traces import inspected, noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
 DATA = Path(__file__).parents[1] / "data" / "traces"

@@ -155,3 +155,27 @@ def test_of_equally_slow_nvlinks_none_is_degraded_alone() -> None:
         return 0.70 * 450 / 392 * (0.982 if members[0] == 2 else 1.005)
 
     assert [verdict for verdict in faults(h200(share)) if verdict.kind is Kind.NV_DEGRADED] == []
+
+
+def test_a_double_link_that_is_slow_is_not_one_of_two_gpus() -> None:
+    """Its GPUs have no other double one, so that a port as slow as this link would slow nothing else."""
+    doubles, singles = (
+        ((0, 6), (1, 2), (3, 5), (4, 7)),
+        ((0, 1), (0, 4), (1, 5), (2, 6), (2, 7), (3, 4), (3, 6), (5, 7)),
+    )
+    count = dict.fromkeys(singles, 1) | dict.fromkeys(doubles, 2)
+
+    def rate(work: Work, members: Members) -> float:
+        pair = min(members), max(members)
+        if work.variant is not Variant.PLAIN or pair not in count:
+            return 10.0
+        return 24.2 * count[pair] * (0.656 if pair == (1, 2) else 1.0) * (0.9 if work.operation.is_collective else 1.0)
+
+    links = tuple(
+        replace(path, nvlinks=count.get(path.devices, 0), theory_gbs=25.0 * count.get(path.devices, 0) or 15.75)
+        for path in paths(8, "PHB", {pair: f"NV{number}" for pair, number in count.items()})
+    )
+    (verdict,) = faults(run_on(gpus(8, "Tesla V100-SXM2-32GB"), links, rate, slot=(3, 16)))
+    assert (verdict.kind, verdict.members) == (Kind.NV_DEGRADED, (1, 2))
+    assert isinstance(verdict.cause, OfLinks)
+    assert verdict.cause.known is Known.NVLINKS_DEGRADED

@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.jobs.made.replay.made import data_parallel
 
 from collbench.jobs import job_file
 from collbench.model.failures import Cause, Failure, FailureKind
@@ -22,6 +21,7 @@ from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import Program
+from tests.jobs.replay.made import data_parallel
 from tests.sim.made import fabric_text
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text(encoding="utf-8"))

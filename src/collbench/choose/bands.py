@@ -20,9 +20,19 @@ from collbench.choose.rings import (
     ring_table,
 )
 from collbench.choose.wiring import CROWDED, Wiring, uplink_limits
+from collbench.model.operations import Operation
 
 Values = NDArray[np.float64]
 _ROUNDING = 1e-6
+# From this size on a band holds: of smaller messages NCCL's protocol and algorithm change with the number of ranks.
+BANDED_BYTES = 64 * 2**20
+# What NCCL's all-reduces of such messages reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
+# 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces (docs/method.md 11.3).
+FEW_RANKS = 4
+_LEAST_OF_PAIRS, _LEAST_OF_MANY = 0.95, 0.85
+_MOST_OF_PAIRS, _MOST_OF_MANY_SWITCHED = 1.25, 1.6
+# What a ring over PCIe is sure to keep of its slowest hop, whatever pairs keep beside each other: 0.54 was published.
+_OF_A_HOP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,27 @@ class Packed:
 
 
 def predict(wired: Wiring) -> Band:
-    """Return the band of one set, given as the wiring of its members, in GB/s.
+    """Return the band of one set, given as the wiring of its members, in GB/s: what it claims to reach.
+
+    It is as wide as the step from pairs to more ranks is uncertain, which is the same for all sets of as many devices.
+    """
+    band, ranks = by_pairs(wired), len(wired)
+    least, hi = 1.0, band.hi
+    if band.how is How.PCIE_RING and band.lo:
+        least = min(1.0, _OF_A_HOP * band.hi / band.lo)
+    elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
+        least, most, limit = _LEAST_OF_PAIRS, _MOST_OF_PAIRS, ceiling(wired)
+        if ranks > FEW_RANKS:
+            least = _LEAST_OF_MANY
+            if band.how is How.NVSWITCH:
+                # Each device may then send its message once.
+                most, limit = _MOST_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
+        hi = max(hi, min(hi * most, limit))
+    return replace(band, lo=band.lo * least, hi=hi, of_pairs=(least, hi / band.hi if hi else 1.0))
+
+
+def by_pairs(wired: Wiring) -> Band:
+    """Return the band of one set if as many ranks as it has reach what pairs do: it orders sets of as many devices.
 
     If NVLinks alone do not make a ring through the set, its ring is over PCIe: no packing mixes the two. If pairs were
     not measured, `lo` is what the others guarantee, and `hi` takes each as slow as the slowest pair of its kind.

@@ -31,7 +31,8 @@ class Band:
     `rings` counts the NVLink rings (0 for any other `how`). `hops` counts the hops of a ring that go through the host
     (0 for NVLink). If bands are equal, fewer hops are better: hops may share a link there, which no measurement of
     single pairs shows. `unmeasured` counts the set's pairs without a rate. They may be slower than any other, so `lo`
-    is what the set reaches without them, 0 if that is not known.
+    is what the set reaches without them, 0 if that is not known. `of_pairs` is what so many ranks reach at least and at
+    most of the bandwidth that pairs show; `lo` and `hi` contain it.
     """
 
     lo: float
@@ -40,6 +41,7 @@ class Band:
     hops: float = 0.0
     unmeasured: int = 0
     rings: int = 0
+    of_pairs: tuple[float, float] = (1.0, 1.0)
 
 
 class TieBreak(StrEnum):

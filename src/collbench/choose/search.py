@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import Packed, highest_total, lowest_pair, over_pcie, packing, predict
+from collbench.choose.bands import Packed, by_pairs, highest_total, lowest_pair, over_pcie, packing, predict
 from collbench.choose.choice import Candidate, Members
 from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.choose.wiring import CROWDED, Wiring
@@ -147,7 +147,7 @@ def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
     sets = [first, *quick[:_MOST_JUDGED]]
-    bands = [predict(wired.of(members)) for members in sets]
+    bands = [by_pairs(wired.of(members)) for members in sets]
     lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
     return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
 

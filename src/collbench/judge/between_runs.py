@@ -74,9 +74,9 @@ def kind_of(work: Work) -> str:
     return "copies by kernel" if work.operation in (Operation.SM_WRITE, Operation.SM_READ) else work.operation.value
 
 
-def default(named: Named, seconds: float) -> Variation:
+def default(work: Work, seconds: float) -> Variation:
     """Return how much a data point that takes so long varies on machines that were measured."""
-    latency, ratio = _DEFAULTS.get(kind_of(named.work), (0.0, 0.0))
+    latency, ratio = _DEFAULTS.get(kind_of(work), (0.0, 0.0))
     sigma = math.hypot(latency / seconds, ratio)
     own = sigma * math.sqrt(1 - _COMMON_SHARE**2)
     return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
@@ -143,12 +143,15 @@ def from_history(points: Mapping[Key, Named], runs: Sequence[Mapping[Key, Estima
 
 # With fewer links that are not all the same, a real change of one of them could pass for variation.
 _FEWEST_LINKS = 6
+# So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
+# (benchmarks/between_runs.py).
+_OF_FEW_LINKS = 0.006
 # So many times what trials and default explain is more than chance makes of them.
 _MORE = 1.3
 
 
 def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -> dict[Key, Variation]:
-    """Return by how much more than expected the links of two runs changed differently, where it is clearly more.
+    """Return how much points vary whose links changed differently by clearly more than expected, or are too few.
 
     Each change is a point, a log ratio, the variance of it that the trials explain, and what else is expected. The
     scale withstands that up to half of the links truly became slower.
@@ -160,6 +163,10 @@ def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -
             rows[key.work, key.members != tuple(sorted(key.members))].append(key)
         wide = [row for row in rows.values() if len(row) >= _FEWEST_LINKS]
         if not wide:
+            for key in keys:
+                known = changes[key][3]
+                if known.own:
+                    shown[key] = replace(known, own=max(known.own, _OF_FEW_LINKS))
             continue
         spread = median(_scale([changes[key][1] for key in row]) ** 2 for row in wide)
         trials = fmean(changes[key][2] for row in wide for key in row)
@@ -167,8 +174,8 @@ def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -
         if spread > _MORE**2 * expected:
             own = math.sqrt((spread - trials) / 2)
             freedom = (min(map(len, wide)) - 1) / 2
-            for key in keys:
-                shown[key] = Variation(own=own, own_freedom=freedom, origin=Origin.COMPARISON)
+            more = Variation(own=own, own_freedom=freedom, origin=Origin.COMPARISON)
+            shown |= {key: with_shown(changes[key][3], more) for key in keys}
     return shown
 
 

@@ -155,21 +155,21 @@ def in_both(
             new[key],
             old[key],
             now[key],
-            between_runs.default(base[key], summarize(base[key].measurement).seconds),
+            between_runs.default(base[key].work, summarize(base[key].measurement).seconds),
         )
         for key in base
         if key in new
     ]
     if history:
-        seen = between_runs.from_history(base, [old, *(estimates(run, paths) for run in history)])
+        of_machine = between_runs.from_history(base, [old, *(estimates(run, paths) for run in history)])
+        seen = {
+            one.key: between_runs.with_shown(one.between, of_machine[one.key]) for one in found if one.key in of_machine
+        }
     else:
         seen = between_runs.from_changes(
             {one.key: (one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
         )
-    return [
-        replace(one, between=between_runs.with_shown(one.between, seen[one.key])) if one.key in seen else one
-        for one in found
-    ]
+    return [replace(one, between=seen.get(one.key, one.between)) for one in found]
 
 
 def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:

@@ -266,7 +266,7 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
     sets = []
     for key in keys:
         summary = summarize(run.points[key].measurement)
-        between = between_runs.default(run.points[key], summary.seconds).sigma
+        between = between_runs.default(run.points[key].work, summary.seconds).sigma
         standing = _standing(figure, summary.busbw, run.errors[key], between, run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED

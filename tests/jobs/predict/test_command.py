@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.jobs.made.made import documented_job
-from tests.jobs.made.predict.made import curve, overlapping, pairs, simulated
 
 from collbench.jobs import job_file
 from collbench.jobs.predict.networks import NAMES
@@ -17,6 +15,8 @@ from collbench.model.run import Run, StopReason
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, measured, run_of
 from tests.cli.program import Program
+from tests.jobs.made import documented_job
+from tests.jobs.predict.made import curve, overlapping, pairs, simulated
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.jobs.made.predict.made import MIB, SMALL, answer, curve, overlapping, pairs, question
 
 from collbench.jobs.predict import contention, networks
 from collbench.jobs.predict.contention import curve_for
@@ -30,6 +29,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.overlaps.compute import Compute, ComputeKind
 from tests.builders import gpus, run_of
+from tests.jobs.predict.made import MIB, SMALL, answer, curve, overlapping, pairs, question
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)

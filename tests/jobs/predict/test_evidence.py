@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.jobs.made.predict.made import MIB, curve, pairs
 
 from collbench.jobs.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from tests.builders import gpus, in_words, measured, run_of
+from tests.jobs.predict.made import MIB, curve, pairs
 
 AR, AG = Operation.ALLREDUCE, Operation.ALLGATHER
 

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.made.predict.test_step import at, schedules
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.networks import Network, Unit
@@ -21,6 +20,7 @@ from collbench.jobs.predict.step import (
 )
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from tests.jobs.predict.test_step import at, schedules
 
 EVEN = ((0.0, 0.0), (1.0, 1.0))
 # The last fifth of the host's time launches the optimizer.

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.jobs.made.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.page import as_json, conclusions, page
@@ -14,6 +13,7 @@ from collbench.jobs.predict.predict import Predictor, Question
 from collbench.jobs.predict.timing import gather
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from tests.jobs.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 from tests.report.pages import text
 
 EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
@@ -49,6 +49,15 @@ def test_without_a_step_time_there_are_raw_times_alone() -> None:
     assert list(rows(page_text)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
     assert "step      not given" in page_text
     assert page_text.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
+
+
+def test_a_raw_time_that_only_pairs_show_is_printed_with_its_band() -> None:
+    """Two ranks do not show exactly what four reach: no figure stands for one that was measured."""
+    page_text = shown(replace(question(), gpus=(4,)), pairs({}, 4, other=300.0))
+    ((_, _, _, middle, band),) = rows(page_text)
+    low, high = (float(end) for end in band.strip("()").split("–"))
+    assert low <= 0.8 * float(middle)
+    assert high >= 1.2 * float(middle)
 
 
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])

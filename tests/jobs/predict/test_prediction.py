@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.jobs.made.predict.made import MIB, SMALL, answer, curve, pairs, question, simulated
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.assumptions import LikePair
@@ -23,6 +22,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
+from tests.jobs.predict.made import MIB, SMALL, answer, curve, pairs, question, simulated
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"

@@ -10,9 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.jobs.made.made import jobs, made_job, without_gpu_times
-from tests.jobs.made.predict.made import curve
-from tests.jobs.made.predict.test_responses import TENSOR_PARALLEL, alike, lanes_of, play, recorded
 
 from collbench.jobs.job import Job
 from collbench.jobs.predict.job_page import as_json, page
@@ -22,6 +19,9 @@ from collbench.jobs.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from tests.builders import gpus, run_of
+from tests.jobs.made import jobs, made_job, without_gpu_times
+from tests.jobs.predict.made import curve
+from tests.jobs.predict.test_responses import TENSOR_PARALLEL, alike, lanes_of, play, recorded
 
 MIB = 2**20
 _TIMES = st.floats(1e-6, 10.0)

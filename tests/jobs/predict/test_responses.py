@@ -10,11 +10,11 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.jobs.made.made import STARTED, spread, without_gpu_times
 
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, Position, Sample, Source
 from collbench.jobs.predict.recorded import Sent, responding
 from collbench.jobs.predict.responses import Response, Responses, responses
+from tests.jobs.made import STARTED, spread, without_gpu_times
 
 RANKS = 2
 _LAUNCH = 15e-6

@@ -3,7 +3,6 @@
 from itertools import combinations
 
 import pytest
-from tests.jobs.made.predict.made import curve, pairs, simulated
 
 from collbench.choose.select import choose
 from collbench.jobs.predict.page import compared
@@ -15,6 +14,7 @@ from collbench.model.run import Run
 from collbench.report import sentences
 from collbench.sim import fabrics
 from tests.builders import gpus, measured, run_of
+from tests.jobs.predict.made import curve, pairs, simulated
 from tests.sim.made import allreduce_busbw
 
 AR = Operation.ALLREDUCE

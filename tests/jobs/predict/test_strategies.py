@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from tests.jobs.made.predict.made import MIB, SMALL
 
 from collbench.jobs.predict import networks
 from collbench.jobs.predict.assumptions import Assumed, OfStrategy
@@ -12,6 +11,7 @@ from collbench.jobs.predict.page import assumptions
 from collbench.jobs.predict.step import STRATEGIES, Group, Job, Transfer, parse_strategies
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from tests.jobs.predict.made import MIB, SMALL
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
 

@@ -4,7 +4,6 @@ from itertools import combinations
 from pathlib import Path as File
 
 import pytest
-from tests.jobs.made.predict.made import MIB, curve, pairs, simulated
 
 from collbench.jobs.predict.assumptions import BeyondSizes, LikeOperation, LikePair, LikeSet
 from collbench.jobs.predict.page import of_times
@@ -16,6 +15,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
+from tests.jobs.predict.made import MIB, curve, pairs, simulated
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
 H200 = File(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200"
@@ -85,6 +85,9 @@ def test_a_ring_of_four_by_the_pairs_of_recorded_h200s() -> None:
     assert large
     assert all(timing.seconds(size)[1] == pytest.approx(four[size], rel=0.25) for size in large)
     assert timing.seconds(2**30)[1] == pytest.approx(four[2**30], rel=0.12)
+    for size in large:
+        least, _, most = timing.seconds(size)
+        assert least < four[size] < most, size
 
 
 def test_a_slower_pair_never_makes_a_ring_faster() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.jobs.made.replay.made import data_parallel, job_of, pipeline, without_rank
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
@@ -22,6 +21,7 @@ from collbench.report.rows import COLUMNS, REPLAY_COLUMNS
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
+from tests.jobs.replay.made import data_parallel, job_of, pipeline, without_rank
 
 pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch")
 

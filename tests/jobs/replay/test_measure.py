@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.jobs.made.replay.made import data_parallel, job_of, pipeline
 
 from collbench.jobs.replay import measure as replay
 from collbench.jobs.replay.measure import ReplayRequest, trial_of
@@ -19,6 +18,7 @@ from collbench.model.failures import FailureKind
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Machine, Pauses, Replay, ReplayTrial, Run
 from collbench.runfile import run_file
+from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
 CALL, PAUSE = 1e-3, 2e-3
 

@@ -10,13 +10,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.made.replay.made import data_parallel, job_of, jobs, pipeline, spread, without_rank
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, PointToPoint, Position, Sample
 from collbench.jobs.replay.schedule import Assumption, Post, Schedule, schedule_of, step_number
 from collbench.model.errors import UsageError
 from collbench.model.units import DTYPE_BYTES
+from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline, spread, without_rank
 
 SUM = Call("allreduce", 4096, 0, "float32", "sum")
 

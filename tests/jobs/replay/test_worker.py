@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.jobs.made.replay.made import data_parallel, job_of, jobs, pipeline
 
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay import simulated
@@ -25,6 +24,7 @@ from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
+from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
 
 CORES = sorted(os.sched_getaffinity(0))
 RANKS = 3

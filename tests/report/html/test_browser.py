@@ -8,7 +8,6 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.jobs.made.made import documented_job
 
 from collbench.jobs import html_page as job
 from collbench.jobs.calls import report
@@ -17,6 +16,7 @@ from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.report.html.page import render, render_job
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
+from tests.jobs.made import documented_job
 from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:

@@ -71,6 +71,11 @@ class _Scale:
         """Return "0.00–5.28"."""
         return f"{self.figure(times[0])}–{self.figure(times[2])}"
 
+    def known(self, times: Span) -> str:
+        """Return the middle, with the band unless its ends print alike: "1.32 (1.01–2.08)"."""
+        narrow = self.figure(times[0]) == self.figure(times[2])
+        return self.figure(times[1]) + ("" if narrow else f" ({self.band(times)})")
+
 
 _MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
 _MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9  # from here on a table in ms or MB would break 80 columns
@@ -124,8 +129,7 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
             if cost is None:
                 figures.append("-")
                 continue
-            times = cost.exposed if timed and cost.exposed else cost.raw
-            figures.append(scale.figure(times[1]))
+            figures.append(scale.figure(cost.exposed[1]) if timed and cost.exposed else scale.known(cost.raw))
         lost = [_percent(case.lost_share)] if timed else []
         rows.add_row(str(case.gpus), case.strategy, *figures, *lost)
     return rows
@@ -306,9 +310,9 @@ def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Tabl
 
 
 def _figures(cost: Cost, scale: _Scale) -> list[str]:
-    raw = scale.figure(cost.raw[1])
     if cost.exposed is None or cost.step is None:
-        return [raw]
+        return [scale.known(cost.raw)]
+    raw = scale.figure(cost.raw[1])
     exposed = [scale.figure(cost.exposed[1]), scale.band(cost.exposed), _percent(cost.share(cost.exposed))]
     return [raw, _percent(cost.share(cost.raw)), *exposed, scale.figure(cost.step[1])]
 

@@ -10,7 +10,7 @@ from math import comb, inf
 
 import numpy as np
 
-from collbench.choose.bands import ceiling, on_one_plane, predict
+from collbench.choose.bands import by_pairs, ceiling, on_one_plane, predict
 from collbench.choose.choice import Band, Grounds, LeftOut, Members, TooFewLeft
 from collbench.choose.problem import SelectionProblem, from_run, left_out
 from collbench.choose.problem import evidence as deciding_ranking
@@ -174,7 +174,7 @@ def _worst(problem: SelectionProblem, k: int) -> Members:
     for members, bound in list(zip(sets, bounds, strict=True))[:_MOST_JUDGED]:
         if bound >= lowest * (1 - _ROUNDING):
             break
-        carried = predict(problem.wired.of(members)).lo
+        carried = by_pairs(problem.wired.of(members)).lo
         if 0 < carried < lowest * (1 - _ROUNDING):
             lowest, slowest = carried, members
     return tuple(sorted(problem.order[index] for index in slowest))

@@ -9,6 +9,7 @@ from itertools import combinations
 from math import inf, log, sqrt
 from statistics import median
 
+from collbench.choose.bands import BANDED_BYTES, FEW_RANKS
 from collbench.choose.choice import Band, Members
 from collbench.jobs.predict.assumptions import BeyondSizes, LikeOperation, LikePair, LikeSet, OfTime
 from collbench.judge.fits import Curve
@@ -171,6 +172,9 @@ INSTEAD = {
     Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
     Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
 }
+# What a message takes at least and at most of its computed time beyond what the band allows, where the band does not
+# speak of it: NCCL changes its protocol with the size, on other numbers of ranks at other sizes.
+_UNLIKE_THE_BAND = 0.8, 1.0, 1.6
 # What each further step of a ring adds, as a share of a pair's small all-reduce: 5.5 µs on 2 ranks with 2 steps, 7.7 on
 # 4 ranks with 6 steps [H200x4, docs/method.md 4.2].
 _STEP_SHARE = (7.7 / 5.5 - 1) / 4
@@ -183,7 +187,8 @@ class Timing:
     A message takes as long as one of `ratio` times its bytes, the same bus bytes, on the curve. Its time beyond the
     curve's `latency` is multiplied by `stretch`, the ratio of two bandwidths, and the set's `start` is added. Unless it
     was measured, no byte takes less than `floor` seconds. `own`: the curve is of this set and operation; `ring`: it is
-    made from the curve of a pair. `assumed` is None if it was measured.
+    made from the curve of a pair, of messages from `banded` bytes on within the set's band. `assumed` is None if it was
+    measured.
     """
 
     curve: Curve
@@ -195,12 +200,17 @@ class Timing:
     floor: float = 0.0
     own: bool = False
     ring: bool = False
+    banded: float = 0.0
 
     def seconds(self, size_bytes: int) -> Span:
         """Return the least, middle and most seconds of a message."""
         moving = max(0.0, self.curve(size_bytes * self.ratio) - self.latency)
         least = 0.0 if self.own and self.covers(size_bytes) else size_bytes * self.floor
-        low, middle, high = (max(self.start + moving * stretch, least) for stretch in self.stretch)
+        doubt = _ALONE if size_bytes >= self.banded else _UNLIKE_THE_BAND
+        low, middle, high = (
+            max((self.start + moving * stretch) * more, least)
+            for stretch, more in zip(self.stretch, doubt, strict=True)
+        )
         return low, middle, high
 
     def covers(self, size_bytes: int) -> bool:
@@ -239,11 +249,13 @@ class Timings:
     def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:
         """Return the least seconds that a byte takes: what each device has to send, over its port's rate.
 
-        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, less than a ring does.
+        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, less than a ring does. If only
+        pairs of few ranks are known, these are taken for a ring, as in their band.
         """
         port, switched = self._ports(members)
         ring = operation.busbw_factor(len(members))
-        sent = 1.0 if switched and operation.collective.traffic.in_switch and not timing.ring else ring
+        by_switch = operation.collective.traffic.in_switch and not (timing.ring and len(members) <= FEW_RANKS)
+        sent = 1.0 if switched and by_switch else ring
         return min(sent, ring) / port / 1e9
 
     def _measured(self, operation: Operation, members: Members) -> Timing | None:
@@ -291,6 +303,7 @@ class Timings:
             stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
             assumed=LikePair(band, other, pair),
             ring=True,
+            banded=BANDED_BYTES if operation is Operation.ALLREDUCE else inf,
         )
 
     def _pairs(
@@ -298,14 +311,16 @@ class Timings:
     ) -> Iterator[tuple[float, float, Members, Operation]]:
         """Yield for each measured pair in a set: its distance from the set's GB/s in logs, its GB/s, and the operation.
 
-        The two ends of a band are equally far from its middle except for rounding. The slower pair then goes first,
-        because a ring is as fast as its slowest link, and the order of the devices must not decide.
+        The set's is the middle of what pairs show. The two ends are equally far from it except for rounding. The slower
+        pair then goes first, because a ring is as fast as its slowest link, and the order of the devices must not
+        decide.
         """
+        middle = sqrt(band.lo / band.of_pairs[0] * band.hi / band.of_pairs[1])
         for pair in combinations(members, 2):
             own, curves = self._bands(pair), self._curves(pair)
             other = next((some for some in INSTEAD[operation] if some in curves), None)
             if own is not None and other is not None:
-                yield round(abs(log(own.lo / sqrt(band.lo * band.hi))), 9), own.lo, pair, other
+                yield round(abs(log(own.lo / middle)), 9), own.lo, pair, other
 
     def _curves(self, members: Members) -> Mapping[Operation, Curve]:
         curves = self._evidence.curves

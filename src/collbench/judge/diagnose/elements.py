@@ -155,12 +155,17 @@ def _further(
 
 
 def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
-    """Return one element for explanations that fit equally well and blame other parts, None if there is but one."""
+    """Return one element for explanations that fit equally well and blame other parts, None if there is but one.
+
+    There is one, too, if a link's own lanes explain all as well as any: whatever shares them is then not to blame.
+    """
 
     def parts(elements: Sequence[Element]) -> frozenset[object]:
         causes = (one.cause for one in elements if one.shared)
         return frozenset(cause.device if isinstance(cause, GpuItself) else cause for cause in causes)
 
+    if not any(one.shared for one in alike[0]):
+        return None
     # GPUs first: they are more than uplinks, and fail more often.
     simple = sorted(
         (elements for elements in alike if all(one.shared for one in elements)),
