@@ -44,21 +44,6 @@ CUdevice device_of(int ordinal) {
   return device;
 }
 
-GpuIdentity identify(int ordinal) {
-  const CUdevice device = device_of(ordinal);
-  CUuuid uuid{};
-  char name[256] = {}, bus[32] = {};
-  GpuIdentity found{ordinal, "", "", "", 0};
-  CUDA_CHECK(cuDeviceGetUuid, &uuid, device);
-  CUDA_CHECK(cuDeviceGetName, name, static_cast<int>(sizeof name), device);
-  CUDA_CHECK(cuDeviceGetPCIBusId, bus, static_cast<int>(sizeof bus), device);
-  CUDA_CHECK(cuDeviceTotalMem_v2, &found.memory_bytes, device);
-  found.uuid = format_uuid(uuid);
-  found.pci_bus_id = bus;
-  found.name = name;
-  return found;
-}
-
 // Loads every kernel on one GPU, before any timing: loading behind a blocking kernel would deadlock.
 void load_kernels(Gpu& gpu, const std::string& ptx) try {
   CUmodule module = nullptr;
@@ -86,12 +71,16 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value 
 
 }  // namespace
 
-std::vector<GpuIdentity> list_gpus() {
+std::vector<std::string> list_gpus() {
   int count = 0;
   CUDA_CHECK(cuDeviceGetCount, &count);
-  std::vector<GpuIdentity> gpus;
-  for (int ordinal = 0; ordinal < count; ++ordinal) gpus.push_back(identify(ordinal));
-  return gpus;
+  std::vector<std::string> uuids;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUuuid uuid{};
+    CUDA_CHECK(cuDeviceGetUuid, &uuid, device_of(ordinal));
+    uuids.push_back(format_uuid(uuid));
+  }
+  return uuids;
 }
 
 Gpu::Gpu(int position, int ordinal, PrimaryContext opened)

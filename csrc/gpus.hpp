@@ -15,17 +15,8 @@
 
 namespace collbench {
 
-// One GPU as the driver names it; `ordinal` is CUDA's own number under the present CUDA_VISIBLE_DEVICES.
-struct GpuIdentity {
-  int ordinal;
-  std::string uuid;
-  std::string pci_bus_id;
-  std::string name;
-  std::size_t memory_bytes;
-};
-
-// Returns the visible GPUs in CUDA's order. Throws LibraryError without a driver.
-std::vector<GpuIdentity> list_gpus();
+// Returns the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES shows, in CUDA's order. Throws LibraryError without a driver.
+std::vector<std::string> list_gpus();
 
 constexpr unsigned kThreads = 512;  // of a thread block, where a kernel has work for many
 // The kernels of kernels.cu, and the threads in each of their blocks.

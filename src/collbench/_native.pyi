@@ -27,14 +27,7 @@ class DataError(RuntimeError):
     expected: float
     found: float
 
-class GpuIdentity:
-    ordinal: int
-    uuid: str
-    pci_bus_id: str
-    name: str
-    memory_bytes: int
-
-def list_gpus() -> list[GpuIdentity]: ...
+def list_gpus() -> list[str]: ...  # UUIDs, by ordinal
 def node_memory_refusal(node: int) -> str: ...
 
 class Engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from collbench import _native
@@ -47,9 +45,8 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
             allocated.append(bytes_)
 
     devices = gpus(2)
-    listed = [SimpleNamespace(uuid=device.uuid, ordinal=index) for index, device in enumerate(devices)]
     monkeypatch.setattr(_native, "Gpus", Gpus)
-    monkeypatch.setattr(_native, "list_gpus", lambda: listed)
+    monkeypatch.setattr(_native, "list_gpus", lambda: [device.uuid for device in devices])
     CudaBackend(devices, None).reserve(largest)
     CudaBackend(devices, None, world=World(0, 2, b"")).reserve(largest)
 

@@ -341,10 +341,10 @@ def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:
     return len({devices[member].host for member in group}) > 1
 
 
-def list_gpus() -> list[_native.GpuIdentity]:
-    """Return the GPUs that CUDA shows to this process, in its order. Raises MachineError without a driver."""
+def list_gpus() -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that CUDA shows to this process, in its order. Raises MachineError."""
     with explained("listing the GPUs", Cause.NOT_OPENED):
-        return _native.list_gpus()
+        return tuple(_native.list_gpus())
 
 
 def shipped_ptx() -> bytes:
@@ -372,13 +372,13 @@ def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaun
 
 
 def _ordinals(devices: Sequence[Device]) -> list[int]:
-    by_uuid = {gpu.uuid: gpu.ordinal for gpu in list_gpus()}
-    hidden = [device.tag for device in devices if device.uuid not in by_uuid]
+    shown = list_gpus()
+    hidden = [device.tag for device in devices if device.uuid not in shown]
     if hidden:
         raise MachineError(
             f"CUDA does not show {', '.join(hidden)} to this process: check CUDA_VISIBLE_DEVICES and MIG mode"
         )
-    return [by_uuid[device.uuid] for device in devices]
+    return [shown.index(device.uuid) for device in devices]
 
 
 def _copying(step: Step) -> list[tuple[int, ...]]:
