@@ -109,7 +109,7 @@ void bind_rounds(py::module_& module) {
   using Copy = CopyRound;
   bind_round(module, "CopyRound", MEMBER(Copy, groups), MEMBER(Copy, engine), MEMBER(Copy, pull), MEMBER(Copy, bytes),
              MEMBER(Copy, iterations), MEMBER(Copy, batches), MEMBER(Copy, warmup), MEMBER(Copy, deadline),
-             MEMBER(Copy, shift), MEMBER(Copy, covered));
+             MEMBER(Copy, covered));
   using Chase = ChaseRound;
   bind_round(module, "ChaseRound", MEMBER(Chase, links), MEMBER(Chase, accesses), MEMBER(Chase, batches),
              MEMBER(Chase, warmup), MEMBER(Chase, deadline));

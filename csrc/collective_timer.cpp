@@ -93,7 +93,7 @@ void CollectiveTimer::capture() {
   for (std::size_t group = 0; group < round_.groups.size(); ++group) {
     if (session_.graphs_.count(key(group)) != 0) continue;
     CapturedGroup& captured = made[key(group)];
-    captured.slots = session_.gpus_.next_slots(round_.bytes(), round_.iterations, 0);
+    captured.slots = session_.gpus_.next_slots(round_.bytes(), round_.iterations);
     captured.graphs.resize(round_.groups[group].size());
   }
   for (LocalRank& rank : ranks_) {

@@ -22,7 +22,6 @@ constexpr KernelRow kKernelRows[kKernels] = {COLLBENCH_KERNELS(COLLBENCH_ROW)};
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
 constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see Gpu::grid
 constexpr std::uint64_t kFullMultiprocessor = 4;  // thread blocks: 2048 threads
-constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
 constexpr std::uint64_t kDisplacementRoom = 16 * kSlotAlignment;
 constexpr std::uint64_t kSmallShare = 8;  // batches of up to an eighth of the buffer are spread over all of it
 constexpr std::uint64_t kSpare = 256;     // bytes behind all slots, see spare_offset
@@ -194,18 +193,16 @@ void Gpus::allocate(std::size_t bytes) {
   buffer_bytes_ = rounded;
 }
 
-std::size_t Gpus::buffer_for(std::size_t bytes) {
-  return round_up(bytes, kSlotAlignment) + kShiftRoom + kDisplacementRoom + kSpare;
-}
+std::size_t Gpus::buffer_for(std::size_t bytes) { return round_up(bytes, kSlotAlignment) + kDisplacementRoom + kSpare; }
 
 std::uint64_t Gpus::next_displacement() { return displacement_ = (displacement_ + kSlotAlignment) % kDisplacementRoom; }
 
 std::uint64_t Gpus::spare_offset(std::size_t limit) const { return std::min(buffer_bytes_, limit) - kSpare; }
 
-Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders, std::size_t limit) {
-  const std::uint64_t reserved = kShiftRoom + kDisplacementRoom + kSpare, whole = std::min(buffer_bytes_, limit);
+Slots Gpus::next_slots(std::size_t bytes, int iterations, unsigned senders, std::size_t limit) {
+  const std::uint64_t reserved = kDisplacementRoom + kSpare, whole = std::min(buffer_bytes_, limit);
   const std::uint64_t stride = round_up(bytes, kSlotAlignment), room = whole < reserved ? 0 : whole - reserved;
-  const std::uint64_t fitting = bytes == 0 || shift >= kShiftRoom || bytes > room ? 0 : room / stride / senders;
+  const std::uint64_t fitting = bytes == 0 || bytes > room ? 0 : room / stride / senders;
   if (fitting == 0)
     throw std::invalid_argument((senders > 1 ? std::to_string(senders) + " messages at a time do" : "message does") +
                                 std::string(" not fit the buffers: allocate() more first"));
@@ -220,7 +217,7 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
               kSlotAlignment * kSlotAlignment;
   }
   if (cursor_ + needed > room) cursor_ = 0;
-  const Slots slots{cursor_ + shift, stride, bytes, count};
+  const Slots slots{cursor_, stride, bytes, count};
   cursor_ += needed;
   return slots;
 }

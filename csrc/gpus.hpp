@@ -88,7 +88,8 @@ struct StampMemory {
 };
 
 // Where the messages of a batch lie: `count` places of `bytes` bytes, `stride` apart from `base` on, used in turn, so
-// that the L2 cache does not serve one message's bytes to the next.
+// that the L2 cache does not serve one message's bytes to the next. `base` and `stride` are multiples of 256, so the
+// kernels find every message aligned.
 struct Slots {
   std::uint64_t base;
   std::uint64_t stride;
@@ -206,11 +207,9 @@ class Gpus {
   // Offset of 256 bytes behind all slots in every buffer, for what is copied but not measured. `limit` is the size of
   // the smallest buffer in use, where that is not a GPU's.
   std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
-  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. `shift` is
-  // the number of bytes by which they are misaligned. Each of `senders` transfers to one destination gets the same
-  // number of slots, see Slots::of_sender.
-  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders = 1,
-                   std::size_t limit = kNoLimit);
+  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. Each of `senders`
+  // transfers to one destination gets the same number of slots, see Slots::of_sender.
+  Slots next_slots(std::size_t bytes, int iterations, unsigned senders = 1, std::size_t limit = kNoLimit);
 
   // How far behind its slots a batch of copies begins to read in the source, in bytes: another distance for each of the
   // next 16 batches. So where it writes, no byte is what the batches before it have written there.

@@ -19,7 +19,7 @@ _MIB, _GIB = 2**20, 2**30
         ("a message larger than that", 140 * _GIB, 4 * _GIB, 4 * _GIB),
         ("a quarter of what fits", 8 * _GIB, 64 * _MIB, (8 * _GIB - 256 * _MIB) // 3 // 4 - 18 * 64),
         ("the least that no cache holds", 2 * _GIB, 1024, 256 * _MIB),
-        ("all that is there", 512 * _MIB, 1024, 256 * _MIB // 3 - 18 * 256),
+        ("all that is there", 512 * _MIB, 1024, 256 * _MIB // 3 - 17 * 256),
     ],
 )
 def test_buffers_hold_more_messages_where_memory_is_plenty(

@@ -121,8 +121,8 @@ _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
 _REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
-# What csrc/gpus.cpp (buffer_for) adds to a message: for shifts, displacements and what is not measured.
-_ROOM_IN_A_BUFFER = (1 + 16 + 1) * 256
+# What csrc/gpus.cpp (buffer_for) adds to a message: for displacements and what is not measured.
+_ROOM_IN_A_BUFFER = (16 + 1) * 256
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # A parent process has a shorter timeout for the child that runs this backend.
