@@ -144,12 +144,12 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
   const auto read = [&](std::size_t i) {
     ClockReading reading;
     on_ranks({ranks[i]},
-             [&](std::size_t) { reading = read_clock(session_.gpus_.threads(), *ranks[i].gpu, round_.deadline); });
+             [&](std::size_t) { reading = read_clock(session_.gpus.threads(), *ranks[i].gpu, round_.deadline); });
     return reading;
   };
   // Queues work for each rank, lets all start at once, and waits for them.
   const auto burst = [&](const auto& queue_burst) {
-    CommonStart start(session_.gpus_, ranks.size());
+    CommonStart start(session_.gpus, ranks.size());
     on_ranks(ranks, [&](std::size_t i) {
       start.block(ranks[i]);
       queue_burst(i);
