@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <future>
+#include <sstream>
 #include <stdexcept>
 
 #include "device_threads.hpp"
@@ -111,14 +112,30 @@ void Gpu::fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::
          slots.bytes, seed, invert);
 }
 
-void Gpu::wait(CUstream on, double deadline_seconds) const {
+// Until `query()`, which errors call `call`, returns success.
+template <class Query>
+void Gpu::wait_for(const char* call, const Query& query, double deadline_seconds, const Meanwhile& meanwhile) const {
+  const auto done = [&] {
+    const CUresult result = query();
+    if (result != kCudaSuccess && result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
+    return result == kCudaSuccess;
+  };
+  naming([&] {
+    if (poll(done, deadline_seconds, meanwhile)) return;
+    std::ostringstream text;
+    text << "GPU " << ordinal << " did not finish its work in " << deadline_seconds << " s";
+    throw HangError(text.str());
+  });
+}
+
+void Gpu::wait(CUstream on, double deadline_seconds, const Meanwhile& meanwhile) const {
   const auto query = [&] { return library_call(driver().cuStreamQuery)(on); };
-  naming([&] { poll_gpu(ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds); });
+  wait_for("cuStreamQuery(stream)", query, deadline_seconds, meanwhile);
 }
 
 void Gpu::wait(const Event& event, double deadline_seconds) const {
   const auto query = [&] { return library_call(driver().cuEventQuery)(event.get()); };
-  naming([&] { poll_gpu(ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds); });
+  wait_for("cuEventQuery(event)", query, deadline_seconds, [](Clock::time_point) {});
 }
 
 Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -140,9 +142,10 @@ struct Gpu {
   void fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::uint32_t invert) const;
 
   // Wait for all work on a stream (the own one where none is named), or for an event. Throw HangError past the
-  // deadline, CudaError where the GPU has failed.
+  // deadline, CudaError where the GPU has failed, and what `meanwhile` throws, which is called again and again.
+  using Meanwhile = std::function<void(std::chrono::steady_clock::time_point now)>;
   void wait(double deadline_seconds) const { wait(stream(), deadline_seconds); }
-  void wait(CUstream on, double deadline_seconds) const;
+  void wait(CUstream on, double deadline_seconds, const Meanwhile& meanwhile = [](auto) {}) const;
   void wait(const Event& event, double deadline_seconds) const;
 
   int position;  // in Gpus
@@ -169,6 +172,8 @@ struct Gpu {
     error.position = position;
     throw;
   }
+  template <class Query>
+  void wait_for(const char* call, const Query& query, double deadline_seconds, const Meanwhile& meanwhile) const;
   void launch_with(CUstream on, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) const;
 };
 

@@ -17,7 +17,7 @@ _MIB, _GIB = 2**20, 2**30
     [
         ("room for many large messages", 140 * _GIB, 64 * _MIB, _GIB),
         ("a message larger than that", 140 * _GIB, 4 * _GIB, 4 * _GIB),
-        ("a quarter of what fits", 8 * _GIB, 64 * _MIB, (8 * _GIB - 256 * _MIB) // 3 // 4 - 18 * 64),
+        ("a quarter of what fits", 8 * _GIB, 64 * _MIB, (8 * _GIB - 256 * _MIB) // 3 // 4 - 17 * 64),
         ("the least that no cache holds", 2 * _GIB, 1024, 256 * _MIB),
         ("all that is there", 512 * _MIB, 1024, 256 * _MIB // 3 - 17 * 256),
     ],
