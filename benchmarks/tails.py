@@ -22,6 +22,7 @@ from typing import Any
 from collbench import _native
 from collbench.judge.tails import Tails, tails_of
 from collbench.machine.nccl import find_nccl
+from collbench.measurement.backends import factory
 from collbench.measurement.backends.cuda import shipped_ptx
 from collbench.measurement.sweep import latency_of
 from collbench.model.nccl_options import format_version
@@ -100,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _, latency = bench.time(size, options.launches, held=rank)
             held[size].append((rank, tails_of(latency)))
             raw.append({"repeat": repeat, "held_rank": rank, "held_ns": _HELD_NS, **asdict(latency)})
-    head = {"nccl": format_version(bench.nccl.version), "gpus": [gpu.name for gpu in _native.list_gpus()]}
+    names = [device.name for device in factory.present_devices("cuda")]
+    head = {"nccl": format_version(bench.nccl.version), "gpus": names}
     (options.out / "tails.json").write_text(json.dumps({**head, "launches": raw}) + "\n", encoding="utf-8")
     met = True
     print(f"NCCL {head['nccl']}, {len(bench.members)} GPUs; {_clocks(raw)}\n")

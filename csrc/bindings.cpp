@@ -76,66 +76,63 @@ void bind_enums(py::module_& module) {
 #undef COLLBENCH_VALUE
 }
 
-// A constructor that takes these members' values in this order.
-template <class Round, class... Types>
-auto from_members(Types Round::*... members) {
-  return [members...](Types... values) {
-    Round round{};
-    ((round.*members = std::move(values)), ...);
+// A member of a struct, and its name in Python.
+template <class Bound, class Type>
+struct Member {
+  const char* name;
+  Type Bound::* pointer;
+};
+template <class Bound, class Type>
+Member(const char*, Type Bound::*) -> Member<Bound, Type>;
+#define MEMBER(Bound, name) \
+  Member { #name, &Bound::name }
+
+// A struct that Python makes from the values of these members, by name; _native.pyi says which may be left out.
+template <class Bound, class... Types>
+void bind_round(py::module_& module, const char* name, Member<Bound, Types>... members) {
+  const auto make = [members...](Types... values) {
+    Bound round{};
+    ((round.*members.pointer = std::move(values)), ...);
     return round;
   };
+  py::class_<Bound>(module, name)
+      .def(py::init(make), py::kw_only(), (py::arg(members.name) = Bound{}.*members.pointer)...);
+}
+
+// A struct whose members Python reads.
+template <class Bound, class... Bases, class... Types>
+void bind_result(py::class_<Bound, Bases...> bound, Member<Bound, Types>... members) {
+  (bound.def_readonly(members.name, members.pointer), ...);
 }
 
 void bind_rounds(py::module_& module) {
   using Copy = CopyRound;
-  py::class_<Copy>(module, "CopyRound")
-      .def(py::init(from_members(&Copy::groups, &Copy::engine, &Copy::pull, &Copy::bytes, &Copy::iterations,
-                                 &Copy::batches, &Copy::warmup, &Copy::deadline, &Copy::shift, &Copy::covered)),
-           py::kw_only(), "groups"_a, "engine"_a, "pull"_a, "bytes"_a, "iterations"_a, "batches"_a, "warmup"_a,
-           "deadline"_a, "shift"_a = 0, "covered"_a = false);
+  bind_round(module, "CopyRound", MEMBER(Copy, groups), MEMBER(Copy, engine), MEMBER(Copy, pull), MEMBER(Copy, bytes),
+             MEMBER(Copy, iterations), MEMBER(Copy, batches), MEMBER(Copy, warmup), MEMBER(Copy, deadline),
+             MEMBER(Copy, covered));
   using Chase = ChaseRound;
-  py::class_<Chase>(module, "ChaseRound")
-      .def(py::init(from_members(&Chase::links, &Chase::accesses, &Chase::batches, &Chase::warmup, &Chase::deadline)),
-           py::kw_only(), "links"_a, "accesses"_a, "batches"_a, "warmup"_a, "deadline"_a);
+  bind_round(module, "ChaseRound", MEMBER(Chase, links), MEMBER(Chase, accesses), MEMBER(Chase, batches),
+             MEMBER(Chase, warmup), MEMBER(Chase, deadline));
   using Round = CollectiveRound;
-  py::class_<Round>(module, "CollectiveRound")
-      .def(py::init(from_members(&Round::groups, &Round::operation, &Round::dtype, &Round::reduction, &Round::root,
-                                 &Round::count, &Round::in_place, &Round::verify, &Round::iterations, &Round::batches,
-                                 &Round::warmup, &Round::launch_iterations, &Round::launch_warmup, &Round::deadline,
-                                 &Round::single_launches, &Round::hold_rank, &Round::hold_nanoseconds,
-                                 &Round::registration, &Round::blocks, &Round::plain)),
-           py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
-           "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a,
-           "single_launches"_a = 0, "hold_rank"_a = -1, "hold_nanoseconds"_a = 0, "registration"_a = Registration::none,
-           "blocks"_a = std::vector<std::uint64_t>{}, "plain"_a = std::vector<bool>{});
-  py::class_<Coverage>(module, "Coverage")
-      .def_readonly("moved", &Coverage::moved)
-      .def_readonly("verified", &Coverage::verified);
-  py::class_<Times>(module, "Times")
-      .def_readonly("seconds", &Times::seconds)
-      .def_readonly("coverage", &Times::coverage)
-      .def_readonly("uncovered", &Times::uncovered);
-  py::class_<RankLaunches>(module, "RankLaunches")
-      .def_readonly("group", &RankLaunches::group)
-      .def_readonly("rank", &RankLaunches::rank)
-      .def_readonly("arrived", &RankLaunches::arrived)
-      .def_readonly("left", &RankLaunches::left)
-      .def_readonly("uncertainty", &RankLaunches::uncertainty)
-      .def_readonly("step", &RankLaunches::step)
-      .def_readonly("cost", &RankLaunches::cost);
-  py::class_<CollectiveTimes, Times>(module, "CollectiveTimes")
-      .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds)
-      .def_readonly("waits", &CollectiveTimes::waits)
-      .def_readonly("singles", &CollectiveTimes::singles);
+  bind_round(module, "CollectiveRound", MEMBER(Round, groups), MEMBER(Round, operation), MEMBER(Round, dtype),
+             MEMBER(Round, reduction), MEMBER(Round, root), MEMBER(Round, count), MEMBER(Round, in_place),
+             MEMBER(Round, verify), MEMBER(Round, iterations), MEMBER(Round, batches), MEMBER(Round, warmup),
+             MEMBER(Round, launch_iterations), MEMBER(Round, launch_warmup), MEMBER(Round, deadline),
+             MEMBER(Round, single_launches), MEMBER(Round, hold_rank), MEMBER(Round, hold_nanoseconds),
+             MEMBER(Round, registration), MEMBER(Round, blocks), MEMBER(Round, plain));
+  bind_result(py::class_<Coverage>(module, "Coverage"), MEMBER(Coverage, moved), MEMBER(Coverage, verified));
+  bind_result(py::class_<Times>(module, "Times"), MEMBER(Times, seconds), MEMBER(Times, coverage),
+              MEMBER(Times, uncovered));
+  using Launches = RankLaunches;
+  bind_result(py::class_<Launches>(module, "RankLaunches"), MEMBER(Launches, group), MEMBER(Launches, rank),
+              MEMBER(Launches, arrived), MEMBER(Launches, left), MEMBER(Launches, uncertainty), MEMBER(Launches, step),
+              MEMBER(Launches, cost));
+  using All = CollectiveTimes;
+  bind_result(py::class_<All, Times>(module, "CollectiveTimes"), MEMBER(All, launch_seconds), MEMBER(All, waits),
+              MEMBER(All, singles));
 }
 
 void bind_gpus(py::module_& module) {
-  py::class_<GpuIdentity>(module, "GpuIdentity")
-      .def_readonly("ordinal", &GpuIdentity::ordinal)
-      .def_readonly("uuid", &GpuIdentity::uuid)
-      .def_readonly("pci_bus_id", &GpuIdentity::pci_bus_id)
-      .def_readonly("name", &GpuIdentity::name)
-      .def_readonly("memory_bytes", &GpuIdentity::memory_bytes);
   module.def("list_gpus", &list_gpus, Unlocked());
   module.def("node_memory_refusal", &node_memory_refusal, "node"_a);
   py::class_<Gpus>(module, "Gpus")

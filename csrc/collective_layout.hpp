@@ -73,7 +73,7 @@ struct CollectiveRound {
   int single_launches;    // plain launches that are timed one by one, 0 for none
   // For tests: a rank of the world whose stream is held before each single launch, so that the rank is late; -1 for
   // none.
-  int hold_rank;
+  int hold_rank = -1;
   std::uint64_t hold_nanoseconds;
   Registration registration;
   // Only for an all-to-all-v: elements from each rank of a group to each other, by source, then destination, the same

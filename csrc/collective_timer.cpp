@@ -29,44 +29,44 @@ CollectiveTimes CollectiveTimer::run() {
   for (int batch = -round_.warmup; batch < round_.batches; ++batch) time_batch(batch);
   if (round_.launch_iterations > 0) time_launches(launch_ranks());
   if (round_.single_launches > 0) time_singles(launch_ranks());
-  session_.communicators_.check(round_.groups);
+  session_.communicators.check(round_.groups);
   return std::move(times_);
 }
 
 void CollectiveTimer::queue(const LocalRank& rank, int from, int to) const {
-  for (int call = from; call < to; ++call) queue_collective(session_.gpus_, session_.nccl_, round_, rank, call);
+  for (int call = from; call < to; ++call) queue_collective(session_.gpus, session_.nccl, round_, rank, call);
 }
 
 void CollectiveTimer::queue_barrier_between_processes(const LocalRank& rank) const {
-  if (session_.communicators_.distributed()) queue_barrier(session_.gpus_, session_.nccl_, rank, round_.deadline);
+  if (session_.communicators.distributed()) queue_barrier(session_.gpus, session_.nccl, rank, round_.deadline);
 }
 
 // Checks the rank's communicator meanwhile: a rank that fails in the background makes the others wait for it.
 void CollectiveTimer::wait(const LocalRank& rank) const {
-  session_.gpus_.threads().wait(*rank.gpu, round_.deadline, [&] { session_.communicators_.check(rank.communicator); });
+  session_.gpus.threads().wait(*rank.gpu, round_.deadline, [&] { session_.communicators.check(rank.communicator); });
 }
 
 // Registers with the communicators of the graphs, then with those of the launch loop, in this order on every rank.
 void CollectiveTimer::register_memory() {
   std::vector<Communicator> captured, launched;
   for (const Group& group : round_.groups) {
-    const std::vector<Communicator>& ours = session_.communicators_[group];
+    const std::vector<Communicator>& ours = session_.communicators[group];
     captured.insert(captured.end(), ours.begin(), ours.end());
     if (round_.launch_iterations == 0) continue;
-    const std::vector<Communicator>& loops = session_.communicators_.for_launches(group);
+    const std::vector<Communicator>& loops = session_.communicators.for_launches(group);
     launched.insert(launched.end(), loops.begin(), loops.end());
   }
-  session_.registered_.prepare(round_.registration, captured, round_.deadline);
-  session_.registered_.prepare(round_.registration, launched, round_.deadline);
+  session_.registered.prepare(round_.registration, captured, round_.deadline);
+  session_.registered.prepare(round_.registration, launched, round_.deadline);
 }
 
 CollectiveTimer::Ranks CollectiveTimer::local_ranks() const {
   Ranks ranks;
   for (std::size_t group = 0; group < round_.groups.size(); ++group)
-    for (const Communicator& communicator : session_.communicators_[round_.groups[group]])
-      ranks.push_back({group, &session_.gpus_[communicator.position], communicator,
+    for (const Communicator& communicator : session_.communicators[round_.groups[group]])
+      ranks.push_back({group, &session_.gpus[communicator.position], communicator,
                        layout_of(round_, communicator.rank, communicator.ranks),
-                       session_.registered_.buffers(round_.registration, communicator.position), nullptr});
+                       session_.registered.buffers(round_.registration, communicator.position), nullptr});
   return ranks;
 }
 
@@ -74,7 +74,7 @@ CollectiveTimer::Ranks CollectiveTimer::local_ranks() const {
 CollectiveTimer::Ranks CollectiveTimer::launch_ranks() const {
   Ranks ranks = ranks_;
   for (LocalRank& rank : ranks)
-    for (const Communicator& communicator : session_.communicators_.for_launches(round_.groups[rank.group]))
+    for (const Communicator& communicator : session_.communicators.for_launches(round_.groups[rank.group]))
       if (communicator.position == rank.communicator.position) rank.communicator = communicator;
   return ranks;
 }
@@ -82,23 +82,23 @@ CollectiveTimer::Ranks CollectiveTimer::launch_ranks() const {
 // Gives every rank its graph. Captures missing graphs on all ranks at once, because NCCL's ranks wait for each other
 // when they connect. A capture that fails leaves nothing behind.
 void CollectiveTimer::capture() {
-  const auto key = [&](std::size_t group) -> Collectives::GraphKey {
+  const auto key = [&](std::size_t group) -> GraphKey {
     return {round_.groups[group], round_.operation,       round_.dtype,    reduction_of(round_),
             round_.root,          round_.count,           round_.in_place, round_.iterations,
             round_.registration,  round_.is_plain(group), round_.blocks};
   };
-  std::map<Collectives::GraphKey, CapturedGroup> made;
+  std::map<GraphKey, CapturedGroup> made;
   Ranks missing;
   // For every group, also those of other processes: then all processes give a group the same slots, as windows need.
   for (std::size_t group = 0; group < round_.groups.size(); ++group) {
-    if (session_.graphs_.count(key(group)) != 0) continue;
+    if (session_.graphs.count(key(group)) != 0) continue;
     CapturedGroup& captured = made[key(group)];
-    captured.slots = session_.gpus_.next_slots(round_.bytes(), round_.iterations, 0);
+    captured.slots = session_.gpus.next_slots(round_.bytes(), round_.iterations);
     captured.graphs.resize(round_.groups[group].size());
   }
   for (LocalRank& rank : ranks_) {
     const auto known = made.find(key(rank.group));
-    rank.captured = known == made.end() ? &session_.graphs_.at(key(rank.group)) : &known->second;
+    rank.captured = known == made.end() ? &session_.graphs.at(key(rank.group)) : &known->second;
     if (known != made.end()) missing.push_back(rank);
   }
   if (!missing.empty())
@@ -106,9 +106,9 @@ void CollectiveTimer::capture() {
       const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
       made.at(key(missing[i].group)).graphs[rank] = capture(missing[i]);
     });
-  session_.graphs_.merge(made);  // moves nodes, so the ranks' pointers stay valid
+  session_.graphs.merge(made);  // moves nodes, so the ranks' pointers stay valid
   for (std::size_t group = 0; group < round_.groups.size(); ++group)
-    own_slots_ = session_.graphs_.at(key(group)).slots.count == static_cast<unsigned>(round_.iterations);
+    own_slots_ = session_.graphs.at(key(group)).slots.count == static_cast<unsigned>(round_.iterations);
 }
 
 GraphExec CollectiveTimer::capture(const LocalRank& rank) const {
@@ -126,7 +126,7 @@ GraphExec CollectiveTimer::capture(const LocalRank& rank) const {
   CUDA_CHECK(cuGraphInstantiateWithFlags, &executable, graph.get(), 0ull);
   GraphExec owner(gpu.context.get(), executable);
   CUDA_CHECK(cuGraphUpload, executable, gpu.stream());
-  session_.gpus_.threads().wait(gpu, round_.deadline);
+  session_.gpus.threads().wait(gpu, round_.deadline);
   return owner;
 }
 
@@ -139,7 +139,7 @@ void CollectiveTimer::wake() {
     if (round_.bytes() > kLinkWakingBytes) small.count = kLinkWakingBytes / bytes_of(round_.dtype) / all * all;
     small.blocks = scaled_blocks(round_, small.count);
     rank.layout = layout_of(small, rank.communicator.rank, rank.communicator.ranks);
-    for (int call = 0; call < kWakingCalls; ++call) queue_collective(session_.gpus_, session_.nccl_, small, rank, 0);
+    for (int call = 0; call < kWakingCalls; ++call) queue_collective(session_.gpus, session_.nccl, small, rank, 0);
     wait(rank);
   });
 }
@@ -169,11 +169,11 @@ void CollectiveTimer::check_once() {
 void CollectiveTimer::time_batch(int batch) {
   std::vector<double> seconds(ranks_.size(), 0), waits(ranks_.size(), 0);
   std::vector<Report> reports(ranks_.size(), Report{});
-  const bool distributed = session_.communicators_.distributed();
+  const bool distributed = session_.communicators.distributed();
   // Before every batch: it must not deliver what an earlier one did, and all batches must find the caches alike.
   const bool fills = checks_batches() || batch == -round_.warmup;
   if (fills) seed_ = session_.next_seed();
-  CommonStart start(session_.gpus_, ranks_.size());
+  CommonStart start(session_.gpus, ranks_.size());
   on_ranks(ranks_, [&](std::size_t i) {
     const LocalRank& rank = ranks_[i];
     const unsigned slots = rank.captured->slots.count;
@@ -232,7 +232,7 @@ void CollectiveTimer::check_data(const std::vector<Report>& reports) {
     Gpu& gpu = *ranks_[i].gpu;
     gpu.context.make_current();  // on this thread
     queue_verify(round_, ranks_[i], {offset / bytes_of(round_.dtype), 1, slot, 1}, seed_);
-    session_.gpus_.threads().wait(gpu, round_.deadline);
+    session_.gpus.threads().wait(gpu, round_.deadline);
     const Report one = gpu.own().report();
     throw DataError(static_cast<int>(ranks_[i].group), ranks_[i].communicator.rank, offset, all.wrong, one.expected,
                     one.found);
@@ -255,7 +255,7 @@ void CollectiveTimer::count(int collectives, bool checked) {
 // As nccl-tests' BenchTime with one GPU a thread [2.19.6, common.cu:694]: launches, then polls until all are done.
 void CollectiveTimer::time_launches(const Ranks& ranks) {
   std::vector<double> seconds(ranks.size());
-  ThreadBarrier start(session_.gpus_.threads(), ranks.size());
+  ThreadBarrier start(session_.gpus.threads(), ranks.size());
   on_ranks(ranks, [&](std::size_t i) {
     const LocalRank& rank = ranks[i];
     queue(rank, 0, std::max(round_.launch_warmup, 1));  // a communicator's first call connects its ranks

@@ -10,7 +10,7 @@ namespace collbench {
 // thread of its GPU.
 class CollectiveTimer {
  public:
-  CollectiveTimer(Collectives& session, const CollectiveRound& round)
+  CollectiveTimer(CollectiveSession& session, const CollectiveRound& round)
       : session_(session), round_(round), times_(round.groups.size()) {}
   CollectiveTimes run();
 
@@ -22,7 +22,7 @@ class CollectiveTimer {
   void on_ranks(const Ranks& ranks, const Work& work) {
     std::vector<int> positions;
     for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
-    session_.gpus_.threads().run(positions, work);
+    session_.gpus.threads().run(positions, work);
   }
   // On the rank's thread: queues iterations [from, to) of the collective, or what ranks of several processes start
   // from; waits for all work on the rank's stream.
@@ -44,7 +44,7 @@ class CollectiveTimer {
   void time_launches(const Ranks& ranks);
   void time_singles(const Ranks& ranks);
 
-  Collectives& session_;
+  CollectiveSession& session_;
   const CollectiveRound& round_;
   Ranks ranks_;  // of this process
   // Every message of a batch has a slot of its own; the same for all groups.

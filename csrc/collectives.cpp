@@ -15,24 +15,24 @@ constexpr std::chrono::seconds kAbort{1};
 
 void Collectives::prepare(const std::vector<Group>& groups) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  communicators_.prepare(groups);
+  session_.communicators.prepare(groups);
 }
 
 void Collectives::close() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  graphs_.clear();  // before the communicators that they use
-  registered_.deregister();
-  communicators_.close();
-  registered_.free();
+  session_.graphs.clear();  // before the communicators that they use
+  session_.registered.deregister();
+  session_.communicators.close();
+  session_.registered.free();
 }
 
 CollectiveTimes Collectives::time(const CollectiveRound& round) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(round);
-  communicators_.prepare(round.groups);
-  if (round.launch_iterations > 0 || round.single_launches > 0) communicators_.prepare_launches(round.groups);
+  session_.communicators.prepare(round.groups);
+  if (round.launch_iterations > 0 || round.single_launches > 0) session_.communicators.prepare_launches(round.groups);
   try {
-    return CollectiveTimer(*this, round).run();
+    return CollectiveTimer(session_, round).run();
   } catch (const DeviceError&) {
     const std::exception_ptr cause = cause_of(std::current_exception(), round);
     abort(round);
@@ -52,7 +52,7 @@ std::exception_ptr Collectives::cause_of(const std::exception_ptr& failure, cons
   } catch (const DeviceError&) {
   }
   try {
-    communicators_.check(round.groups);
+    session_.communicators.check(round.groups);
   } catch (const DeviceError&) {
     return std::current_exception();
   }
@@ -63,10 +63,11 @@ std::exception_ptr Collectives::cause_of(const std::exception_ptr& failure, cons
 // may hang while it aborts; then only the end of the process helps. Communicators that a stuck thread may use stay as
 // they are.
 void Collectives::abort(const CollectiveRound& round) {
-  if (gpus_.threads().stuck() || communicators_.threads().stuck()) return;
-  const std::vector<ncclComm_t> released = communicators_.release(round.groups);
-  registered_.forget(released);
-  auto aborts = [graphs = std::exchange(graphs_, {}), handles = released, end = nccl_.ncclCommAbort]() mutable {
+  if (session_.gpus.threads().stuck() || session_.communicators.threads().stuck()) return;
+  const std::vector<ncclComm_t> released = session_.communicators.release(round.groups);
+  session_.registered.forget(released);
+  auto aborts = [graphs = std::exchange(session_.graphs, {}), handles = released,
+                 end = session_.nccl.ncclCommAbort]() mutable {
     graphs.clear();
     for (const ncclComm_t handle : handles) end(handle);
   };

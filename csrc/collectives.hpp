@@ -40,16 +40,37 @@ struct CollectiveTimes : Times {
   std::vector<RankLaunches> singles;  // of this process's ranks
 };
 
+// All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place, iterations,
+// registration, plain and blocks.
+using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_t, bool, int, Registration, bool,
+                            std::vector<std::uint64_t>>;
+
+// What the rounds of a session share.
+struct CollectiveSession {
+  CollectiveSession(Gpus& its_gpus, const Nccl& its_nccl, World world, const NcclOptions& options)
+      : gpus(its_gpus),
+        nccl(its_nccl),
+        communicators(gpus, nccl, std::move(world), options),
+        registered(gpus, nccl, communicators.threads()) {}
+  // Seeds far from each other, so that their data has nothing in common.
+  std::uint64_t next_seed() { return seed += 0x9e3779b97f4a7c15ull; }
+
+  Gpus& gpus;
+  const Nccl& nccl;
+  Communicators communicators;
+  RegisteredMemory registered;
+  // Made at the first trial of a data point, kept for all later ones. Groups of other processes have slots only.
+  std::map<GraphKey, CapturedGroup> graphs;
+  std::uint64_t seed = 0;  // of the data that was sent last; processes that agree on their rounds agree on it
+};
+
 // One NCCL session on one set of GPUs. Any thread may call it; one call runs at a time, so `prepare` in the background
 // delays `time`. It does not delay copies, because they share no changing state.
 class Collectives {
  public:
   // Throws std::invalid_argument for a world that this process cannot be part of, or options that NCCL does not have.
   Collectives(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options = {})
-      : gpus_(gpus),
-        nccl_(nccl),
-        communicators_(gpus, nccl, std::move(world), options),
-        registered_(gpus, nccl, communicators_.threads()) {}
+      : session_(gpus, nccl, std::move(world), options) {}
 
   // Makes the groups' communicators, see Communicators::prepare.
   void prepare(const std::vector<Group>& groups);
@@ -63,25 +84,11 @@ class Collectives {
   void close();
 
  private:
-  friend class CollectiveTimer;
-  // All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place, iterations,
-  // registration, plain and blocks.
-  using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_t, bool, int, Registration, bool,
-                              std::vector<std::uint64_t>>;
-
-  // Seeds far from each other, so that their data has nothing in common.
-  std::uint64_t next_seed() { return seed_ += 0x9e3779b97f4a7c15ull; }
   std::exception_ptr cause_of(const std::exception_ptr& failure, const CollectiveRound& round) const;
   void abort(const CollectiveRound& round);
 
   std::mutex mutex_;
-  Gpus& gpus_;
-  const Nccl& nccl_;
-  Communicators communicators_;
-  RegisteredMemory registered_;
-  // Made at the first trial of a data point, kept for all later ones. Groups of other processes have slots only.
-  std::map<GraphKey, CapturedGroup> graphs_;
-  std::uint64_t seed_ = 0;  // of the data that was sent last; processes that agree on their rounds agree on it
+  CollectiveSession session_;
 };
 
 }  // namespace collbench

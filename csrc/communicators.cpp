@@ -42,11 +42,8 @@ void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, cons
     NCCL_CHECK(nccl, ncclCommGetAsyncError, communicator, &result);
     return nccl.checked(result, "ncclCommGetAsyncError(communicator)", __FILE__, __LINE__) != kNcclInProgress;
   };
-  poll(
-      done, [&](Clock::time_point) { threads.throw_if_failed(); }, deadline_seconds,
-      [&] {
-        return HangError("NCCL is still in progress with a call of " + std::to_string(deadline_seconds) + " s ago");
-      });
+  if (!poll(done, deadline_seconds, [&](Clock::time_point) { threads.throw_if_failed(); }))
+    throw HangError("NCCL is still in progress with a call of " + std::to_string(deadline_seconds) + " s ago");
 }
 
 Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options)

@@ -176,7 +176,7 @@ class CopyTimer {
     if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
     int attempt = 1;
     for (int batch = -round_.warmup; batch < round_.batches; ++batch) {
-      const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
+      const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, senders_, smallest_buffer_);
       displacement_ = gpus_.next_displacement();
       if (batch == -round_.warmup) wake_links();
       BlockingKernel blocking(gpus_);

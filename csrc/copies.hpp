@@ -19,13 +19,12 @@ struct CopyRound {
   // share no GPU.
   std::vector<std::vector<Link>> groups;
   Engine engine;
-  bool pull;            // true: the destination reads; false: the source writes; ignored for host memory
-  std::size_t bytes;    // one message
-  std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages of each transfer in a batch, at most 29
-  int batches;          // timed ones
-  int warmup;           // batches before them
-  double deadline;      // seconds, the longest wait for a batch
+  bool pull;          // true: the destination reads; false: the source writes; ignored for host memory
+  std::size_t bytes;  // one message
+  int iterations;     // messages of each transfer in a batch, at most 29
+  int batches;        // timed ones
+  int warmup;         // batches before them
+  double deadline;    // seconds, the longest wait for a batch
   // Times only each group's first transfer, while all others of the round run. Every transfer then copies its messages
   // twice, as nvbandwidth's interfering copies have twice the size: others that share links with the first transfer and
   // are up to twice as fast still run when it ends. A batch holds at most 14 messages then. One of 0.1 ms or more in

@@ -16,15 +16,13 @@
 #include <string>
 #include <thread>
 
+#include "polling.hpp"
+
 namespace collbench::host {
 namespace {
 
 // A cache line on every x86 and most ARM cores: slots of a message start on one, so no two share a line.
 constexpr std::size_t kLineBytes = 64;
-
-// Spins this often before it lets another thread run: with more threads than free cores, a pure spin would starve
-// the very thread that it waits for.
-constexpr int kSpinsBeforeYield = 1000;
 
 // Where `parties` threads meet before each batch, until it is cancelled.
 class Barrier {
@@ -39,8 +37,7 @@ class Barrier {
       meetings_.fetch_add(1);
       return !cancelled_;
     }
-    for (int spins = 0; meetings_.load(std::memory_order_acquire) == meeting && !cancelled_; ++spins)
-      if (spins >= kSpinsBeforeYield) sched_yield();
+    poll([&] { return meetings_ != meeting || cancelled_; });
     return !cancelled_;
   }
 

@@ -8,26 +8,19 @@ namespace collbench {
 namespace {
 
 // Longer than what the host does between two batches of a step; waking a sleeping thread takes some 50 us.
-constexpr std::chrono::milliseconds kSpin{2};
+constexpr double kSpinSeconds = 2e-3;
 // How long the other threads of a failed job have to return: those that wait for streams or for each other see the
 // failure at once, and their other calls take milliseconds.
 constexpr std::chrono::seconds kGrace{1};
 // Time from the start of a wait to its first check, and from one check to the next. Most batches end before the first.
 constexpr std::chrono::milliseconds kCheckInterval{1};
 
-// Returns once `ready()`: polls it for kSpin, then sleeps until `signal`. Whoever makes it ready holds the mutex.
-// Yields between polls, because there may be fewer cores than threads.
+// Returns once `ready()`: polls it for a while, then sleeps until `signal`. Whoever makes it ready holds the mutex.
 template <class Ready>
 void spin_then_sleep(std::mutex& mutex, std::condition_variable& signal, const Ready& ready) {
-  const auto until = Clock::now() + kSpin;
-  while (!ready()) {
-    if (Clock::now() < until) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::unique_lock<std::mutex> lock(mutex);
-    signal.wait(lock, ready);
-  }
+  if (poll(ready, kSpinSeconds)) return;
+  std::unique_lock<std::mutex> lock(mutex);
+  signal.wait(lock, ready);
 }
 
 }  // namespace
@@ -73,14 +66,14 @@ void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
 // the job refers to until then. Returns whether it abandoned any.
 bool DeviceThreads::abandon(const std::vector<int>& positions) {
   std::size_t abandoned = 0;
-  while (unfinished_ > abandoned) {
+  poll([&] {
     for (const int position : positions) {
       auto expected = Whereabouts::library_call;
       std::atomic<Whereabouts>& whereabouts = workers_[static_cast<std::size_t>(position)]->whereabouts;
       if (whereabouts.compare_exchange_strong(expected, Whereabouts::abandoned)) ++abandoned;
     }
-    std::this_thread::yield();
-  }
+    return unfinished_ <= abandoned;
+  });
   return abandoned > 0;
 }
 
@@ -98,8 +91,7 @@ void DeviceThreads::wait(const Gpu& gpu, double deadline_seconds, const Check& c
     check();
     next_check = now + kCheckInterval;
   };
-  const auto query = [&] { return library_call(driver().cuStreamQuery)(gpu.stream()); };
-  poll_gpu(gpu.ordinal, "cuStreamQuery(stream)", query, meanwhile, deadline_seconds);
+  gpu.wait(gpu.stream(), deadline_seconds, meanwhile);
 }
 
 // Called in a catch clause: keeps the first exception of the job.
@@ -155,10 +147,7 @@ void ThreadBarrier::arrive(const std::function<void()>& last) {
     released_ = true;
     return;
   }
-  while (!released_) {
-    threads_.throw_if_failed();
-    std::this_thread::yield();
-  }
+  poll([&] { return released_.load(); }, kNoDeadline, [&](Clock::time_point) { threads_.throw_if_failed(); });
 }
 
 }  // namespace collbench

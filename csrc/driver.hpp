@@ -46,10 +46,7 @@ constexpr int kAttributeMulticastSupported = 132;        // CU_DEVICE_ATTRIBUTE_
   X(cuGetErrorString, (CUresult, const char**))                                                                   \
   X(cuDeviceGetCount, (int*))                                                                                     \
   X(cuDeviceGet, (CUdevice*, int))                                                                                \
-  X(cuDeviceGetName, (char*, int, CUdevice))                                                                      \
   X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                                         \
-  X(cuDeviceGetPCIBusId, (char*, int, CUdevice))                                                                  \
-  X(cuDeviceTotalMem_v2, (std::size_t*, CUdevice))                                                                \
   X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                                  \
   X(cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                                                            \
   X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                                             \

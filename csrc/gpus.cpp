@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <future>
+#include <sstream>
 #include <stdexcept>
 
 #include "device_threads.hpp"
@@ -22,7 +23,6 @@ constexpr KernelRow kKernelRows[kKernels] = {COLLBENCH_KERNELS(COLLBENCH_ROW)};
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
 constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see Gpu::grid
 constexpr std::uint64_t kFullMultiprocessor = 4;  // thread blocks: 2048 threads
-constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
 constexpr std::uint64_t kDisplacementRoom = 16 * kSlotAlignment;
 constexpr std::uint64_t kSmallShare = 8;  // batches of up to an eighth of the buffer are spread over all of it
 constexpr std::uint64_t kSpare = 256;     // bytes behind all slots, see spare_offset
@@ -42,21 +42,6 @@ CUdevice device_of(int ordinal) {
   CUdevice device = 0;
   CUDA_CHECK(cuDeviceGet, &device, ordinal);
   return device;
-}
-
-GpuIdentity identify(int ordinal) {
-  const CUdevice device = device_of(ordinal);
-  CUuuid uuid{};
-  char name[256] = {}, bus[32] = {};
-  GpuIdentity found{ordinal, "", "", "", 0};
-  CUDA_CHECK(cuDeviceGetUuid, &uuid, device);
-  CUDA_CHECK(cuDeviceGetName, name, static_cast<int>(sizeof name), device);
-  CUDA_CHECK(cuDeviceGetPCIBusId, bus, static_cast<int>(sizeof bus), device);
-  CUDA_CHECK(cuDeviceTotalMem_v2, &found.memory_bytes, device);
-  found.uuid = format_uuid(uuid);
-  found.pci_bus_id = bus;
-  found.name = name;
-  return found;
 }
 
 // Loads every kernel on one GPU, before any timing: loading behind a blocking kernel would deadlock.
@@ -86,12 +71,16 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value 
 
 }  // namespace
 
-std::vector<GpuIdentity> list_gpus() {
+std::vector<std::string> list_gpus() {
   int count = 0;
   CUDA_CHECK(cuDeviceGetCount, &count);
-  std::vector<GpuIdentity> gpus;
-  for (int ordinal = 0; ordinal < count; ++ordinal) gpus.push_back(identify(ordinal));
-  return gpus;
+  std::vector<std::string> uuids;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUuuid uuid{};
+    CUDA_CHECK(cuDeviceGetUuid, &uuid, device_of(ordinal));
+    uuids.push_back(format_uuid(uuid));
+  }
+  return uuids;
 }
 
 Gpu::Gpu(int position, int ordinal, PrimaryContext opened)
@@ -123,14 +112,30 @@ void Gpu::fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::
          slots.bytes, seed, invert);
 }
 
-void Gpu::wait(CUstream on, double deadline_seconds) const {
+// Until `query()`, which errors call `call`, returns success.
+template <class Query>
+void Gpu::wait_for(const char* call, const Query& query, double deadline_seconds, const Meanwhile& meanwhile) const {
+  const auto done = [&] {
+    const CUresult result = query();
+    if (result != kCudaSuccess && result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
+    return result == kCudaSuccess;
+  };
+  naming([&] {
+    if (poll(done, deadline_seconds, meanwhile)) return;
+    std::ostringstream text;
+    text << "GPU " << ordinal << " did not finish its work in " << deadline_seconds << " s";
+    throw HangError(text.str());
+  });
+}
+
+void Gpu::wait(CUstream on, double deadline_seconds, const Meanwhile& meanwhile) const {
   const auto query = [&] { return library_call(driver().cuStreamQuery)(on); };
-  naming([&] { poll_gpu(ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds); });
+  wait_for("cuStreamQuery(stream)", query, deadline_seconds, meanwhile);
 }
 
 void Gpu::wait(const Event& event, double deadline_seconds) const {
   const auto query = [&] { return library_call(driver().cuEventQuery)(event.get()); };
-  naming([&] { poll_gpu(ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds); });
+  wait_for("cuEventQuery(event)", query, deadline_seconds, [](Clock::time_point) {});
 }
 
 Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers) {
@@ -205,18 +210,16 @@ void Gpus::allocate(std::size_t bytes) {
   buffer_bytes_ = rounded;
 }
 
-std::size_t Gpus::buffer_for(std::size_t bytes) {
-  return round_up(bytes, kSlotAlignment) + kShiftRoom + kDisplacementRoom + kSpare;
-}
+std::size_t Gpus::buffer_for(std::size_t bytes) { return round_up(bytes, kSlotAlignment) + kDisplacementRoom + kSpare; }
 
 std::uint64_t Gpus::next_displacement() { return displacement_ = (displacement_ + kSlotAlignment) % kDisplacementRoom; }
 
 std::uint64_t Gpus::spare_offset(std::size_t limit) const { return std::min(buffer_bytes_, limit) - kSpare; }
 
-Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders, std::size_t limit) {
-  const std::uint64_t reserved = kShiftRoom + kDisplacementRoom + kSpare, whole = std::min(buffer_bytes_, limit);
+Slots Gpus::next_slots(std::size_t bytes, int iterations, unsigned senders, std::size_t limit) {
+  const std::uint64_t reserved = kDisplacementRoom + kSpare, whole = std::min(buffer_bytes_, limit);
   const std::uint64_t stride = round_up(bytes, kSlotAlignment), room = whole < reserved ? 0 : whole - reserved;
-  const std::uint64_t fitting = bytes == 0 || shift >= kShiftRoom || bytes > room ? 0 : room / stride / senders;
+  const std::uint64_t fitting = bytes == 0 || bytes > room ? 0 : room / stride / senders;
   if (fitting == 0)
     throw std::invalid_argument((senders > 1 ? std::to_string(senders) + " messages at a time do" : "message does") +
                                 std::string(" not fit the buffers: allocate() more first"));
@@ -231,7 +234,7 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
               kSlotAlignment * kSlotAlignment;
   }
   if (cursor_ + needed > room) cursor_ = 0;
-  const Slots slots{cursor_ + shift, stride, bytes, count};
+  const Slots slots{cursor_, stride, bytes, count};
   cursor_ += needed;
   return slots;
 }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,17 +17,8 @@
 
 namespace collbench {
 
-// One GPU as the driver names it; `ordinal` is CUDA's own number under the present CUDA_VISIBLE_DEVICES.
-struct GpuIdentity {
-  int ordinal;
-  std::string uuid;
-  std::string pci_bus_id;
-  std::string name;
-  std::size_t memory_bytes;
-};
-
-// Returns the visible GPUs in CUDA's order. Throws LibraryError without a driver.
-std::vector<GpuIdentity> list_gpus();
+// Returns the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES shows, in CUDA's order. Throws LibraryError without a driver.
+std::vector<std::string> list_gpus();
 
 constexpr unsigned kThreads = 512;  // of a thread block, where a kernel has work for many
 // The kernels of kernels.cu, and the threads in each of their blocks.
@@ -97,7 +90,8 @@ struct StampMemory {
 };
 
 // Where the messages of a batch lie: `count` places of `bytes` bytes, `stride` apart from `base` on, used in turn, so
-// that the L2 cache does not serve one message's bytes to the next.
+// that the L2 cache does not serve one message's bytes to the next. `base` and `stride` are multiples of 256, so the
+// kernels find every message aligned.
 struct Slots {
   std::uint64_t base;
   std::uint64_t stride;
@@ -148,9 +142,10 @@ struct Gpu {
   void fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::uint32_t invert) const;
 
   // Wait for all work on a stream (the own one where none is named), or for an event. Throw HangError past the
-  // deadline, CudaError where the GPU has failed.
+  // deadline, CudaError where the GPU has failed, and what `meanwhile` throws, which is called again and again.
+  using Meanwhile = std::function<void(std::chrono::steady_clock::time_point now)>;
   void wait(double deadline_seconds) const { wait(stream(), deadline_seconds); }
-  void wait(CUstream on, double deadline_seconds) const;
+  void wait(CUstream on, double deadline_seconds, const Meanwhile& meanwhile = [](auto) {}) const;
   void wait(const Event& event, double deadline_seconds) const;
 
   int position;  // in Gpus
@@ -177,6 +172,8 @@ struct Gpu {
     error.position = position;
     throw;
   }
+  template <class Query>
+  void wait_for(const char* call, const Query& query, double deadline_seconds, const Meanwhile& meanwhile) const;
   void launch_with(CUstream on, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) const;
 };
 
@@ -215,11 +212,9 @@ class Gpus {
   // Offset of 256 bytes behind all slots in every buffer, for what is copied but not measured. `limit` is the size of
   // the smallest buffer in use, where that is not a GPU's.
   std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
-  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. `shift` is
-  // the number of bytes by which they are misaligned. Each of `senders` transfers to one destination gets the same
-  // number of slots, see Slots::of_sender.
-  Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders = 1,
-                   std::size_t limit = kNoLimit);
+  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. Each of `senders`
+  // transfers to one destination gets the same number of slots, see Slots::of_sender.
+  Slots next_slots(std::size_t bytes, int iterations, unsigned senders = 1, std::size_t limit = kNoLimit);
 
   // How far behind its slots a batch of copies begins to read in the source, in bytes: another distance for each of the
   // next 16 batches. So where it writes, no byte is what the batches before it have written there.

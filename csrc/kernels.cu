@@ -76,7 +76,7 @@ extern "C" __global__ void tell_time(const volatile u32* asked, volatile u64* an
 // ---- bytes ----------------------------------------------------------------------------------------------------------
 // A byte's value depends only on its offset in the buffer and on the seed of the device that it came from; seeds are
 // further apart than any buffer is long. gridDim.y counts slots: messages of `bytes` bytes, `stride` apart, the first
-// at `base`.
+// at `base`; both are multiples of 256 (gpus.cpp, next_slots).
 
 __device__ __forceinline__ u64 pattern(u64 seed, u64 word) { return mix(seed + word); }
 
@@ -85,12 +85,10 @@ extern "C" __global__ void fill(u8* buffer, u64 base, u64 stride, u64 bytes, u64
   const u64 begin = base + blockIdx.y * stride, end = begin + bytes;
   for (u64 word = begin / 8 + thread_index(); word * 8 < end; word += thread_count()) {
     const u64 value = pattern(seed, word) ^ (invert ? ~0ull : 0ull), at = word * 8;
-    if (at >= begin && at + 8 <= end) {
+    if (at + 8 <= end)
       *reinterpret_cast<u64*>(buffer + at) = value;
-      continue;
-    }
-    for (u32 i = 0; i < 8; ++i)
-      if (at + i >= begin && at + i < end) buffer[at + i] = (u8)(value >> (8 * i));
+    else
+      for (u32 i = 0; at + i < end; ++i) buffer[at + i] = (u8)(value >> (8 * i));
   }
 }
 
@@ -101,9 +99,8 @@ extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 by
   u64 wrong = 0, first = ~0ull;
   for (u64 word = begin / 8 + thread_index(); word * 8 < end; word += thread_count()) {
     const u64 value = pattern(seed, word), at = word * 8;
-    if (at >= begin && at + 8 <= end && *reinterpret_cast<const u64*>(buffer + at) == value) continue;
-    for (u32 i = 0; i < 8; ++i) {
-      if (at + i < begin || at + i >= end) continue;
+    if (at + 8 <= end && *reinterpret_cast<const u64*>(buffer + at) == value) continue;
+    for (u32 i = 0; i < 8 && at + i < end; ++i) {
       const u8 expected = (u8)(value >> (8 * i)), found = buffer[at + i];
       if (found != expected && ++wrong == 1) first = (at + i) << 16 | (u64)expected << 8 | found;
     }
@@ -146,16 +143,11 @@ __device__ __forceinline__ void move_all(uint4* to, const uint4* from, u64 vecto
   }
 }
 
-// Copies one message by loads and stores of 16 bytes, or of single bytes where source and target are aligned
-// differently.
+// Copies one message by loads and stores of 16 bytes, and the rest of it, of less than 16, by single bytes.
 __device__ __forceinline__ void copy_message(u8* target, const u8* source, u64 bytes) {
-  const u64 me = thread_index(), all = thread_count();
-  u64 head = (16 - (u64)source % 16) % 16;
-  if ((u64)source % 16 != (u64)target % 16 || head > bytes) head = bytes;
-  const u64 vectors = (bytes - head) / 16;
-  move_all(reinterpret_cast<uint4*>(target + head), reinterpret_cast<const uint4*>(source + head), vectors);
-  for (u64 k = me; k < head; k += all) target[k] = source[k];
-  for (u64 k = head + vectors * 16 + me; k < bytes; k += all) target[k] = source[k];
+  const u64 vectors = bytes / 16;
+  move_all(reinterpret_cast<uint4*>(target), reinterpret_cast<const uint4*>(source), vectors);
+  for (u64 k = vectors * 16 + thread_index(); k < bytes; k += thread_count()) target[k] = source[k];
 }
 
 // Copies `count` messages one after another, by the multiprocessors' own loads and stores. Message i lies in slot i

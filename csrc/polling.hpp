@@ -2,42 +2,35 @@
 #pragma once
 
 #include <chrono>
-#include <sstream>
+#include <limits>
 #include <thread>
-
-#include "driver.hpp"
 
 namespace collbench {
 
 using Clock = std::chrono::steady_clock;
 
-// Returns once `done()`. Between two polls it calls `meanwhile(now)`, which may throw, and yields, because there may be
-// fewer cores than threads. Throws `late()` past the deadline.
-template <class Done, class Meanwhile, class Late>
-void poll(const Done& done, const Meanwhile& meanwhile, double deadline_seconds, const Late& late) {
+// Time at the start of a wait in which it only asks whether it is over, so that short waits end at once.
+constexpr std::chrono::microseconds kUnyielding{20};
+constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
+
+// Waits until `done()`, and returns true; false past the deadline. Between two polls it calls `meanwhile(now)`, which
+// may throw, and yields, because there may be fewer cores than threads.
+template <class Done, class Meanwhile>
+bool poll(const Done& done, double deadline_seconds, const Meanwhile& meanwhile) {
   const auto begin = Clock::now();
   while (!done()) {
     const auto now = Clock::now();
+    if (now - begin < kUnyielding) continue;
     meanwhile(now);
-    if (std::chrono::duration<double>(now - begin).count() > deadline_seconds) throw late();
+    if (std::chrono::duration<double>(now - begin).count() > deadline_seconds) return false;
     std::this_thread::yield();
   }
+  return true;
 }
 
-// Waits for a GPU's work: until `query()`, a library_call that errors call `call`, returns success. Throws CudaError,
-// HangError.
-template <class Query, class Meanwhile>
-void poll_gpu(int ordinal, const char* call, const Query& query, const Meanwhile& meanwhile, double deadline_seconds) {
-  const auto done = [&] {
-    const CUresult result = query();
-    if (result != kCudaSuccess && result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
-    return result == kCudaSuccess;
-  };
-  poll(done, meanwhile, deadline_seconds, [&] {
-    std::ostringstream text;
-    text << "GPU " << ordinal << " did not finish its work in " << deadline_seconds << " s";
-    return HangError(text.str());
-  });
+template <class Done>
+bool poll(const Done& done, double deadline_seconds = kNoDeadline) {
+  return poll(done, deadline_seconds, [](Clock::time_point) {});
 }
 
 }  // namespace collbench

@@ -20,9 +20,6 @@ constexpr int kBurst = 10;
 // What a stamp adds to the stream is the median over kChains chains of kChain stamps each.
 constexpr int kChain = 30, kChains = 5;
 constexpr std::uint32_t kReadings = 300;
-// An answer takes 2 us. After this time the driver is asked whether the GPU has failed; earlier that would slow the
-// answer down.
-constexpr std::chrono::microseconds kUnasked{20};
 
 // A GPU's clock when the host's steady clock read `host`, within `uncertainty`; `step` is the smallest step by which
 // the GPU's clock was seen to move. Nanoseconds.
@@ -65,19 +62,19 @@ ClockReading read_clock(const DeviceThreads& threads, const Gpu& gpu, double dea
   for (std::uint32_t i = 0; i < kReadings; ++i) {
     const auto begin = Clock::now();
     box->asked = i + 1;
-    while (box->answers[i] == 0) {
-      if (Clock::now() - begin < kUnasked) continue;
+    const auto answered = [&] { return box->answers[i] != 0; };
+    // An answer takes 2 us, before the first of these calls, which would slow it down.
+    const auto meanwhile = [&](Clock::time_point) {
       threads.throw_if_failed();
       const CUresult result = library_call(driver().cuStreamQuery)(gpu.stream());
-      if (result == kCudaSuccess && box->answers[i] == 0)
+      if (result == kCudaSuccess && !answered())
         throw HangError("GPU " + std::to_string(gpu.ordinal) + " gave up before the host had asked it for the time");
       if (result != kCudaSuccess && result != kCudaNotReady)
         throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
-      if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_seconds)
-        throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not report its time in " +
-                        std::to_string(deadline_seconds) + " s");
-      std::this_thread::yield();
-    }
+    };
+    if (!poll(answered, deadline_seconds, meanwhile))
+      throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not report its time in " +
+                      std::to_string(deadline_seconds) + " s");
     const std::int64_t sent = nanoseconds(begin), come = nanoseconds(Clock::now());
     const std::int64_t uncertainty = (come - sent + 1) / 2;
     if (i == 0 || uncertainty < best.uncertainty)
@@ -144,12 +141,12 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
   const auto read = [&](std::size_t i) {
     ClockReading reading;
     on_ranks({ranks[i]},
-             [&](std::size_t) { reading = read_clock(session_.gpus_.threads(), *ranks[i].gpu, round_.deadline); });
+             [&](std::size_t) { reading = read_clock(session_.gpus.threads(), *ranks[i].gpu, round_.deadline); });
     return reading;
   };
   // Queues work for each rank, lets all start at once, and waits for them.
   const auto burst = [&](const auto& queue_burst) {
-    CommonStart start(session_.gpus_, ranks.size());
+    CommonStart start(session_.gpus, ranks.size());
     on_ranks(ranks, [&](std::size_t i) {
       start.block(ranks[i]);
       queue_burst(i);

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.made.test_streams import recording as recording  # noqa: PLC0414  # the fixture
 
 from collbench import untrusted
 from collbench.jobs import job_file, streams
@@ -34,6 +33,7 @@ from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
+from tests.jobs.test_streams import recording as recording  # noqa: PLC0414  # the fixture
 from tests.runfile.test_journal import keep, rates
 
 DATA = Path(__file__).parent / "data"

@@ -27,14 +27,7 @@ class DataError(RuntimeError):
     expected: float
     found: float
 
-class GpuIdentity:
-    ordinal: int
-    uuid: str
-    pci_bus_id: str
-    name: str
-    memory_bytes: int
-
-def list_gpus() -> list[GpuIdentity]: ...
+def list_gpus() -> list[str]: ...  # UUIDs, by ordinal
 def node_memory_refusal(node: int) -> str: ...
 
 class Engine:
@@ -64,8 +57,8 @@ class CopyRound:
     """Groups of transfers (source, destination): positions in Gpus, -1 for host memory, -2 - n on NUMA node n.
 
     Each of `batches` timed batches has `iterations` messages of `bytes` bytes; `warmup` untimed batches come before
-    them, and each may take `deadline` seconds. `shift` is the number of bytes by which source and destination are
-    misaligned. `covered` times only each group's first transfer, while all others of the round run.
+    them, and each may take `deadline` seconds. `covered` times only each group's first transfer, while all others of
+    the round run.
     """
 
     def __init__(
@@ -79,7 +72,6 @@ class CopyRound:
         batches: int,
         warmup: int,
         deadline: float,
-        shift: int = 0,
         covered: bool = False,
     ) -> None: ...
 

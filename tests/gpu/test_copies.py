@@ -66,26 +66,22 @@ def _need_peers(gpus: _native.Gpus) -> None:
 @two_gpus
 @pytest.mark.parametrize("pull", [False, True], ids=["write", "read"])
 @pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
-@pytest.mark.parametrize("shift", [0, 1, 3, 8, 16])
-def test_odd_sizes_at_odd_places(gpus: _native.Gpus, shift: int, multiprocessors: bool, pull: bool) -> None:
+def test_odd_sizes(gpus: _native.Gpus, multiprocessors: bool, pull: bool) -> None:
     for source, target in _LINKS:
         if multiprocessors and not gpus.peer_access()[target if pull else source][source if pull else target]:
             continue  # a kernel cannot reach the other GPU's memory
         for size in _SIZES:
-            _copy(gpus, [[(source, target)]], bytes=size, shift=shift, multiprocessors=multiprocessors, pull=pull)
+            _copy(gpus, [[(source, target)]], bytes=size, multiprocessors=multiprocessors, pull=pull)
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["write", "read"])
 @pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
 @pytest.mark.parametrize("pattern", _PATTERNS)
-def test_patterns_with_odd_sizes_at_odd_places(
-    gpus: _native.Gpus, pattern: str, multiprocessors: bool, pull: bool
-) -> None:
+def test_patterns_with_odd_sizes(gpus: _native.Gpus, pattern: str, multiprocessors: bool, pull: bool) -> None:
     if multiprocessors and pattern not in _HOST_PATTERNS:
         _need_peers(gpus)
     for size in _SIZES:
-        for shift in (0, 1, 8, 255):
-            _copy(gpus, _PATTERNS[pattern], bytes=size, shift=shift, multiprocessors=multiprocessors, pull=pull)
+        _copy(gpus, _PATTERNS[pattern], bytes=size, multiprocessors=multiprocessors, pull=pull)
 
 
 @two_gpus
@@ -103,9 +99,7 @@ def test_covered_copies_of_odd_sizes(
     gpus: _native.Gpus, groups: list[list[tuple[int, int]]], multiprocessors: bool
 ) -> None:
     for size in _SIZES:
-        for shift in (0, 3, 255):
-            _copy(gpus, groups, bytes=size, shift=shift, iterations=14, batches=3, multiprocessors=multiprocessors,
-                  covered=True)  # fmt: skip
+        _copy(gpus, groups, bytes=size, iterations=14, batches=3, multiprocessors=multiprocessors, covered=True)
 
 
 @pytest.mark.parametrize("multiprocessors", [False, True], ids=["copy-engine", "multiprocessors"])
@@ -141,8 +135,8 @@ def test_many_batches_follow_one_another(gpus: _native.Gpus) -> None:
 
 
 def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
-    _copy(gpus, [[(0, _LAST)]], bytes=16 * _MIB, shift=255, iterations=3, batches=1, warmup=0)
-    _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, shift=255, iterations=3, batches=3)
+    _copy(gpus, [[(0, _LAST)]], bytes=16 * _MIB, iterations=3, batches=1, warmup=0)
+    _copy(gpus, [[(_HOST, 0), (0, _HOST)]], bytes=16 * _MIB, iterations=3, batches=3)
 
 
 @two_gpus

@@ -29,8 +29,8 @@ _BUSY = """
 from collbench._native import CopyRound, Engine
 from tests.gpu.machine import open_gpus
 gpus = open_gpus([0, 1], 2**28)
-round = CopyRound(groups=[[(0, 1)]], engine=Engine.copy_engine, pull=False, bytes=2**28, shift=0, iterations=20,
-                  batches=20, warmup=0, deadline=30.0)
+round = CopyRound(groups=[[(0, 1)]], engine=Engine.copy_engine, pull=False, bytes=2**28, iterations=20, batches=20,
+                  warmup=0, deadline=30.0)
 gpus.time_copies(round)
 print("busy", flush=True)
 while True:

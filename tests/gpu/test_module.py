@@ -19,7 +19,6 @@ def _copy(gpus: _native.Gpus) -> float:
             engine=engine,
             pull=False,
             bytes=65537,
-            shift=1,
             iterations=4,
             batches=1,
             warmup=1,

@@ -19,6 +19,7 @@ if shutil.which("nvcc") is None:
 
 _KERNELS = Path(__file__).parents[2] / "csrc" / "kernels.cu"
 _BUFFER = 2**25
+_REST = "k = vectors * 16 + thread_index()"  # the first byte behind the whole vectors
 _TILES = 2**24  # bytes of whole tiles of 64 KiB, as copied by a launch that loops
 
 
@@ -34,16 +35,13 @@ def _compiled(folder: Path, right: str = "", wrong: str = "") -> bytes:
     return (folder / "faulty.fatbin").read_bytes()
 
 
-def _copy(
-    gpus: _native.Gpus, size: int, shift: int, *, pull: bool = False, group: Sequence[tuple[int, int]] = ((0, 1),)
-) -> None:
+def _copy(gpus: _native.Gpus, size: int, *, pull: bool = False, group: Sequence[tuple[int, int]] = ((0, 1),)) -> None:
     gpus.time_copies(
         _native.CopyRound(
             groups=[list(group)],
             engine=_native.Engine.multiprocessors,
             pull=pull,
             bytes=size,
-            shift=shift,
             iterations=3,
             batches=1,
             warmup=0,
@@ -62,31 +60,28 @@ def _collect(collectives: _native.Collectives, operation: str = "allreduce", **c
 
 
 @pytest.mark.parametrize(
-    ("title", "right", "wrong", "size", "shift", "offset"),
+    ("title", "right", "wrong", "size", "offset"),
     [
         # 64 vectors of 16 bytes, then the tail.
-        ("the tail starts late", "vectors * 16 + me; k", "vectors * 16 + me + 1; k", 1029, 0, 1024),
-        # Shifted by 3, the first 13 bytes stand before the first whole vector.
-        ("the head starts late", "for (u64 k = me; k < head;", "for (u64 k = me + 1; k < head;", 1029, 3, 0),
+        ("the rest starts late", _REST, _REST + " + 1", 1029, 1024),
         (
             "a small message is left out",
             "thread_index() < vectors) to",
             "thread_index() + 64 < vectors) to",
             1024,
             0,
-            0,
         ),
-        ("vectors in flight change places", "blockDim.x] = held[k]", "blockDim.x] = held[k ^ 1]", _BUFFER, 0, 0),
+        ("vectors in flight change places", "blockDim.x] = held[k]", "blockDim.x] = held[k ^ 1]", _BUFFER, 0),
         # 1024 bytes beyond whole tiles of 64 KiB.
-        ("the last tile is left out", "i < vectors; i +=", "i + tile <= vectors; i +=", _TILES + 1024, 0, _TILES),
+        ("the last tile is left out", "i < vectors; i +=", "i + tile <= vectors; i +=", _TILES + 1024, _TILES),
     ],
 )
 def test_a_fault_in_the_copy_is_found_where_it_begins(
-    tmp_path: Path, title: str, right: str, wrong: str, size: int, shift: int, offset: int
+    tmp_path: Path, title: str, right: str, wrong: str, size: int, offset: int
 ) -> None:
     gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, right, wrong))
     with pytest.raises(_native.DataError) as failure:
-        _copy(gpus, size, shift)
+        _copy(gpus, size)
     # To the vector: of a wrong vector's bytes the first may be right by chance.
     assert failure.value.offset // 16 == offset // 16, title
     assert failure.value.expected != failure.value.found, title
@@ -94,10 +89,10 @@ def test_a_fault_in_the_copy_is_found_where_it_begins(
 
 def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: Path) -> None:
     # Only the second message, whose slot lies one stride of 1280 bytes further, loses a byte.
-    late = "vectors * 16 + me + ((u64)target / 1280% 2 == 0); k"
-    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, "vectors * 16 + me; k", late))
+    late = _REST + " + ((u64)target / 1280 % 2 == 0)"
+    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, _REST, late))
     with pytest.raises(_native.DataError) as failure:
-        _copy(gpus, 1029, 0)
+        _copy(gpus, 1029)
     assert failure.value.offset == 1024
 
 
@@ -112,9 +107,9 @@ def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: P
 def test_a_fault_in_the_copy_is_found_in_every_pattern(
     tmp_path: Path, title: str, group: tuple[tuple[int, int], ...]
 ) -> None:
-    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, "vectors * 16 + me; k", "vectors * 16 + me + 1; k"))
+    gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, _REST, _REST + " + 1"))
     with pytest.raises(_native.DataError) as failure:
-        _copy(gpus, 1029, 0, group=group)
+        _copy(gpus, 1029, group=group)
     assert failure.value.offset == 1024, title
     assert failure.value.expected != failure.value.found, title
 
@@ -181,10 +176,10 @@ def test_a_wrong_element_is_found_in_every_operation(
 
 def test_the_same_code_without_a_fault_passes(tmp_path: Path) -> None:
     gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path))
-    for size, shift in ((1029, 0), (1029, 3), (1024, 0), (_BUFFER, 0)):
-        _copy(gpus, size, shift)
-        _copy(gpus, size, shift, pull=True)
+    for size in (1029, 1024, _BUFFER):
+        _copy(gpus, size)
+        _copy(gpus, size, pull=True)
     for group in (((0, 1), (1, 0)), ((-1, 0), (0, -1))):
-        _copy(gpus, 1029, 3, group=group)
+        _copy(gpus, 1029, group=group)
     gpus.time_chase(_native.ChaseRound(links=[(0, 1)], accesses=16384, batches=2, warmup=1, deadline=30.0))
     _collect(_native.Collectives(gpus, need_nccl()))

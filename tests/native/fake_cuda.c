@@ -95,28 +95,9 @@ EXPORT int cuDeviceGet(int* device, int ordinal) {
   return kSuccess;
 }
 
-EXPORT int cuDeviceGetName(char* name, int length, int device) {
-  (void)device;
-  CALLED;
-  snprintf(name, (size_t)length, "Fake GPU (sim)");
-  return kSuccess;
-}
-
 EXPORT int cuDeviceGetUuid(unsigned char uuid[16], int device) {
   CALLED;
   uuid_of(device, uuid);
-  return kSuccess;
-}
-
-EXPORT int cuDeviceGetPCIBusId(char* text, int length, int device) {
-  CALLED;
-  snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
-  return kSuccess;
-}
-
-EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int device) {
-  CALLED;
-  *bytes = memory_of(device);
   return kSuccess;
 }
 

@@ -46,7 +46,7 @@ def open_gpus(count=4, buffer=65536, ptx=None, peers=True):
     gpus.allocate(buffer)
     return gpus
 def times(gpus, groups, multiprocessors=False, **changes):
-    plan = dict(pull=False, bytes=1024, shift=0, iterations=4, batches=1, warmup=0, deadline=30.0)
+    plan = dict(pull=False, bytes=1024, iterations=4, batches=1, warmup=0, deadline=30.0)
     engine = native.Engine.multiprocessors if multiprocessors else native.Engine.copy_engine
     return gpus.time_copies(native.CopyRound(groups=groups, engine=engine, **(plan | changes)))
 def transfers(gpus, groups, **changes):

@@ -1,4 +1,4 @@
-"""The device code run on a CPU: the elements that each rank sends, and which received elements it takes for right.
+"""The device code run on a CPU: copies, the elements that each rank sends, and what it takes for right of them.
 
 What NCCL makes of the elements is modelled here, in every order in which it may add them, and with its roundings.
 """
@@ -71,6 +71,20 @@ class Device:
     def __init__(self, library: Path) -> None:
         self._code = ctypes.CDLL(str(library))
         self._code.allowed_error.restype = ctypes.c_double
+
+    def fill(self, buffer: np.ndarray, size: int) -> None:
+        """Write the pattern of copies into a message of `size` bytes."""
+        self._code.fill(_address(buffer), _u64(0), _u64(0), _u64(size), _u64(_SEED), _u32(0))
+
+    def copy(self, target: np.ndarray, source: np.ndarray, size: int) -> None:
+        """Copy one message of `size` bytes."""
+        self._code.copy(_address(target), _address(source), _u64(size), _u64(0), _u32(1), _u32(1))
+
+    def wrong_bytes(self, buffer: np.ndarray, size: int) -> tuple[int, int]:
+        """Return how many bytes of such a message differ from the pattern, and the offset of the first."""
+        report = _Report(0, 2**64 - 1, 0, 0)
+        self._code.verify(_address(buffer), _u64(0), _u64(0), _u64(size), _u64(_SEED), ctypes.byref(report))
+        return report.wrong, report.first >> 16
 
     def contributions(self, dtype: int, reduction: int, world: int, slot: int = 0) -> list[np.ndarray]:
         """Return what each rank sends, as doubles."""
@@ -196,6 +210,22 @@ def _delivered(sent: list[np.ndarray], reduction: str, world: int, name: str) ->
         orders = {order: np.trunc(end) for order, end in ends.items()} if whole else orders
         orders |= {} if whole else {"divided at the end": _rounded(reduce(reduced, sent) / world, name)}
     return orders
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 255, 1029])
+def test_a_message_of_any_size_arrives_whole_and_each_of_its_bytes_counts(device: Device, size: int) -> None:
+    source, target = np.zeros(2048, np.uint8), np.zeros(2048, np.uint8)
+    device.fill(source, size)
+    device.copy(target, source, size)
+
+    assert (target[:size] == source[:size]).all()
+    assert not target[size:].any()
+    assert not source[size:].any()
+    assert device.wrong_bytes(target, size) == (0, (2**64 - 1) >> 16)
+    for at in range(size):
+        target[at] ^= 1
+        assert device.wrong_bytes(target, size) == (1, at)
+        target[at] ^= 1
 
 
 @pytest.mark.parametrize("reduction", _REDUCTIONS)

@@ -63,7 +63,6 @@ def test_one_message_of_any_batch_of_any_trial_that_is_late_by_a_batch_is_found(
         ("a link", "[[(0, 1)]]", ""),
         ("pulled", "[[(0, 1)]]", "pull=True"),
         ("by kernel", "[[(0, 1)]]", "multiprocessors=True"),
-        ("shifted", "[[(0, 1)]]", "shift=3"),
         ("both ways", "[[(0, 1), (1, 0)]]", ""),
         ("to host memory", "[[(0, -1)]]", ""),
         ("from host memory", "[[(-1, 0)]]", ""),
@@ -86,6 +85,6 @@ def test_copies_from_all_displacements_arrive(fakes: Fakes, tmp_path: Path) -> N
     script = """
         gpus = open_gpus(3, buffer=4096)
         for groups in ([[(0, 1)]], [[(1, 0), (2, 0)]], [[(0, -1)]], [[(-1, 0)]]):
-            times(gpus, groups, bytes=1000, batches=17, shift=5)
+            times(gpus, groups, bytes=1000, batches=17)
     """
     fakes.script(script, tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from collbench.machine.nvml import Nvml
@@ -48,7 +46,7 @@ def test_cuda_is_queried_where_the_variable_is_ambiguous(
 ) -> None:
     nvml_library.gpus[3].name = "NVIDIA T400"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(cuda, "list_gpus", lambda: [SimpleNamespace(uuid="GPU-2")])
+    monkeypatch.setattr(cuda, "list_gpus", lambda: ("GPU-2",))
     assert [device.index for device in factory.look("cuda").devices] == [2]
 
 

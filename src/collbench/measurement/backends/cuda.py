@@ -121,8 +121,8 @@ _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
 _REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
-# What csrc/gpus.cpp (buffer_for) adds to a message: for shifts, displacements and what is not measured.
-_ROOM_IN_A_BUFFER = (1 + 16 + 1) * 256
+# What csrc/gpus.cpp (buffer_for) adds to a message: for displacements and what is not measured.
+_ROOM_IN_A_BUFFER = (16 + 1) * 256
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # A parent process has a shorter timeout for the child that runs this backend.
@@ -341,10 +341,10 @@ def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:
     return len({devices[member].host for member in group}) > 1
 
 
-def list_gpus() -> list[_native.GpuIdentity]:
-    """Return the GPUs that CUDA shows to this process, in its order. Raises MachineError without a driver."""
+def list_gpus() -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that CUDA shows to this process, in its order. Raises MachineError."""
     with explained("listing the GPUs", Cause.NOT_OPENED):
-        return _native.list_gpus()
+        return tuple(_native.list_gpus())
 
 
 def shipped_ptx() -> bytes:
@@ -372,13 +372,13 @@ def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaun
 
 
 def _ordinals(devices: Sequence[Device]) -> list[int]:
-    by_uuid = {gpu.uuid: gpu.ordinal for gpu in list_gpus()}
-    hidden = [device.tag for device in devices if device.uuid not in by_uuid]
+    shown = list_gpus()
+    hidden = [device.tag for device in devices if device.uuid not in shown]
     if hidden:
         raise MachineError(
             f"CUDA does not show {', '.join(hidden)} to this process: check CUDA_VISIBLE_DEVICES and MIG mode"
         )
-    return [by_uuid[device.uuid] for device in devices]
+    return [shown.index(device.uuid) for device in devices]
 
 
 def _copying(step: Step) -> list[tuple[int, ...]]:

@@ -86,7 +86,7 @@ def may_use(nvml: Nvml) -> tuple[Device, ...]:
         return allowed
     from collbench.measurement.backends.cuda import list_gpus  # late: the extension
 
-    shown = {gpu.uuid for gpu in list_gpus()}
+    shown = list_gpus()
     return tuple(device for device in every if device.uuid in shown)
 
 

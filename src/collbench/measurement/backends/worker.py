@@ -56,10 +56,10 @@ class CudaSource:
     """The machine's GPUs and its NCCL."""
 
     def uuids(self) -> tuple[str, ...]:
-        """Return the UUIDs of the GPUs that CUDA shows. Raises MachineError without a driver."""
+        """Return the UUIDs of the GPUs that CUDA shows. Raises MachineError."""
         from collbench.measurement.backends.cuda import list_gpus
 
-        return tuple(gpu.uuid for gpu in list_gpus())
+        return list_gpus()
 
     def unique_id(self, nccl_path: str | None) -> bytes:
         """Return NCCL's id for a new world. Raises MachineError."""
