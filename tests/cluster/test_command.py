@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from collbench.cluster.api import NodeSurvey
+from collbench.cluster.nodes import Effect, NodeEffect, Rail, State, Uplink
+from collbench.cluster.page import Origin
 from collbench.cluster.simulated import named
+from collbench.model.errors import ExitStatus
 from tests.cli.program import Program
+from tests.cluster.made import judged, slow
 from tests.sim.made import cluster_text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
@@ -48,12 +55,38 @@ def test_the_plan_as_json_has_the_pages_figures(
 
 def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program) -> None:
     result = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
-    assert (result.status, result.err) == (0, "")
+    assert (result.status, result.err) == (3, "")
     assert "\nbackend   sim: nothing is measured\n" in result.out
     slow = [line.split()[1].rstrip(":") for line in result.out.splitlines() if line.startswith("slow ")]
     assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
     assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in result.out
     assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
+
+
+RAIL = Rail(0, 12.5, 0.0, False, ())
+SLOW = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
+EITHER = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.EITHER),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rail", "failed", "status"),
+    [
+        ({}, RAIL, ExitStatus.DONE, 0),
+        ({"nodes": (SLOW,)}, RAIL, ExitStatus.DONE, 3),
+        ({"uplinks": (Uplink("leaf0", (0, 1), SLOW.sends),)}, RAIL, ExitStatus.DONE, 3),
+        ({}, replace(RAIL, slow=True), ExitStatus.DONE, 3),
+        ({}, replace(RAIL, slow_nodes=(SLOW,)), ExitStatus.DONE, 3),
+        ({"nodes": (*judged(4, slow()).nodes, EITHER)}, RAIL, ExitStatus.DONE, 0),
+        ({"nodes": (EITHER,)}, RAIL, ExitStatus.DONE, 1),
+        ({"nodes": (SLOW,)}, RAIL, ExitStatus.FAILED, 3),
+        ({"nodes": (SLOW,)}, RAIL, ExitStatus.UNTRUSTED, 4),
+    ],
+)
+def test_what_is_slow_decides_the_status_unless_something_worse_does(
+    changes: dict[str, Any], rail: Rail, failed: ExitStatus, status: int
+) -> None:
+    origin = Origin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1, rails=(rail,))
+    assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
 
 
 def test_a_seed_gives_the_same_page_again(program: Program) -> None:

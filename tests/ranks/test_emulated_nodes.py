@@ -35,7 +35,7 @@ def test_a_host_whose_link_is_slow_one_way_is_named(tmp_path: Path) -> None:
         arguments = [*ARGUMENTS, "--one-way", "--budget", "10ms", "--json"]
         with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
             (status, out, err), *other_outputs = ends(processes, TIMEOUT_S)
-    assert status in {0, 1}, err  # 1: on busy cores nobody may be certain
+    assert status in {1, 3}, err  # 1: on busy cores nobody may be certain
     assert other_outputs == [(0, "", "")] * 3
     sends = [node["sends"]["ratio"] for node in json.loads(out)["judgement"]["nodes"]]
     assert sends.index(min(sends)) == 2, sends
@@ -61,7 +61,8 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(fault: str, status: int,
             wait_for("the first round", lambda: len(trials(journal)) > 4, processes, TIMEOUT_S)
             getattr(Hosts, fault)(hosts, processes[1])
             (exit_status, out, err), *other_outputs = ends([processes[0], processes[2], processes[3]], TIMEOUT_S)
-    assert exit_status == status, err
+    # On busy cores a host may look slow, which the status says, too.
+    assert exit_status == max(status, 3 if re.search(r"^slow +h\d", out, re.MULTILINE) else 0), err
     assert other_outputs == [(0, "", "")] * 2, "rank 0 has released them"
     assert f"collbench: {message}" in err, "at once"
     assert f"lost      {message}" in out
@@ -92,7 +93,6 @@ def test_among_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_o
             hosts.kill(processes[killed])
             survivors = [process for rank, process in enumerate(processes) if rank != killed]
             (status, out, err), *other_outputs = ends(survivors, TIMEOUT_S)
-    assert status == 1, err
     assert other_outputs == [(0, "", "")] * 6, "rank 0 has released them"
     assert f"collbench: rank {killed} on h{killed} is gone" in err
     assert set(re.findall(r"rank \d+ on h\d+", err)) == {f"rank {killed} on h{killed}"}, "nobody else is named"
@@ -102,6 +102,7 @@ def test_among_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_o
     assert ratios[slow] < -0.2
     named = [host for host, node in enumerate(nodes) if node["sends"]["state"] == "slow"]
     assert named in ([slow], []), "on busy cores nobody may be certain, but no healthy host is accused"
+    assert status == (3 if named else 1), err
 
 
 LATE_HOST = Path(__file__).with_name("late_host")
@@ -115,7 +116,7 @@ def test_a_late_host_is_named_with_its_delay_and_frequency(tmp_path: Path) -> No
         hosts.places[1] |= {"PYTHONPATH": str(LATE_HOST), "EMULATED_LATE_S": "0.05", "COLLBENCH_TEST_TORCH": ""}
         with started(tmp_path, [*ARGUMENTS, "--budget", "10ms", "--json"], hosts.places, hosts.before) as processes:
             (status, out, err), *other_outputs = ends(processes, TIMEOUT_S)
-    assert status in {0, 1}, err
+    assert status in {0, 1, 3}, err
     assert other_outputs == [(0, "", "")] * 3
     (late,) = json.loads(out)["late"]
     assert late["node"] == 1

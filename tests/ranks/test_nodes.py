@@ -50,8 +50,9 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
     ]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (status, out, err), *other_outputs = ends(processes)
-    undecided = out.startswith("not judged: ")  # 64K between shared cores may be too noisy to tell nodes apart
-    assert status == int(undecided), err
+    # 64K between shared cores may be too noisy to tell nodes apart, or make one look slow.
+    undecided, slow = out.startswith("not judged: "), re.search(r"^slow +n\d", out, re.MULTILINE)
+    assert status == (3 if slow else int(undecided)), err
     assert other_outputs == [(0, "", "")] * (COUNT - 1)
     assert "backend   host\nnodes     3 hosts, 3 ranks by Slurm" in out
     assert "rounds    8 (8 at random): 8 measurements; there are 3 pairs" in out
@@ -181,7 +182,7 @@ def test_a_survey_whose_processes_were_killed_resumes(three_hosts: list[list[str
 
     with started(tmp_path, ["nodes", "--resume", str(file), "-v"], environments_of(), three_hosts) as processes:
         (status, out, err), *_ = ends(processes)
-    assert status in {0, 1}, err  # 1: of 64K between shared cores nothing may be certain
+    assert status in {0, 1, 3}, err  # of 64K between shared cores nothing may be certain
     assert "rounds    8 (8 at random): 16 measurements" in out
     run = run_file.load(file)
     assert run.complete

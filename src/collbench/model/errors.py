@@ -29,7 +29,7 @@ class ExitStatus(IntEnum):
     DONE = 0, "success"
     FAILED = 1, "a measurement failed, nothing could be judged, or `doctor` found a failure"
     BAD_INPUT = 2, "bad input, or the machine lacks something needed"
-    CONTRADICTION = 3, "a contradiction, a regression, or an impossible figure"
+    CONTRADICTION = 3, "a contradiction, a slow node, a regression, or an impossible figure"
     UNTRUSTED = 4, "wrong data or a hang"
     HUNG_UP = 129, "SIGHUP"
     INTERRUPTED = 130, "Ctrl-C"
