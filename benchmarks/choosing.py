@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports
 from deciding.bench import LARGE, map_in_order, selection_request, verification_request
 from judging.machines import FAMILIES, Made, make_sized
 from judging.measured import Noise, Situation, measure
-from judging.rings import RingsBackend, busbw
+from judging.rings import RingsBackend, busbw, over_links
 from rows import save_rows
 
 from collbench.api.selecting import by_finalists
@@ -39,10 +39,9 @@ _MOST_SLOW = 3
 # What all-reduces of 64 MiB and more on three and four ranks, and on more, reach of those on two: the least and the
 # most of published machines, of which none has a mesh (docs/method.md 11.3).
 _OF_PAIRS = {
-    "nvswitch": ((1.06, 1.24), (0.92, 1.56)),
-    "mesh": ((1.06, 1.24), (0.92, 1.24)),
-    "bridged": ((0.68, 1.0), (0.54, 1.0)),
-    "pcie": ((0.68, 1.0), (0.54, 1.0)),
+    "switch": ((1.06, 1.24), (0.92, 1.56)),
+    "links": ((1.06, 1.24), (0.92, 1.24)),
+    "slots": ((0.68, 1.0), (0.54, 1.0)),
 }
 
 
@@ -109,8 +108,8 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
     found = []
     for k in ks:
         sets = list(combinations(range(n), k))
-        share = _of_pairs(made, k, np.random.default_rng((seed, FAMILIES.index(family), number, k)))
-        gbs = {members: share * busbw(made, members, by_rate=by_rate) for members in sets}
+        shares = _of_pairs(made, k, np.random.default_rng((seed, FAMILIES.index(family), number, k)))
+        gbs = {some: shares[_over(made, some, by_rate)] * busbw(made, some, by_rate=by_rate) for some in sets}
         truth = dict(zip(sets, _with_launch(np.array([*gbs.values()]) * made.nccl, k).tolist(), strict=True))
         backend = partial(RingsBackend, gbs=gbs)
 
@@ -152,12 +151,18 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
     return found
 
 
-def _of_pairs(made: Made, k: int, rng: np.random.Generator) -> float:
-    """Return what k ranks of a machine reach of what its pairs do; over links of its own no more than copies do."""
+def _of_pairs(made: Made, k: int, rng: np.random.Generator) -> dict[str, float]:
+    """Return what k ranks of a machine reach of what its pairs do; over direct links no more than copies do."""
     if k == 2:
-        return 1.0
-    share = float(np.exp(rng.uniform(*np.log(_OF_PAIRS[made.family][k > 4]))))
-    return min(share, 1 / made.nccl) if made.family == "mesh" else share
+        return dict.fromkeys(_OF_PAIRS, 1.0)
+    shares = {what: float(np.exp(rng.uniform(*np.log(ends[k > 4])))) for what, ends in _OF_PAIRS.items()}
+    return {**shares, "links": min(shares["links"], 1 / made.nccl)}
+
+
+def _over(made: Made, members: Sequence[int], by_rate: bool) -> str:
+    if made.family == "nvswitch":
+        return "switch"
+    return "links" if len(members) > 2 and over_links(made, members, by_rate=by_rate) else "slots"
 
 
 def _with_launch(gbs: np.ndarray, k: int) -> np.ndarray:

@@ -45,14 +45,20 @@ def busbw(made: Made, members: Sequence[int], *, by_rate: bool) -> float:
     members = tuple(sorted(members))
     if len(members) == 2:
         return min(made.rates([(members[0], members[1]), (members[1], members[0])]))
+    direct = over_links(made, members, by_rate=by_rate)
+    if direct and not by_rate:
+        return direct
+    return max(direct, _one_ring(made, members, any_order=by_rate))
+
+
+def over_links(made: Made, members: Sequence[int], *, by_rate: bool) -> float:
+    """Return the GB/s of rings over the members' own NVLinks, 0 if these make no ring through all of them."""
+    if made.family not in ("mesh", "bridged"):
+        return 0.0
+    members = tuple(sorted(members))
     links = {pair: made.links[pair] for pair in permutations(members, 2) if made.links.get(pair)}
-    over_nvlinks = 0.0
-    if made.family in ("mesh", "bridged"):
-        each = {pair: made.rates([pair])[0] / count for pair, count in links.items()}
-        over_nvlinks = _by_rate(members, links, each) if by_rate else _as_labelled(members, links, each)
-    if over_nvlinks and not by_rate:
-        return over_nvlinks
-    return max(over_nvlinks, _one_ring(made, members, any_order=by_rate))
+    each = {pair: made.rates([pair])[0] / count for pair, count in links.items()}
+    return _by_rate(members, links, each) if by_rate else _as_labelled(members, links, each)
 
 
 def _by_rate(members: Sequence[int], links: Mapping[Pair, int], each: Mapping[Pair, float]) -> float:
