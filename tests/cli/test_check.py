@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +34,6 @@ def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: in
     result = program("check", "run.json")
     assert (result.status, result.err) == (status, ""), case
     assert text in result.out
-
-
-def test_json_is_all_of_stdout(program: Program) -> None:
-    run_file.save(DEGRADED, Path("run.json"))
-    result = program("check", "run.json", "--json")
-    data = json.loads(result.out)
-    assert (result.status, data["exit_status"]) == (3, 3)
-    assert [verdict["kind"] for verdict in data["verdicts"]] == ["NV_DEGRADED", "LABELS_DIFFER"]
 
 
 def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:

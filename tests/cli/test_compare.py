@@ -103,13 +103,6 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None:
-    result = program("compare", "-v", "sim.json", "sim2.json")
-    assert result.out.startswith("backend   sim: SIMULATED machines, nothing here was measured on a GPU\n")
-    assert "\nsim: worse\n" in result.out
-
-
-@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     ("title", "args", "reported"),
     [

@@ -136,7 +136,7 @@ def test_without_matplotlib_one_line_says_how_to_get_it(
 def test_what_draws_or_exports_is_loaded_late(saved: Path, args: list[str]) -> None:
     code = (
         f"import sys; sys.argv = ['collbench', *{args}]; from collbench.cli import main; main(); "
-        "print({'matplotlib', 'plotille', 'PIL', 'prometheus_client'} & set(sys.modules) or 'none', file=sys.stderr)"
+        "print({'matplotlib', 'PIL', 'prometheus_client'} & set(sys.modules) or 'none', file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=saved, check=True, capture_output=True, text=True)
     assert done.stderr == "none\n"

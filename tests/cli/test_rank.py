@@ -20,20 +20,6 @@ def saved(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_page_names_the_slow_pair(program: Program, saved: str) -> None:
-    result = program("rank", saved)
-    assert (result.status, result.err) == (0, "")
-    assert "2 tiers: the worst pair is 33% slower than the best." in result.out
-    assert any(line.split() == ["2", "200.0", "GPU1-GPU3", "different"] for line in result.out.split("\n"))
-    assert "\x1b[" not in result.out
-
-
-def test_json_is_all_that_is_printed(program: Program, saved: str) -> None:
-    answer = json.loads(program("rank", saved, "--json").out)
-    assert answer["devices"] == ["GPU0", "GPU1", "GPU2", "GPU3"]
-    assert answer["works"][0]["rankings"][0]["standings"][-1]["members"] == [1, 3]
-
-
 def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Program) -> None:
     """A recorded run: no pair is better than another, whatever was timed, at the largest size and at 8 B."""
     answer = json.loads(program("rank", str(RECORDED), "--json").out)
@@ -89,7 +75,3 @@ def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path
     result = program("rank", str(path))
     assert result.status == 2
     assert result.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")
-
-
-def test_a_file_that_is_none_is_refused(program: Program, tmp_path: Path) -> None:
-    assert program("rank", str(tmp_path / "none.json")).status == 2

@@ -16,8 +16,6 @@ from collbench.model.run import StopReason
 from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program, save_run
 
-SIM = "--backend sim --fabric dgx-1v --quick --sizes 1M"
-
 
 @pytest.fixture
 def folder(program: Program, tmp_path: Path) -> Path:
@@ -85,14 +83,6 @@ def test_json_says_the_same(program: Program, folder: Path) -> None:
     assert [run["path"] for run in listed] == [str(path) for path in files[:2]]
     assert [run["status"] for run in listed] == [4, 0]
     assert [run["devices"] for run in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
-
-
-def test_a_simulated_run_is_called_sim(program: Program) -> None:
-    assert program("pairs", *SIM.split()).status == 0
-    (run,) = collbench.runs()
-    assert (run.backend, run.fabric, run.command[0], len(run.devices)) == ("sim", "dgx-1v", "pairs", 8)
-    row = program("runs").out.splitlines()[1].split()
-    assert row[3:7] == ["sim", "dgx-1v", "8", "pairs"]
 
 
 def test_where_nothing_is_saved(program: Program) -> None:

@@ -12,36 +12,6 @@ from tests.cli.program import Program
 from tests.sim.made import fabric_text
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
-BACKEND_LINE = "sim: SIMULATED machine 'dgx-1v'"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("pairs", "--sizes", "1M"),
-        ("copies", "--sizes", "1M"),
-        ("latency",),
-        ("allreduce", "--sizes", "1M"),
-        ("alltoall", "--sizes", "1M", "--split", "2"),
-    ],
-    ids=lambda args: args[0],
-)
-def test_every_page_says_sim_in_its_first_line_and_names_the_machine(
-    program: Program, command: tuple[str, ...]
-) -> None:
-    result = program(*command, *SIM, "--output", "run.json")
-    assert result.status == 0, result.err
-    for page in (result.out, program("show", "run.json").out):
-        assert "sim" in page.splitlines()[0].replace("(", " ").replace(")", " ").split()
-        assert BACKEND_LINE in page
-    assert BACKEND_LINE in program("show", "--verbose", "run.json").out.splitlines()[0]
-    assert run_file.load(pathlib.Path("run.json")).settings.seed == 1
-
-
-def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
-    result = program("allreduce", *SIM, "-b", "1M", "-e", "4M", "-f", "2", "-g", "4", "--format", "nccl-tests")
-    assert result.status == 0, result.err
-    assert "sim" in result.out.splitlines()[0]
 
 
 def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
@@ -100,12 +70,3 @@ def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest
     result = program("allreduce", *SIM)
     assert result.status == 2
     assert "in one process" in result.line
-
-
-def test_corrupt_data_ends_with_status_4(program: Program) -> None:
-    text = fabric_text(fabrics.load("titan-rtx-nv2"))
-    fault = '"faults": [{"kind": "corrupt-link", "devices": [0, 1], "offset": 64}]'
-    pathlib.Path("bad.json").write_text(text.replace('"faults": []', fault), encoding="utf-8")
-    result = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")
-    assert result.status == 4
-    assert "byte 64" in result.line

@@ -9,6 +9,7 @@ import re
 import shlex
 import struct
 import subprocess
+import sys
 import termios
 from dataclasses import replace
 from pathlib import Path
@@ -219,3 +220,16 @@ def test_a_terminal_without_these_characters_shows_question_marks(saved: Path) -
     done = subprocess.run(collbench("show", "run.json"), cwd=saved, env=environ, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b": 4 ? NVIDIA H200" in done.stdout
+
+
+def test_a_terminal_that_knows_no_escape_sequences_gets_whole_cells(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a dumb terminal rich assumes 80 columns, and would shorten what is in wider tables."""
+    run_file.save(pairs_run(4), tmp_path / "run.json")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = program("show", "run.json").out
+    assert "1     GPU2-GPU3  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4" in shown
+    assert "…" not in shown

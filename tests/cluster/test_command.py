@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ import pytest
 from collbench.cluster.api import NodeSurvey
 from collbench.cluster.nodes import Effect, NodeEffect, Rail, State, Uplink
 from collbench.cluster.page import Origin
-from collbench.cluster.simulated import named
 from collbench.model.errors import ExitStatus
 from tests.cli.program import Program
 from tests.cluster.made import judged, slow
-from tests.sim.made import cluster_text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
@@ -87,24 +84,6 @@ def test_what_is_slow_decides_the_status_unless_something_worse_does(
 ) -> None:
     origin = Origin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1, rails=(rail,))
     assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
-
-
-def test_a_seed_gives_the_same_page_again(program: Program) -> None:
-    first, again = (program(*SIM, "thin-32", "--seed", "3").out for _ in range(2))
-    assert first == again
-
-
-def test_one_way_shows_the_direction(program: Program) -> None:
-    result = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7")
-    assert result.out.startswith("slow      node42: sending ")
-
-
-def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(cluster_text(named("thin-32")), encoding="utf-8")
-    answer = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
-    assert answer["backend"] == "sim"
-    assert answer["choice"]["nodes"] == ["node0", "node1", "node2"]
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,6 @@ def test_every_figure_of_a_simulation_says_so() -> None:
         assert "sim" in line or not any(unit in line for unit in ("GB/s", "%", " s,")), line
 
 
-def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
-    judgement = judged(16, slow(3), LEAVES)
-    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
-    assert "\nslow      node3: " in text
-    assert text.startswith("chosen    node[4-11] (sim)\n")
-    assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
-    assert "\nleft out  node3: " in text
-    assert text.endswith("truth     the chosen nodes reach 100 GB/s busbw; no choice can exceed 100 GB/s (sim)")
-
-
 def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
     judgement = judged(16, slow(3), LEAVES)
     narrow = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=50)
@@ -99,14 +89,6 @@ def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     assert "gpus      0, 1 on each node" in page(same, judgement, chosen)
     other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
     assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
-
-
-def test_json_says_first_what_it_is_and_that_it_is_simulated() -> None:
-    judgement = judged(16, slow(3), LEAVES)
-    answer = json.loads(json.dumps(as_plain(SIM, judgement, choose_nodes(judgement, 8, LEAVES), None)))
-    assert list(answer.items())[:3] == [("format", "collbench-nodes"), ("format_version", 1), ("backend", "sim")]
-    assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
-    assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"
 
 
 def test_the_page_says_who_reported_how_many_switches() -> None:

@@ -179,6 +179,7 @@ COMMANDS = {
     "show-latency": "show h200x4-latency.json",
     "show-allreduce": "show h200x4-allreduce.json",
     "show-operation": "show pairs-8.json --operation ce-write",
+    "show-operation-verbose": "show h200x4.json --operation ce-write --verbose",
     "show-size": "show h200x4.json --operation allreduce --size 64M --verbose",
     "show-section": "show throttled-8.json --section health",
     "show-fits": "show h200x4.json --section fits",

@@ -43,7 +43,7 @@ ALL = COMMANDS | {f"help-{name}": f"{name} --help" for name in cli.list_commands
 def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """The program, where nothing of this machine is seen."""
     for name in os.environ:
-        if name.startswith(("NCCL_", "CUDA_", "COLLBENCH_", "SLURM_", "TORCH_", "PYTORCH_")):
+        if name.startswith(("NCCL_", "CUDA_", "COLLBENCH_", "SLURM_", "TORCH_", "PYTORCH_", "NO_COLOR", "FORCE_COLOR")):
             monkeypatch.delenv(name)
     for name, value in {**NCCL, "TZ": "UTC", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)

@@ -71,15 +71,6 @@ def test_the_document_has_the_same_columns() -> None:
     ]
 
 
-def test_the_first_line_is_the_answer_and_says_sim(program: Program, folder: Path) -> None:
-    result = program("overlap", *SIM, "--sizes", "64M", "-o", "run.json")
-    assert (result.status, result.err) == (0, "")
-    first = result.out.splitlines()[0]
-    assert "all-reduce of 64m takes 2.0x as long when overlapping gemm:8192" in first.lower()
-    assert "(sim)" in first
-    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
-
-
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
     for name in ("a.json", "b.json"):
         assert program("overlap", *SIM, "--sizes", "1M,64M", "--trials", "3", "-o", name).status == 0

@@ -23,23 +23,6 @@ def after_header(run: Run) -> str:
     return text(page(run)).split("\n\n", 1)[1]
 
 
-def test_one_communicator_reads_like_this() -> None:
-    points = [at(64 * MIB, 325.34, 331.0), at(8, 8.94, 20.04), at(GIB, 4543.50, 4550.0)]
-    assert after_header(run_of(gpus(4), points, command=("allreduce",))) == (
-        "allreduce over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32, sum\n"
-        "size      count  time µs  launch µs   algbw  busbw GB/s       interval  wrong\n"
-        " 8 B          2     8.94      20.04    0.00        0.00      0.00-0.00      0\n"
-        " 64M   16777216   325.34     331.00  206.27      309.41  309.41-309.41      0\n"
-        "  1G  268435456  4543.50    4550.00  236.32      354.49  354.49-354.49      0\n"
-        "time: one collective on the device, the slowest rank, median; launch: one call\n"
-        "of an ungraphed loop, as in a training step, the mean of the ranks;\n"
-        "busbw = algbw × 2(n-1)/n; interval: 95% of busbw, GB/s;\n"
-        "wrong: elements that failed verification\n"
-        "\n"
-        "points    3 data points: 3 converged\n"
-    )
-
-
 def test_without_a_launch_loop_or_enough_batches_a_column_is_left_out() -> None:
     shown = after_header(run_of(gpus(4), [at(MIB, 19.06, trials=2)], command=("allreduce",)))
     assert "launch" not in shown
@@ -161,28 +144,11 @@ def test_a_flagged_point_shows_its_flags_shortly() -> None:
     assert table[2][-2:] == ["throttled,", "shared"]
 
 
-def test_sets_that_run_at_once_say_so() -> None:
-    points = [measured(Operation.ALLREDUCE, devices, 300.0, MIB) for devices in ((0, 1), (2, 3))]
-    for measurement in points:
-        measurement.samples = [replace(sample, concurrent=True) for sample in measurement.samples]
-    shown = after_header(run_of(gpus(4), points, command=("allreduce", "--split", "2")))
-    assert "allreduce over GPU0, GPU1 (2 ranks): float32, sum, other sets busy at the same time\n" in shown
-    assert "allreduce over GPU2, GPU3 (2 ranks): float32, sum, other sets busy at the same time\n" in shown
-
-
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_a_page_of_ordinary_sizes_fits_80_columns(operation: Operation) -> None:
     points = [measured(operation, FOUR, 200.0, size, launch=1e-5) for size in (8, MIB, GIB)]
     shown = after_header(run_of(gpus(4), points, command=(operation.value,)))
     assert max(map(len, shown.split("\n"))) <= 80
-
-
-def test_each_pair_has_its_table() -> None:
-    points = [measured(Operation.ALLREDUCE, pair, 300.0, size) for pair in ((1, 2), (0, 1)) for size in (MIB, 8)]
-    shown = after_header(run_of(gpus(3), points, command=("allreduce", "--pairs")))
-    assert shown.index("allreduce over GPU0, GPU1 (2 ranks)") < shown.index("allreduce over GPU1, GPU2 (2 ranks)")
-    assert shown.count("size") == 2
-    assert shown.count("busbw = ") == 1
 
 
 def test_what_was_skipped_is_said() -> None:

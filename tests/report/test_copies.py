@@ -37,68 +37,6 @@ def after_header(run: Run) -> str:
     return text(page(run)).split("\n\n", 1)[1]
 
 
-def test_every_pattern_has_a_matrix_or_table_at_the_largest_size() -> None:
-    assert after_header(patterns(3)) == (
-        "ce-write at 512M, GB/s (row sends to column)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -  390.0  390.0\n"
-        "GPU1  391.0      -  391.0\n"
-        "GPU2  392.0  392.0      -\n"
-        "390.0 to 392.0, median 391.0; each ±0.0% at most\n"
-        "\n"
-        "sm-read at 512M, GB/s (row sends to column)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -  390.0  390.0\n"
-        "GPU1  391.0      -  391.0\n"
-        "GPU2  392.0  392.0      -\n"
-        "390.0 to 392.0, median 391.0; each ±0.0% at most\n"
-        "\n"
-        "ce-write at 512M, GB/s (both ways at once, their sum)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -  760.0  760.0\n"
-        "GPU1  760.0      -  760.0\n"
-        "GPU2  760.0  760.0      -\n"
-        "760.0 to 760.0, median 760.0; each ±0.0% at most\n"
-        "\n"
-        "sm-read at 512M, GB/s (both ways at once, their sum)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -  760.0  760.0\n"
-        "GPU1  760.0      -  760.0\n"
-        "GPU2  760.0  760.0      -\n"
-        "760.0 to 760.0, median 760.0; each ±0.0% at most\n"
-        "\n"
-        "ce-write at 512M, GB/s (row sends to column, through host memory)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -   38.0   38.0\n"
-        "GPU1   38.0      -   38.0\n"
-        "GPU2   38.0   38.0      -\n"
-        "38.0 to 38.0, median 38.0; each ±0.0% at most\n"
-        "\n"
-        "one-to-all at 512M, GB/s (one to all others at once: all that a device sends)\n"
-        "device     ce-write\n"
-        "GPU0    260.0 ±0.0%\n"
-        "GPU1    260.0 ±0.0%\n"
-        "GPU2    260.0 ±0.0%\n"
-        "\n"
-        "all-to-one at 512M, GB/s (all others to one at once: all that a device receives)\n"
-        "device     ce-write\n"
-        "GPU0    260.0 ±0.0%\n"
-        "GPU1    260.0 ±0.0%\n"
-        "GPU2    260.0 ±0.0%\n"
-        "\n"
-        "host at 512M, GB/s (h2d: from pinned host memory to the device, d2h: back)\n"
-        "device      h2d-ce      d2h-ce\n"
-        "GPU0    55.0 ±0.0%  55.0 ±0.0%\n"
-        "GPU1    55.0 ±0.0%  55.0 ±0.0%\n"
-        "GPU2    55.0 ±0.0%  55.0 ±0.0%\n"
-        "\n"
-        "ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;\n"
-        "read: the destination does; ±: half of the median's 95% interval\n"
-        "\n"
-        "points    48 data points: 48 converged\n"
-    )
-
-
 def test_too_few_trials_say_so() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 390.0, MIB, trials=2)], command=("copies",))
     assert "\n390.0 to 390.0, median 390.0; too few trials for intervals\n" in after_header(run)
@@ -177,12 +115,3 @@ def test_host_copies_concurrent_with_others_stand_beside_isolated_ones() -> None
         "GPU1    d2h-ce      50.0          -    25.0  50%\n"
         "host      all 2 at once: h2d 67%, d2h 50% of isolated\n"
     ) in whole
-
-
-def test_a_local_copy_has_a_table_of_devices() -> None:
-    points = [how(Variant.LOCAL, measured(Operation.CE_WRITE, (a,), 2079.0, LARGE)) for a in (0, 1)]
-    assert (
-        "local at 512M, GB/s (within a device's memory; each byte is read and written)\n"
-        "device      ce-write\n"
-        "GPU0    2079.0 ±0.0%\n"
-    ) in text(page(run_of(gpus(2), points, command=("copies",))))

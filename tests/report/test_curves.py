@@ -27,7 +27,7 @@ def pairs(count: int, gbs: dict[tuple[int, int], float], sizes: tuple[int, ...] 
 def test_pairs_that_tie_are_one_line_with_their_lowest_median_and_highest() -> None:
     run = pairs(3, {(0, 1): 301.0, (1, 2): 299.0})
     (line,) = lines_of(run, SUM, curves_of(run, SUM))
-    assert (line.name, line.mark, line.sets) == ("all pairs", "1", 3)
+    assert (line.name, line.sets) == ("all pairs", 3)
     top = line.points[GIB]
     assert (top.low, top.middle, top.high) == pytest.approx((299.0, 300.0, 301.0))
     assert line.points[MIB].middle == pytest.approx(150.0)
@@ -37,7 +37,7 @@ def test_pairs_that_tie_are_one_line_with_their_lowest_median_and_highest() -> N
 def test_each_tier_is_a_line() -> None:
     run = pairs(4, {(0, 1): 100.0, (2, 3): 100.0})
     lines = lines_of(run, SUM, curves_of(run, SUM))
-    assert [(line.name, line.mark, line.sets) for line in lines] == [("tier 1", "1", 4), ("tier 2", "2", 2)]
+    assert [(line.name, line.sets) for line in lines] == [("tier 1", 4), ("tier 2", 2)]
     assert [line.points[GIB].middle for line in lines] == pytest.approx([300.0, 100.0])
 
 
@@ -52,7 +52,6 @@ def test_larger_communicators_are_lines_by_their_ranks() -> None:
     run = run_of(gpus(4), points)
     lines = lines_of(run, SUM, curves_of(run, SUM))
     assert [(line.name, line.sets) for line in lines] == [("all pairs", 1), ("3 ranks", 2), ("4 ranks", 1)]
-    assert len({line.mark for line in lines}) == 3
     # busbw = algbw × 2(n−1)/n [nccl-tests, doc/PERFORMANCE.md]: 200 on 2 ranks, 300 on 4.
     assert [line.points[GIB].middle for line in lines] == pytest.approx([200.0, 800 / 3, 300.0])
 

@@ -8,7 +8,6 @@ from collbench.model.run import Machine
 from collbench.report.text.frame import header
 from tests.builders import gpus, measured, run_of
 
-MIB = 2**20
 POINT = measured(Operation.ALLREDUCE, (0, 1), 300.0)
 
 
@@ -21,15 +20,6 @@ def test_a_header_names_backend_machine_versions_and_date() -> None:
         "driver    580.159.04, CUDA 13.0, kernels from ptx",
         "NCCL      2.28.9, /opt/libnccl.so.2",
         "measured  2026-01-02T03:04:05Z in 1.5 s, 8 B to 1G, seed 7",
-    ]
-
-
-def test_a_host_run_has_neither_driver_nor_nccl() -> None:
-    run = run_of(gpus(2, "AMD EPYC"), [POINT], backend="host", machine=Machine("box", "Linux", "AMD EPYC"))
-    assert header(run).split("\n") == [
-        "backend   host: memory copies between CPU cores and gloo collectives, no GPU",
-        "machine   box: 2 × AMD EPYC; Linux",
-        "measured  2026-01-02T03:04:05Z in 1.5 s, 1G, seed 7",
     ]
 
 
@@ -72,19 +62,6 @@ def test_mixed_devices_are_counted_by_name() -> None:
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'mars' is unknown"):
         header(run_of(gpus(2), [POINT], backend="mars"))
-
-
-def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> None:
-    machine = Machine("sim", "simulated", "", virtualization="pass-through", fabric="dgx-1v")
-    run = run_of(gpus(2), [POINT], backend="sim", machine=machine)
-    run.settings.environment["NCCL_P2P_DISABLE"] = "1"
-    assert header(run).splitlines() == [
-        "backend   sim: SIMULATED machine 'dgx-1v', nothing here was measured on a GPU",
-        "machine   2 × NVIDIA H200, all simulated",
-        "virtual   GPU pass-through to a virtual machine (simulated)",
-        "settings  NCCL_P2P_DISABLE=1 (simulated)",
-        "simulated 2026-01-02T03:04:05Z, 1.5 s of simulated time, 1G, seed 7",
-    ]
 
 
 def test_a_run_without_sizes_has_no_span() -> None:

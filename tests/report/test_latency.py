@@ -34,28 +34,6 @@ def after_header(run: Run) -> str:
     return text(page(run)).split("\n\n", 1)[1]
 
 
-def test_the_three_latencies_read_like_this() -> None:
-    assert after_header(latencies(2)) == (
-        "pointer chase, ns an access (row reads column's memory; host: pinned memory)\n"
-        "       GPU0   GPU1   host\n"
-        "GPU0      -  742.5 1400.0\n"
-        "GPU1  743.5      - 1400.0\n"
-        "\n"
-        "ce-write of 8 B, µs (row sends to column)\n"
-        "       GPU0   GPU1\n"
-        "GPU0      -   2.25\n"
-        "GPU1   2.25      -\n"
-        "\n"
-        "allreduce of 8 B on each pair\n"
-        "pair       time µs  launch µs\n"
-        "GPU0-GPU1     5.50       8.20\n"
-        "time: one all-reduce on the device, the slowest rank, median; launch: one call\n"
-        "of an ungraphed loop, as in a training step, the mean of the ranks\n"
-        "\n"
-        "points    7 data points: 7 converged\n"
-    )
-
-
 def test_cpu_cores_say_what_they_lack() -> None:
     points = [measured(Operation.CPU_WRITE, (0, 1), 1.0, 8), taking(Operation.ALLREDUCE, (0, 1), 340.0)]
     shown = after_header(run_of(gpus(2), points, backend="host", command=("latency",)))

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_the_figures_of_the_curve_are_the_run_files() -> None:
         reported = [float(middle), float(low), float(high)]
         assert reported == pytest.approx([statistics.median(rates), min(rates), max(rates)], rel=0.05, abs=0.051)
         assert float(share.rstrip("%")) == pytest.approx(statistics.median(rates) / 450 * 100, abs=0.06)
-    assert "= theory: 450 GB/s NV18" in drawn
+    assert "theory: 450 GB/s NV18" in drawn
 
 
 def test_without_a_size_the_largest_and_the_smallest_are_mapped() -> None:
@@ -136,7 +135,7 @@ def test_colour_is_the_terminals_choice_and_says_nothing_more(work: Work) -> Non
     run = run_file.load(RECORDED)
     plain = shown(run, work)
     assert "\x1b" not in plain
-    assert "\x1b[38;5;" in shown(run, work, terminal=True)
+    assert "48;5;" in shown(run, work, terminal=True)
     assert "48;5;" not in shown(run, work, terminal=True, no_color=True)
 
 
@@ -188,11 +187,3 @@ def test_a_failed_point_is_a_dash_and_its_reason() -> None:
     drawn = shown(run, Work(Operation.ALLREDUCE))
     assert rows(drawn, "       GPU0")[0] == ["GPU0", "-", "-", "300.0"]
     assert "failed    allreduce at 1G on GPU0, GPU1: it hung for 9 s\n" in drawn
-
-
-def test_without_plotille_the_figures_are_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = shown(run_file.load(RECORDED), Work(Operation.ALLREDUCE))
-    monkeypatch.setitem(sys.modules, "plotille", None)
-    bare = shown(run_file.load(RECORDED), Work(Operation.ALLREDUCE))
-    assert "no curves drawn: the package plotille is missing; pip install plotille\n" in bare
-    assert rows(bare, " size ") == rows(whole, " size ")

@@ -10,99 +10,16 @@ from collbench.report.text.pairs import pairs_page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.report.pages import pairs_run, text
 
-TWO = """\
-backend   cuda: copies by the driver API, collectives by NCCL
-machine   box: 2 × NVIDIA H200; Linux 6.8 x86_64
-driver    580.159.04, CUDA 13.0, kernels from none
-NCCL      2.28.9, libnccl.so.2
-measured  2026-01-02T03:04:05Z in 1.5 s, 1G, seed 7
-
-labels (as nvidia-smi topo -m names them)
-      GPU0  GPU1  CPU Affinity  NUMA Affinity
-GPU0  X     NV18  0-63          0
-GPU1  NV18  X     0-63          0
-
-ce-write at 1G, GB/s (row sends to column)
-       GPU0   GPU1
-GPU0      -  395.2
-GPU1  395.2      -
-
-allreduce at 1G, GB/s (a communicator per pair, busbw)
-       GPU0   GPU1
-GPU0      -  300.0
-GPU1  300.0      -
-
-pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)
-tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read  broadcast
-1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0
-There is one pair, so there is nothing to choose.
-
-best 2   GPU0, GPU1: all 2 devices
-rates     allreduce at 1G on 2 GPUs: below, 300.0 GB/s; band 309.8 to 345.2
-
-points    10 data points: 10 converged
-"""
-
-
-def test_two_gpus_read_like_this() -> None:
-    assert text(pairs_page(pairs_run(2))) == TWO
-
 
 def test_a_page_is_the_same_from_any_order_of_measurements() -> None:
     run = pairs_run(2)
     run.measurements.reverse()
-    assert text(pairs_page(run)) == TWO
+    assert text(pairs_page(run)) == text(pairs_page(pairs_run(2)))
 
 
 def after(page_text: str, heading: str) -> str:
     """Return the page from the line that begins with `heading` on."""
     return page_text[page_text.index(f"\n{heading}") + 1 :]
-
-
-def test_four_gpus_of_one_tier_crown_no_winner() -> None:
-    order = list(combinations(range(4), 2))
-    run = pairs_run(4, lambda a, b: 300.0 - 0.1 * order.index((a, b)))
-    head = "tier  pair       label  allreduce     interval  vs best  ce-write  ce-read  sm-write  sm-read"
-    assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)\n"
-        f"{head}  broadcast\n"
-        "1     GPU0-GPU1  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "1     GPU0-GPU2  NV18       299.9  299.9-299.9  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "1     GPU0-GPU3  NV18       299.8  299.8-299.8  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "1     GPU1-GPU2  NV18       299.7  299.7-299.7  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "1     GPU1-GPU3  NV18       299.6  299.6-299.6  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "1     GPU2-GPU3  NV18       299.5  299.5-299.5  tied        395.2    393.7     370.1    376.4      310.0\n"
-        "All pairs tie within 0.2%: the choice does not affect bandwidth.\n"
-        "\n"
-        "best 2   GPU0, GPU1: all pairs tie within 0.2%: the choice does not affect bandwidth\n"
-        "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     allreduce at 1G on 2 GPUs: below, 299.5 to 300.0 GB/s, lowest on GPU2-GPU3; "
-        "band 309.8 to 345.2\n"
-        "\n"
-        "points    60 data points: 60 converged\n"
-    )
-
-
-def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
-    run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 300.0)
-    assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95% interval; up to 2.0% is a tie)\n"
-        "tier  pair       label  allreduce     interval  vs best\n"
-        "1     GPU0-GPU2  NV18       300.0  300.0-300.0  tied\n"
-        "1     GPU0-GPU3  NV18       300.0  300.0-300.0  tied\n"
-        "1     GPU1-GPU2  NV18       300.0  300.0-300.0  tied\n"
-        "1     GPU1-GPU3  NV18       300.0  300.0-300.0  tied\n"
-        "1     GPU2-GPU3  NV18       300.0  300.0-300.0  tied\n"
-        "2     GPU0-GPU1  NV18       240.0  240.0-240.0  different\n"
-        "2 tiers: the worst pair is 20% slower than the best.\n"
-        "\n"
-        "best 2   GPU0, GPU2: 300 GB/s; the machine's worst pair reaches 240 GB/s\n"
-        "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     allreduce at 1G on 2 GPUs: below, 240.0 to 300.0 GB/s, lowest on GPU0-GPU1; "
-        "band 309.8 to 345.2\n"
-        "\n"
-        "points    6 data points: 6 converged\n"
-    )
 
 
 def test_what_too_few_trials_show_is_called_undecided() -> None:

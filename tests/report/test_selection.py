@@ -28,27 +28,6 @@ FULL = Selection(
     binding="GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node",
 )
 
-PAGE = """\
-GPU2, GPU3 (NVIDIA H200) on box
-why       300 GB/s measured
-predicted all-reduce busbw 280–300 GB/s over NVSwitch
-finalists all-reduce busbw at 64M, GB/s
-  set         predicted  measured (95%)
-  GPU2, GPU3  280–300    299.5 (298.1–301)
-  GPU0, GPU2  200        -
-  GPU0, GPU1  9.5        9.5 (9.4–9.6)      the first 2
-gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%)
-decided   by fewest NUMA nodes
-search    heuristic: not every set was evaluated
-left out  GPU1: busy: 1 other process
-binding   GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node
-evidence  quick probe
-measured  finalists saved at /runs/finalists.json"""
-
-
-def test_every_reason_has_its_line() -> None:
-    assert explanation(FULL) == PAGE
-
 
 def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
     """Noise of 2% is no miss, and neither is an interval that reaches the band."""

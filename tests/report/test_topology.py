@@ -22,30 +22,6 @@ def _h200(count: int) -> tuple[Path, ...]:
     return tuple(Path(pair, "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")) for pair in pairs)
 
 
-def test_a_whole_topology_reads_like_this() -> None:
-    paths = (
-        Path((0, 1), "NV2", "PHB", 2, 50.0, "2 × 25 GB/s", nvml_says("OK")),
-        Path((0, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
-        Path((1, 2), "SYS", "SYS", 0, 15.75, "PCIe gen 3 ×16", nvml_says("CNS", "CNS")),
-    )
-    assert render_topology(_devices(3), paths) == (
-        "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity\n"
-        "GPU0  X     NV2   SYS   0-63          0\n"
-        "GPU1  NV2   X     SYS   0-63          0\n"
-        "GPU2  SYS   SYS   X     0-63          0\n"
-        "\n"
-        "Legend:\n"
-        "  X    = Self\n"
-        "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA\n"
-        "         nodes (e.g., QPI/UPI)\n"
-        "  NV#  = Connection traversing a bonded set of # NVLinks\n"
-        "\n"
-        "Theory, one direction:\n"
-        "  NV2  = 50 GB/s: 2 × 25 GB/s\n"
-        "  SYS  = 15.75 GB/s: PCIe gen 3 ×16\n"
-    )
-
-
 def test_labels_without_theory_say_so_once() -> None:
     text = render_topology(*facts(read_topology(DATA / "topologies" / "dgx-1v.txt")))
     assert text.count("not known") == 1

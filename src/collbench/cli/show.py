@@ -24,11 +24,11 @@ from collbench.report.text.layout import SECTIONS
 from collbench.runfile import run_file as runfile_run_file
 
 
-@click.command(short_help="Print a saved run again, or maps and curves of one operation.")
+@click.command(short_help="Print a saved run again, or maps of one operation.")
 @options.run_file
-@click.option("--operation", metavar="OP", help="Show only this operation: heat maps, tiers, curves over the sizes.")
+@click.option("--operation", metavar="OP", help="Show only this operation: heat maps, tiers, figures over the sizes.")
 @click.option(
-    "--size", metavar="SIZE", help="Show only this size.  [default: the largest and the smallest, and curves]"
+    "--size", metavar="SIZE", help="Show only this size.  [default: the largest and the smallest, and all in a table]"
 )
 @click.option(
     "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."

@@ -51,8 +51,9 @@ def is_verbose() -> bool:
     return context is not None and _VERBOSE in context.meta
 
 
-# rich shortens cells to fit its width, so it gets one that fits every page; what a terminal lacks is folded.
-_PAGE_WIDTH = 240
+# rich shortens cells to fit its width, so it gets one that fits every page; what a terminal lacks is folded. Without a
+# height it would take a dumb terminal's width for 80.
+_PAGE_WIDTH, _PAGE_HEIGHT = 240, 25
 # Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
 _NARROWEST_PROSE = 40
 
@@ -89,7 +90,9 @@ def show_page(page: Page) -> None:
 
     from collbench.report.text.layout import shown
 
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH)
+    console = Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH, height=_PAGE_HEIGHT
+    )
     coloured = console.is_terminal and not console.no_color
     for block in shown(page, verbose=is_verbose()):
         for number, part in enumerate(_parts(block, coloured)):

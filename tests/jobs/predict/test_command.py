@@ -31,25 +31,6 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page(program: Program, saved: Path) -> None:
-    result = program("predict", "run.json", "--model", "gpt2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
-    assert (result.status, result.err) == (0, "")
-    assert "\n2 GPUs: best GPU0, GPU1; worst GPU" in result.out
-    assert "\n4 GPUs: best GPU0, GPU1, GPU2, GPU3 (there is one set of 4" in result.out
-    assert "\x1b[" not in result.out
-
-
-def test_json_is_all_that_is_printed(program: Program, saved: Path) -> None:
-    args = ("run.json", "--params", "124M", "--layers", "12", "--gpus", "2", "--dtype", "fp32", "--json")
-    answer = json.loads(program("predict", *args).out)
-    assert answer["model"] == {"name": "124,000,000 parameters", "parameters": 124_000_000, "blocks": 12} | {
-        "source": "--params"
-    }
-    (case,) = answer["cases"]
-    assert case["sent_bytes"] == {"allreduce": 496_000_000}
-    assert case["best"]["exposed_seconds"] is None
-
-
 def test_all_strategies_leave_hsdp_out_unless_its_shards_are_given(program: Program, saved: Path) -> None:
     args = ("run.json", "--model", "gpt2", "--gpus", "4", "--strategy", "all", "--json")
     without, with_shards = (
@@ -82,18 +63,6 @@ def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: P
     assert [sum("--host-phases changes this" in line for line in entry["assumptions"]) for entry in answer] == [0, 1, 0]
 
 
-def test_the_page_states_the_assumption_about_the_host(program: Program, saved: Path) -> None:
-    args = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
-    result = program("predict", *args, "-v")
-    assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in result.out
-    assert "assumed   the GPU runs a kernel only after the host launched it" in result.out
-    assert "head and loss" not in result.out
-    assert (
-        "assumed   head and loss take 41% of the GPU's time"
-        in program(*("predict", *args, "-v", "--head-share", "0.41")).out
-    )
-
-
 def overlap_file(folder: Path, name: str, run: Run | None = None) -> Path:
     """Save a run of overlap of the four GPUs: the collective takes 3 times as long, compute 1.2 times."""
     path = folder / name
@@ -104,13 +73,6 @@ def overlap_file(folder: Path, name: str, run: Run | None = None) -> Path:
 
 STEP = ("--model", "gpt2", "--gpus", "2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
 SAVED = "state/collbench/runs"
-
-
-def test_without_a_run_of_overlap_the_page_says_what_it_assumes(program: Program, saved: Path) -> None:
-    result = program("predict", "run.json", *STEP)
-    assert "\noverlap   not measured: the step assumes" in result.out
-    assert "\noverlap" not in program("predict", "run.json", "--model", "gpt2", "--gpus", "2").out
-    assert json.loads(program("predict", "run.json", *STEP, "--json").out)["overlap"] == []
 
 
 def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, saved: Path) -> None:
@@ -366,10 +328,6 @@ def test_runs_that_cannot_be_used_are_refused(program: Program, saved: Path) -> 
         result = program("predict", *files, "--model", "gpt2")
         assert (result.status, result.out) == (2, "")
         assert line in result.line
-
-
-def test_without_a_file_it_is_refused(program: Program) -> None:
-    assert program("predict", "--model", "gpt2").status == 2
 
 
 def test_the_worked_example_of_the_docs_is_what_the_program_prints(program: Program, tmp_path: Path) -> None:

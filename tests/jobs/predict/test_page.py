@@ -16,7 +16,6 @@ from collbench.model.run import Run
 from tests.jobs.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 from tests.report.pages import text
 
-EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
 
 
@@ -44,13 +43,6 @@ def test_a_table_has_the_best_the_worst_and_their_difference() -> None:
     assert lost == ["lost", "1.70", "1.51", "0.00–1.70", "48%", "1.51"]
 
 
-def test_without_a_step_time_there_are_raw_times_alone() -> None:
-    page_text = shown(question(), NVLINK_PAIR)
-    assert list(rows(page_text)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
-    assert "step      not given" in page_text
-    assert page_text.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
-
-
 def test_a_raw_time_that_only_pairs_show_is_printed_with_its_band() -> None:
     """Two ranks do not show exactly what four reach: no figure stands for one that was measured."""
     page_text = shown(replace(question(), gpus=(4,)), pairs({}, 4, other=300.0))
@@ -58,21 +50,6 @@ def test_a_raw_time_that_only_pairs_show_is_printed_with_its_band() -> None:
     low, high = (float(end) for end in band.strip("()").split("–"))
     assert low <= 0.8 * float(middle)
     assert high >= 1.2 * float(middle)
-
-
-@pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
-@pytest.mark.parametrize(("step", "batches"), [(None, 1), (0.03, 1), (30.0, 1), (900.0, 32)])
-def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, batches: int) -> None:
-    a_question = question(networks.find("llama-3-70b"), step_seconds=step, micro_batches=batches)
-    a_question = replace(a_question, strategies=EVERY, gpus=(2, 4), shards=2)
-    page_text = shown(a_question, simulated(fabric))
-    body = page_text.partition("\nmodel ")[2]
-    assert max(map(len, body.splitlines())) <= 80
-    assert page_text.startswith(f"backend   sim: SIMULATED machine '{fabric}'")
-    heads = re.findall(r"^\d GPUs: .*(?:\n {10}.*)*", body, flags=re.MULTILINE)
-    sentences = re.findall(r"^On \d GPUs.*", body, flags=re.MULTILINE)
-    assert len(heads) == len(sentences) == 2
-    assert all("(sim)" in reported for reported in heads + sentences)
 
 
 def test_where_every_strategy_hides_it_the_choice_does_not_matter() -> None:

@@ -67,16 +67,6 @@ def test_the_document_has_the_same_columns() -> None:
     ]
 
 
-def test_the_first_line_is_the_answer_says_sim_and_fits(program: Program, folder: Path) -> None:
-    result = program("replay", "job.json", *SIM, "-o", "run.json")
-    assert (result.status, result.err) == (0, "")
-    assert "The step of job.json on 2 ranks communicates for" in result.out.splitlines()[0]
-    assert "(sim)" in result.out.splitlines()[0]
-    assert max(map(len, result.out.splitlines()[1:])) <= 90
-    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
-    assert program("show", "--verbose", "run.json").status == 0
-
-
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
     for name in ("a.json", "b.json"):
         assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0

@@ -11,7 +11,7 @@ from collbench.report.html.content import content
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.cli.program import Program
-from tests.report.html.runs import RECORDED, SIM_PAIRS, by_hand
+from tests.report.html.runs import SIM_PAIRS, by_hand
 from tests.sim.made import simulate
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"
@@ -105,11 +105,6 @@ def test_bad_input_is_one_line_and_writes_nothing(saved: Program, what: str, arg
     assert (said.status, said.out) == (2, ""), what
     assert line in said.line
     assert sorted(Path().rglob("*")) == before
-
-
-def test_a_recorded_run_of_real_gpus_has_a_page(program: Program) -> None:
-    assert program("report", str(RECORDED)).status == 0
-    assert "4 × NVIDIA H200" in Path("pairs.html").read_text(encoding="utf-8")
 
 
 def test_the_commands_of_the_document_work(program: Program) -> None:

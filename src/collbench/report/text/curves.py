@@ -32,10 +32,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line over sizes in bytes, ascending, that stands for some `sets` of devices; `mark` is its character."""
+    """One line over sizes in bytes, ascending, that stands for some `sets` of devices."""
 
     name: str
-    mark: str
     sets: int
     points: dict[int, Spread]
 
@@ -123,7 +122,7 @@ def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
         groups[len(devices)].append(devices)
     for count, sets in sorted(groups.items()):
         name = f"{count} ranks" if work.operation.is_collective else str(work.variant)
-        lines.append(_line(name, "abcdefghij"[len(lines) % 10], sets, curves))
+        lines.append(_line(name, sets, curves))
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], lines[-1]]
 
 
@@ -134,11 +133,11 @@ def _tier_lines(run: Run, work: Work, alone: Curves) -> list[Line]:
     for devices in alone.keys() & standings.keys():
         tiers[standings[devices]].append(devices)
     kind = f"all {kind_of(work)}s" if len(tiers) == 1 else ""
-    return [_line(kind or f"tier {tier}", str(tier % 10), tiers[tier], alone) for tier in sorted(tiers)]
+    return [_line(kind or f"tier {tier}", tiers[tier], alone) for tier in sorted(tiers)]
 
 
-def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line:
-    return Line(name, mark, len(sets), spreads(curves[devices] for devices in sets))
+def _line(name: str, sets: Sequence[Members], curves: Curves) -> Line:
+    return Line(name, len(sets), spreads(curves[devices] for devices in sets))
 
 
 def _alone(work: Work, curves: Curves) -> Curves:

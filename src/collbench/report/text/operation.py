@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from rich.console import RenderableType
@@ -35,7 +34,7 @@ from collbench.report.text.ranking import answer, section
 
 _MOST_FAILURES = 8
 _FEW_TIERS, _FEW_SIZES = 4, 8  # on the short page
-_MOST_LIMITS = 3  # lines of theory; more hide the curves
+_MOST_LIMITS = 3  # labels whose theory is named
 
 
 def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType | Block]:
@@ -119,23 +118,18 @@ def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
 
 
 def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType]:
-    """Yield the curves, the meaning of their marks, and a table of their figures."""
+    """Yield a table of the figures over sizes, and what its columns stand for."""
     what = "busbw" if work.operation.is_collective else "bandwidth"
     lines, limits = lines_of(run, work, curves), limits_of(run, work, curves)
-    highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
     yield Text(f"\n{sim(run)}{work}: {what} over message size")
-    try:
-        picture = draw_curves(lines, highest[::-1])
-    except ImportError:
-        picture = Text("no curves drawn: the package plotille is missing; pip install plotille")
-    if picture is not None:
-        yield picture
+    yield _table(lines, curves, limits)
     labels = labels_of(run, limits)
     named = {
-        "/".join(sorted({labels[devices] for devices in limits if limits[devices] == gbs})): gbs for gbs in highest
+        "/".join(sorted({labels[devices] for devices in limits if limits[devices] == gbs})): gbs
+        for gbs in sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
     }
-    yield Text(curves_legend(lines, named))
-    yield _table(lines, curves, limits)
+    if columns := _columns_legend(lines, named):
+        yield Lines(columns)
 
 
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
@@ -154,100 +148,9 @@ def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) 
     return rows
 
 
-# Curves in characters, drawn by plotille: 80 columns at most, legible without color.
-
-# plotille sets a tick every ten columns; six ticks, its scale and its arrow take 80 columns.
-_TICK, _MOST_TICKS = 10, 6
-_FEWEST_ROWS, _MOST_ROWS = 12, 16
-_ROUND = (1, 2, 2.5, 3, 4, 5, 6, 8, 10)  # GB/s that one row may stand for, times a power of ten
-# Okabe and Ito's colors, distinguished by the color-blind, in 256-color numbers that show on black and on white.
-_COLOURS = (32, 208, 35, 170)
-_GREY = 245
-_THEORY = "="
-_BLANK = "\u2800"  # braille without a dot
-_EDGE, _AXIS = 11, 2  # the column of plotille's vertical axis, the rows of its horizontal axis
-
-
-def draw_curves(lines: Sequence[Line], limits: Sequence[float]) -> Text | None:
-    """Return a picture of GB/s over size, each line drawn with its mark, limits with '='; None for a single size.
-
-    Raises ImportError without plotille.
-    """
-    sizes = sorted({size for line in lines for size in line.points})
-    if len(sizes) < 2:
-        return None
-    scale = _scale(sizes, max([*limits, *(spread.middle for line in lines for spread in line.points.values())]))
-    # plotille takes colors from the environment, so we color its text: by the first line that has a mark there.
-    layers = [(_COLOURS[index % len(_COLOURS)], _plain(scale, [line], [])) for index, line in enumerate(lines)]
-    layers.append((_GREY, _plain(scale, [], limits)))
-    return _coloured(_plain(scale, lines, limits), layers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """The axes: the first tick and the distance between ticks, as powers of two, and the GB/s of a row."""
-
-    first: int
-    tick: int
-    ticks: int
-    rows: int
-    step: float
-
-
-def _plain(scale: _Scale, lines: Sequence[Line], limits: Iterable[float]) -> list[str]:
-    """Return the rows of a picture with its axes, without colors."""
-    from plotille import Figure  # type: ignore[import-untyped,unused-ignore]
-
-    figure = Figure()
-    end = scale.first + scale.tick * scale.ticks
-    figure.width, figure.height, figure.linesep = scale.ticks * _TICK, scale.rows, "\n"
-    figure.with_colors, figure.origin = False, False
-    # Half a column more, because plotille leaves out what lies on the edge.
-    figure.set_x_limits(scale.first, end + scale.tick / _TICK / 2)
-    figure.set_y_limits(0, scale.rows * scale.step)
-    figure.x_label, figure.y_label = "B", "GB/s"
-    figure.x_ticks_fkt = lambda value, _next: format_size(2 ** round(value))
-    figure.y_ticks_fkt = lambda value, _next: fixed(value, 6)
-    across = [scale.first + scale.tick * column / _TICK for column in range(0, figure.width, 2)]
-    for limit in limits:
-        figure.scatter(across, [limit] * len(across), marker=_THEORY)
-    for line in reversed(lines):  # the first line is drawn last, on top of the others
-        rates = [spread.middle for spread in line.points.values()]
-        figure.plot([math.log2(size) for size in line.points], rates, marker=line.mark)
-    return [row.replace(_BLANK, " ").rstrip() for row in figure.show().split("\n")]
-
-
-def _coloured(rows: Sequence[str], layers: Sequence[tuple[int, Sequence[str]]]) -> Text:
-    """Return the rows, each character of the drawing in the color of the first layer that has one at that place."""
-    text = Text()
-    for number, row in enumerate(rows):
-        text.append("\n" * (number > 0))
-        for column, letter in enumerate(row):
-            inside = (
-                colour for colour, layer in layers if column > _EDGE and layer[number][column : column + 1].strip()
-            )
-            colour = next(inside, None) if number < len(rows) - _AXIS else None
-            text.append(letter, style="" if colour is None else f"color({colour})")
-    return text
-
-
-def curves_legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
-    """Return what the marks stand for; `limits` are GB/s by the labels of the paths that have them, "NV18"."""
-    entries = [f"{line.mark} {line.name}{f', median of {line.sets}' if line.sets > 1 else ''}" for line in lines]
+def _columns_legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
+    """Return what the columns stand for; `limits` are GB/s by the labels of the paths that have them, "NV18"."""
+    entries = [f"{line.name}: median of {line.sets}" for line in lines if line.sets > 1]
     if limits:
-        theories = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
-        entries.append(f"{_THEORY} theory: {theories}")
-    return "\n".join(f"  {line}" for line in entries)
-
-
-def _scale(sizes: Sequence[int], top: float) -> _Scale:
-    """Return the tightest axes for these sizes in bytes and `top` GB/s."""
-    first = math.floor(math.log2(sizes[0]))
-    span = max(1, math.ceil(math.log2(sizes[-1])) - first)
-    tick = math.ceil(span / _MOST_TICKS)
-    power = 10.0 ** math.floor(math.log10(top / _MOST_ROWS))
-    steps = [digit * power * shift for digit in _ROUND for shift in (1, 10)]
-    fitting = [(rows * step, -rows, step) for rows in range(_FEWEST_ROWS, _MOST_ROWS + 1) for step in steps]
-    # A row has four dots: a line that is less than a dot below the top edge would be rounded out of the picture.
-    _, rows, step = min((height, rows, step) for height, rows, step in fitting if height - step / 4 > top)
-    return _Scale(first, tick, math.ceil(span / tick), -rows, step)
+        entries.append("theory: " + ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items()))
+    return "; ".join(entries)
