@@ -274,7 +274,7 @@ class Supervised:
         network = self._opening is not None and self._opening.world is not None
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
         wait += 0 if self._warm else self._timeouts.first_s
-        prepares = any(isinstance(request, Prepare) for request in self._setup)
+        prepares = self._opening is not None and self._opening.collectives
         starts = (step.operation.is_collective or prepares) and not self._collects
         return wait + (self._timeouts.communicators_s if starts else 0)
 

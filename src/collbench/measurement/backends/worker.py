@@ -7,15 +7,27 @@ its start.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-import time
 from contextlib import suppress
+
+if __name__ == "__main__":  # before the other modules: the driver starts (0.3 s) while they are loaded
+    from collbench import _native
+
+    def _start_driver() -> None:
+        with suppress(_native.LibraryError, _native.CudaError):  # whoever asks for the GPUs gets the error
+            _native.list_gpus()
+
+    threading.Thread(target=_start_driver, daemon=True).start()
+
+import os
+import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from collbench.machine import lifeline
+from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.backends.worker_messages import (
     Answer,
@@ -73,15 +85,13 @@ class CudaSource:
         from collbench.measurement.backends.cuda import CudaBackend
         from collbench.model.nccl_options import format_version
 
-        nccl = find_nccl(opening.nccl_path) if opening.collectives else None
-        if nccl is not None:
-            opening.options.check(nccl.version)
-        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world, options=opening.options)
+        find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
+        backend = CudaBackend(opening.devices, find, peers=opening.peers, world=opening.world, options=opening.options)
         return backend, facts_of(
             backend,
             kernel_image=backend.kernel_image,
-            nccl=format_version(nccl.version) if nccl else "",
-            nccl_path=nccl.path if nccl else "",
+            nccl=format_version(backend.nccl.version) if backend.nccl else "",
+            nccl_path=backend.nccl.path if backend.nccl else "",
             multicast=backend.multicast,
             peers=backend.peers,
         )
@@ -109,44 +119,17 @@ def facts_of(
     )
 
 
-class _Preparation:
-    """The creation of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
-
-    No step may run meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until
-    it is queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
-    """
-
-    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], timeout_s: float) -> None:
-        self._backend, self._groups = backend, groups
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._deadline = time.monotonic() + timeout_s
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._backend.prepare(self._groups)
-        except BaseException as error:  # noqa: BLE001  # raised again in `wait`
-            self._failure = error
-
-    def stand_by(self) -> None:
-        """Wait for the end, successful or not, until the timeout."""
-        self._thread.join(max(0.0, self._deadline - time.monotonic()))
-
-    def wait(self) -> None:
-        """Wait for the end. Raises the error of the creation."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-
 class _RequestHandler:
     """The open backend, and the answer to each request."""
 
     def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
         self._backend: Backend | None = None
-        self._preparation: _Preparation | None = None
+        # The creation of communicators, which takes NCCL 0.7 s: the parent continues meanwhile. No step may run
+        # meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is
+        # queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
+        self._preparation: Background[None] | None = None
+        self._deadline = 0.0  # of what waits for it
 
     def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None:
         """Return the request's result. Raises CollbenchError."""
@@ -157,13 +140,15 @@ class _RequestHandler:
                 return self._source.unique_id(nccl_path)
             case Open():
                 self._backend, facts = self._source.open(request)
+                if request.collectives and request.world is None:
+                    self._prepare(())  # the communicator of all GPUs, while the parent plans
                 return facts
             case CanRun(work, members):
                 return self._opened.can_run(work, members)
             case Reserve(largest_bytes):
                 self._opened.reserve(largest_bytes)
             case Prepare(groups):
-                self._preparation = _Preparation(self._opened, groups, self._timeout_s)
+                self._prepare(groups)
             case AwaitPrepared():
                 self._stand_by()
             case Step():
@@ -176,14 +161,25 @@ class _RequestHandler:
             raise RuntimeError("nothing is open: the first request must be Open")
         return self._backend
 
+    def _prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        backend, before = self._opened, self._preparation
+
+        def make() -> None:
+            if before is not None:
+                before.result()
+            backend.prepare(groups)
+
+        self._preparation = Background(make)
+        self._deadline = time.monotonic() + self._timeout_s
+
     def _stand_by(self) -> None:
         if self._preparation is not None:
-            self._preparation.stand_by()
+            self._preparation.stand_by(self._deadline - time.monotonic())
 
     def _time(self, step: Step) -> Timing:
         self._stand_by()
         if self._preparation is not None and step.operation.is_collective:
-            self._preparation.wait()
+            self._preparation.result()
             self._preparation = None
             self._pipe.send(Prepared())
         return time_step(self._opened, step)
