@@ -1,6 +1,6 @@
 """The process that touches the GPUs: `python -m collbench.measurement.backends.worker FD`.
 
-It answers requests from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
+It answers calls from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
 else ends the process, and the parent reads the last line of its stderr. It imports little: `collbench pairs` waits for
 its start.
 """
@@ -29,22 +29,9 @@ from typing import Protocol
 from collbench.machine import lifeline
 from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import (
-    Answer,
-    AwaitPrepared,
-    CanRun,
-    Facts,
-    ListGpus,
-    MakeUniqueId,
-    Open,
-    Prepare,
-    Prepared,
-    Reply,
-    Request,
-    Reserve,
-)
+from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply
 from collbench.model.errors import CollbenchError, StepFailed
-from collbench.model.operations import Variant
+from collbench.model.operations import Variant, Work
 from collbench.model.run import Refusal
 
 # Longer than NCCL needs to start; copies continue without it then.
@@ -119,11 +106,12 @@ def facts_of(
     )
 
 
-class _RequestHandler:
-    """The open backend, and the answer to each request."""
+class _Worker:
+    """What the parent calls, on the GPUs once they are open. Each method may raise CollbenchError."""
 
-    def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
+    def __init__(self, pipe: Connection[Reply, Call], source: Source, timeout_s: float) -> None:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
+        self.list_gpus, self.unique_id = source.uuids, source.unique_id
         self._backend: Backend | None = None
         # The creation of communicators, which takes NCCL 0.7 s: the parent continues meanwhile. No step may run
         # meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is
@@ -131,37 +119,26 @@ class _RequestHandler:
         self._preparation: Background[None] | None = None
         self._deadline = 0.0  # of what waits for it
 
-    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None:
-        """Return the request's result. Raises CollbenchError."""
-        match request:
-            case ListGpus():
-                return self._source.uuids()
-            case MakeUniqueId(nccl_path):
-                return self._source.unique_id(nccl_path)
-            case Open():
-                self._backend, facts = self._source.open(request)
-                if request.collectives and request.world is None:
-                    self._prepare(())  # the communicator of all GPUs, while the parent plans
-                return facts
-            case CanRun(work, members):
-                return self._opened.can_run(work, members)
-            case Reserve(largest_bytes):
-                self._opened.reserve(largest_bytes)
-            case Prepare(groups):
-                self._prepare(groups)
-            case AwaitPrepared():
-                self._stand_by()
-            case Step():
-                return self._time(request)
-        return None
-
     @property
     def _opened(self) -> Backend:
         if self._backend is None:
-            raise RuntimeError("nothing is open: the first request must be Open")
+            raise RuntimeError("nothing is open: the first call must be `open`")
         return self._backend
 
-    def _prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+    def open(self, opening: Open) -> Facts:
+        self._backend, facts = self._source.open(opening)
+        if opening.collectives and opening.world is None:
+            self.prepare(())  # the communicator of all GPUs, while the parent plans
+        return facts
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        return self._opened.can_run(work, members)
+
+    def reserve(self, largest_bytes: int) -> None:
+        self._opened.reserve(largest_bytes)
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Begin to create the groups' communicators. The first collective waits for them."""
         backend, before = self._opened, self._preparation
 
         def make() -> None:
@@ -172,12 +149,13 @@ class _RequestHandler:
         self._preparation = Background(make)
         self._deadline = time.monotonic() + self._timeout_s
 
-    def _stand_by(self) -> None:
+    def ready(self) -> None:
+        """Return when the creation of communicators has succeeded, failed, or timed out."""
         if self._preparation is not None:
             self._preparation.stand_by(self._deadline - time.monotonic())
 
-    def _time(self, step: Step) -> Timing:
-        self._stand_by()
+    def time(self, step: Step) -> Timing:
+        self.ready()
         if self._preparation is not None and step.operation.is_collective:
             self._preparation.result()
             self._preparation = None
@@ -185,26 +163,26 @@ class _RequestHandler:
         return time_step(self._opened, step)
 
 
-def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
-    """Answer requests until the pipe closes. Raises errors that are not CollbenchErrors."""
+def _serve(pipe: Connection[Reply, Call], worker: _Worker) -> None:
+    """Answer calls until the pipe closes. Raises errors that are not CollbenchErrors."""
     while True:
         try:
-            request = pipe.recv()
+            call = pipe.recv()
         except (EOFError, ConnectionError):
             return
         begin = time.perf_counter()
         try:
-            value = handler.serve(request)
+            value = getattr(worker, call.method)(*call.arguments)
             reply: Reply = Answer(value, time.perf_counter() - begin)
         except CollbenchError as error:
             reply = error
         pipe.send(reply)
-        if isinstance(request, Step) and isinstance(reply, StepFailed):
+        if call.method == "time" and isinstance(reply, StepFailed):
             _await_the_end(pipe)
             return
 
 
-def _await_the_end(pipe: Connection[Reply, Request]) -> None:
+def _await_the_end(pipe: Connection[Reply, Call]) -> None:
     """Time no more steps: the context or the communicators are broken, and the parent ends this process.
 
     The parent may have sent more steps before it learned of the failure. In such a step this rank would meet ranks that
@@ -219,10 +197,9 @@ def run(descriptor: int, source: Source, timeout_s: float = _NCCL_TIMEOUT_S) -> 
     """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
     lifeline.leave_signals_to_parent()
     lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
-    pipe: Connection[Reply, Request] = Connection(descriptor)
-    handler = _RequestHandler(pipe, source, timeout_s)
+    pipe: Connection[Reply, Call] = Connection(descriptor)
     with suppress(BrokenPipeError):  # the parent left without its answer
-        _serve(pipe, handler)
+        _serve(pipe, _Worker(pipe, source, timeout_s))
     os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
 
 
