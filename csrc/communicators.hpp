@@ -89,7 +89,8 @@ class Communicators {
   const NcclConfig config_;
   Group everyone_;
   ByGroup made_, for_launches_;
-  // For calls in which ranks wait for each other; the threads of Gpus may be timing copies meanwhile.
+  // For calls in which ranks wait for each other. Where NCCL hangs in its start, these hang with it, and the threads of
+  // Gpus time copies all the same.
   OwnedThreads threads_;
 };
 

@@ -22,7 +22,8 @@
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
-//   FAKE_LOADS_AT_ONCE=0 (loads of modules that wait for each other)
+//   FAKE_MEET=function=count,… (each call of these waits until all of them have been called so often, in any process)
+//   FAKE_SLOW=function=seconds,… (how long each call of these takes besides, in real time; "dlopen" is that of NCCL)
 //   FAKE_MULTICAST=0 (by GPU; below 0: the driver does not know the attribute)
 //   FAKE_SYMMETRIC=1 (0: communicators without windows)
 //   FAKE_CORRUPT_COLLECTIVE=nth:element:rank   FAKE_APART=1 (each GPU's threads are a process of their own: its calls
@@ -52,6 +53,8 @@ bool peers(int from, int to);
 void uuid_of(int gpu, unsigned char bytes[16]);
 void write_uuid(int gpu, char* text, size_t length);
 
+// Waits as FAKE_SLOW and FAKE_MEET say.
+void take_time(const char* function);
 // The code that FAKE_FAIL asks for at this call of `function`, else 0. Sends FAKE_INTERRUPT's signal.
 int injected(const char* function);
 // A line in FAKE_LOG.

@@ -238,18 +238,8 @@ EXPORT int cuMemFreeHost(void* at) {
   return release_memory(at, "pinned");
 }
 
-// Whether FAKE_LOADS_AT_ONCE threads load a module at the same time: waits for them, 20 s at most.
-static bool all_load(void) {
-  static _Atomic int loading;
-  const int expected = (int)by_gpu("FAKE_LOADS_AT_ONCE", 0, 0);
-  ++loading;
-  for (int ms = 0; loading < expected && ms < 20000; ++ms) usleep(1000);
-  return loading >= expected;
-}
-
 // Takes only PTX, which is text that names its kernels.
 EXPORT int cuModuleLoadData(Module** module, const char* image) {
-  if (!all_load()) return kNotReady;
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));
   if (strstr(image, ".version") == NULL) return kInvalidImage;

@@ -22,6 +22,7 @@ Context* current_context(void);
   } while (0)
 // Takes the lock, logs the call and fails it if a test wants that.
 #define CALLED          \
+  take_time(__func__);  \
   LOCKED;               \
   note("%s", __func__); \
   RETURN_IF(injected(__func__))

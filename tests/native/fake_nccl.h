@@ -42,6 +42,7 @@ bool note_registered(Comm* comm, uint64_t send, uint64_t receive);
 void forget_registered(const Comm* comm);
 
 #define CALLED                            \
+  take_time(__func__);                    \
   LOCKED;                                 \
   note("%s", __func__);                   \
   const int wanted_ = injected(__func__); \

@@ -46,6 +46,7 @@ static double ill(const char* setting, int gpu, double healthy) {
 }
 
 #define CALLED                              \
+  take_time(__func__);                      \
   note("%s", __func__);                     \
   const int injected_ = injected(__func__); \
   if (injected_ != kSuccess) return injected_

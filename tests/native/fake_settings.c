@@ -1,6 +1,7 @@
 // Reads the FAKE_* environment variables; linked into each fake library.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -102,6 +103,41 @@ static void interrupt(const char* function) {
          atoi(text_setting("FAKE_SIGNAL", "2")));
   if (due("FAKE_STUCK", function, &stuck))
     while (true) pause();
+}
+
+// Whether FAKE_LOG shows every call that FAKE_MEET lists.
+static bool all_met(const char* list) {
+  static char log[1 << 20];
+  const int file = open(text_setting("FAKE_LOG", ""), O_RDONLY | O_CLOEXEC);
+  const ssize_t length = read(file, log, sizeof log - 1);
+  close(file);
+  log[length < 0 ? 0 : length] = '\0';
+  for (const char* at = list; at != NULL; at = strchr(at, ','), at = at == NULL ? NULL : at + 1) {
+    char line[80];
+    int met = 0;
+    const int name = (int)strcspn(at, "=");
+    snprintf(line, sizeof line, "meeting %.*s\n", name, at);
+    for (const char* found = log; (found = strstr(found, line)) != NULL; ++found) ++met;
+    if (met < atoi(at + name + 1)) return false;
+  }
+  return true;
+}
+
+void take_time(const char* function) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  const char* slow = entry(text_setting("FAKE_SLOW", ""), function);
+  if (slow != NULL) usleep((useconds_t)(1e6 * atof(slow)));
+  const char* list = text_setting("FAKE_MEET", "");
+  if (entry(list, function) == NULL) return;
+  note("meeting %s", function);
+  for (int waited = 0; waited < 2000; ++waited) {
+    pthread_mutex_lock(&mutex);
+    const bool met = all_met(list);
+    pthread_mutex_unlock(&mutex);
+    if (met) return;
+    usleep(10000);
+  }
+  fault("%s waited in vain for the others of %s", function, list);
 }
 
 int injected(const char* function) {

@@ -72,6 +72,20 @@ def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_p
     assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + 4 + 4
 
 
+def test_copies_are_timed_while_nccl_hangs_in_its_start(fakes: Fakes, tmp_path: Path) -> None:
+    """So NCCL has threads of its own: a machine whose NCCL does not start still shows what its links do."""
+    script = """
+        import threading, time
+        gpus = open_gpus()
+        threading.Thread(target=session(gpus).prepare, args=([[0, 1]],), daemon=True).start()
+        time.sleep(0.2)
+        report(links=len(copies(gpus, [(0, 1), (2, 3)])))
+        sys.stdout.flush()
+        os._exit(0)
+    """
+    assert fakes.script(script, tmp_path, slow="ncclCommInitRank=1000").reported == {"links": 2}
+
+
 def test_groups_of_many_rounds_are_prepared_at_once_and_ahead(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         import threading

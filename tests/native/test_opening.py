@@ -123,8 +123,42 @@ def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes, tmp_path: 
     assert reported == {"version": 22803, "path": str(fakes.nccl)}
 
 
+def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        import time
+        from collbench.measurement.backends.isolated import IsolatedBackend
+        backend = IsolatedBackend()
+        backend.start()
+        deadline = time.monotonic() + 30
+        while not os.path.exists(os.environ["FAKE_LOG"]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        backend.reap()
+    """
+    assert fakes.script(script, tmp_path).lines("cuInit")
+
+
+# The fake's calls wait for each other: side by side, or the test fails.
+@pytest.mark.parametrize(
+    ("title", "calls"),
+    [
+        ("NCCL's library and the contexts", "cuDevicePrimaryCtxRetain=2,dlopen=1"),
+        ("NCCL's start and the buffers", "ncclCommInitRank=2,cuMemAlloc_v2=1"),
+    ],
+)
+def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, tmp_path: Path, title: str, calls: str) -> None:
+    script = """
+        from collbench.measurement.backends import factory
+        opened = factory.open_backend("cuda", None, os.environ["NCCL"], collectives=True)
+        opened.backend.reserve(1024)
+        opened.backend.prepare(((0, 1),))
+        opened.backend.ready()
+        opened.close()
+    """
+    done = fakes.script(script, tmp_path, gpus=2, memory=2**32, free=1282 * 2**20, meet=calls)
+    assert len(done.lines("meeting ")) >= 3, title
+
+
 def test_the_kernels_of_all_gpus_are_loaded_at_once(fakes: Fakes, tmp_path: Path) -> None:
-    # The fake's calls wait for each other.
-    done = fakes.script("native.Gpus(list(range(4)), PTX)", tmp_path, loads_at_once=4)
+    done = fakes.script("native.Gpus(list(range(4)), PTX)", tmp_path, meet="cuModuleLoadData=4")
 
     assert len(done.lines("+module ")) == 4

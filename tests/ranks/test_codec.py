@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Prepare, Reserve
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -28,8 +27,10 @@ from collbench.ranks.messages import (
     MakeId,
     OpenRank,
     Order,
+    Prepare,
     RankFacts,
     RankMessage,
+    Reserve,
     TakeHealth,
     UniqueId,
     decode_order,

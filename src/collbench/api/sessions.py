@@ -83,8 +83,8 @@ class OpenSession(ABC):
 class RequestSession(OpenSession):
     """A request for copies, latencies or collectives. `title` is the progress bar's.
 
-    With a `launch`, this process is rank 0 of several that measure. `meanwhile` is called while the worker process
-    starts. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be written, or its
+    With a `launch`, this process is rank 0 of several that measure. `meanwhile` is called while a worker process opens
+    GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be written, or its
     run cannot be resumed.
     """
 
@@ -98,8 +98,7 @@ class RequestSession(OpenSession):
         launch: LaunchEnvironment | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        worker = None if launch else factory.begin(request.backend)
-        meanwhile()
+        begun = None if launch else factory.begin(request.backend, meanwhile)
         from collbench.measurement.session import NotResumed, Session  # late: numpy, while the driver starts
 
         self._notices, self._title = notices, title
@@ -110,7 +109,7 @@ class RequestSession(OpenSession):
 
                 world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
             try:
-                self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, worker))
+                self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             except NotResumed as error:
                 # A run file names no library to load: the user repeats --nccl.
                 nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""

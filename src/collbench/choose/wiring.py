@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +149,7 @@ def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -
     """Return the median over the pairs from here to there, None without any."""
     between = values[np.outer(here, there)]
     between = between[~np.isnan(between)]
-    return float(np.median(between)) if len(between) else None
+    return float(median(between)) if len(between) else None
 
 
 def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
@@ -189,7 +190,7 @@ def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacit
         apart = ~np.equal.outer(level.group, level.group) & (links == 0)
         best = np.where(apart, slower, 0.0).max(axis=1)
         able = np.where(apart, np.where(slower > 0, slower, capacity), 0.0).max(axis=1)
-        own = np.where(best < _SLOW * np.median(able), best, np.inf)
+        own = np.where(best < _SLOW * median(able), best, np.inf)
         doubled = np.minimum(2 * rates, np.minimum.outer(own, own))
         filled = together & np.isfinite(level.capacity)[:, None]
         alone = np.where(filled, np.maximum(rates, doubled), alone)
@@ -371,7 +372,7 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
         for device in pair if not nvlinks(path) else ():
             best[device] = max(best[device], _slower(rates, pair))
     carried = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
-    each = float(np.median(carried)) if carried else 0.0
+    each = median(carried) if carried else 0.0
     matrix = np.zeros((n, n))
     for pair, path in pairs.items():
         rate, labelled = _slower(rates, pair), nvlinks(path)
@@ -390,7 +391,7 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
     used = links > 0
     if not used.any():
         return nvlink
-    each = float(np.median(nvlink[used] / links[used]))
+    each = float(median(nvlink[used] / links[used]))
     whole = links * each
     near = used & (np.abs(nvlink - whole) <= _WHOLE * whole)
     return np.where(near, whole, nvlink)

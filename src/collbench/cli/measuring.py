@@ -122,7 +122,7 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
     path = path or new_file(request.name, request.backend)
     page = "collbench.report.text.measured"
     title = f"measuring {request.name}"
-    # The page takes as long to load as the driver to start.
+    # The page takes as long to load as the GPUs to open.
     meanwhile = partial(import_module, page)
     open_session = partial(RequestSession, request, path, NOTICES, title, launch=launch, meanwhile=meanwhile)
     return _measured_in(open_session, printer, page, begun)

@@ -132,7 +132,7 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 def sigma(pooled: Sequence[float]) -> float:
     """Return σ̂ of one trial from deviations: 1.4826 · MAD (docs/method.md 8.2)."""
-    return MAD_TO_SIGMA * float(np.median(pooled))
+    return MAD_TO_SIGMA * median(pooled)
 
 
 def trial_noise(points: Iterable[Sequence[float]]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-
-import numpy as np
+from statistics import median
 
 from collbench.judge.stats import deviations, sigma, tie_threshold
 from collbench.machine.labels import is_pcie, rank_key
@@ -124,18 +124,18 @@ def _compare(
     index = together.index(members)
     steps = plan.step(work, together, size), plan.step(work, [members], size)
     timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(trials)]  # in turn
-    concurrent = [float(np.median(both.seconds[index])) for both, _ in timings]
-    isolated = [float(np.median(one.seconds[0])) for _, one in timings]
-    delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (isolated, concurrent)))
-    ratio = float(np.median(isolated) / np.median(concurrent))
+    concurrent = [median(both.seconds[index]) for both, _ in timings]
+    isolated = [median(one.seconds[0]) for _, one in timings]
+    delta = tie_threshold(max(sigma(deviations([*map(math.log, seconds)])) for seconds in (isolated, concurrent)))
+    ratio = median(isolated) / median(concurrent)
     timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
     finding = InterferenceCheck(
         operation=work.operation,
         variant=work.variant,
         members=members,
         label=label,
-        isolated_gbs=algbw(size, float(np.median(isolated))),
-        concurrent_gbs=algbw(size, float(np.median(concurrent))),
+        isolated_gbs=algbw(size, median(isolated)),
+        concurrent_gbs=algbw(size, median(concurrent)),
         ratio=ratio,
         delta=delta,
         trusted=abs(1 - ratio) <= delta,

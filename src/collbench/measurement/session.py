@@ -65,7 +65,7 @@ class Session:
         path: Path | None,
         warn: Callable[[str], None],
         ranks: Ranks | None = None,
-        begun: Begun = None,
+        begun: Begun | None = None,
     ) -> None:
         """Open the request's devices, of `ranks` each one's; `begun` is what `opening.begin` returned."""
         if path is not None:
@@ -159,7 +159,7 @@ class Session:
         self._writer.end()
 
 
-def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
+def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opened:
     if ranks is not None:
         return ranks.open()
     if capabilities(request.backend).simulated:

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
 
 import numpy as np
 
@@ -415,7 +417,7 @@ def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], 
     recent: list[float] = []
     for _ in range(_COVERED_TRIES if work.variant.covered else _WARM_TRIES):
         timing = time_step(backend, plan.step(work, together, size))
-        recent = [*recent[-2:], float(np.median(timing.seconds))]
+        recent = [*recent[-2:], median(chain.from_iterable(timing.seconds))]
         if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
             return
 

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import TypeVar
 
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
-from collbench.measurement.backends.worker_messages import Prepare, Reserve
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -28,9 +27,11 @@ from collbench.ranks.messages import (
     FoundPorts,
     MakeId,
     OpenRank,
+    Prepare,
     RankFacts,
     ReadPorts,
     Request,
+    Reserve,
     TakeHealth,
     UniqueId,
 )

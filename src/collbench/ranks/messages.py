@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias, cast
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Prepare, Reserve
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -90,6 +89,20 @@ class RankFacts:
     nccl: str = ""
     nccl_path: str = ""
     multicast: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Allocates the buffers for messages of up to this many bytes."""
+
+    largest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Starts to create the groups' communicators; answered at once. The first collective waits for them."""
+
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

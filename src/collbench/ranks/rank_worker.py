@@ -24,7 +24,7 @@ from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, ex
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
-from collbench.measurement.backends.worker_messages import Prepare, Reserve, World
+from collbench.measurement.backends.worker_messages import World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
@@ -45,10 +45,12 @@ from collbench.ranks.messages import (
     MakeId,
     OpenRank,
     Order,
+    Prepare,
     RankFacts,
     ReadPorts,
     Reply,
     Request,
+    Reserve,
     TakeHealth,
     UniqueId,
     Value,

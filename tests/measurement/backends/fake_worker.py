@@ -45,7 +45,8 @@ class Backend(FakeBackend):
         log(f"reserve {largest_bytes}")
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        log(f"prepare {len(groups)}")
+        if groups:  # the communicator of all begins when the GPUs are open, beside whatever comes next
+            log(f"prepare {len(groups)}")
         fault = os.environ.get("FAKE_WORKER_PREPARE", "")
         if fault == "fails":
             raise StepFailed("creating NCCL communicators failed: unhandled system error")

@@ -15,7 +15,7 @@ import pytest
 
 from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
 from collbench.measurement.backends.protocol import Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import Open, World
+from collbench.measurement.backends.worker_messages import Call, Open, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.report import sentences
@@ -131,11 +131,9 @@ def test_a_worker_begins_nothing_after_a_failed_step(tmp_path: Path) -> None:
         command, pass_fds=[worker_pipe.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ):
         worker_pipe.close()
-        for request in (
-            Open(gpus(fake_worker.DEVICES), None, collectives=True),
-            *copies(fake_worker.STICKY, fake_worker.GOOD),
-        ):
-            parent_pipe.send(request)
+        parent_pipe.send(Call("open", (Open(gpus(fake_worker.DEVICES), None, collectives=True),)))
+        for step in copies(fake_worker.STICKY, fake_worker.GOOD):
+            parent_pipe.send(Call("time", (step,)))
         parent_pipe.recv()
         assert isinstance(parent_pipe.recv(), StepFailed)
         parent_pipe.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +10,7 @@ from importlib import resources
 
 from collbench import _native
 from collbench.machine.numa import usable_nodes
+from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.measurement.backends.worker_messages import World
@@ -138,26 +139,33 @@ class CudaBackend(Backend):
     def __init__(
         self,
         devices: Sequence[Device],
-        nccl: _native.Nccl | None,
+        find_nccl: Callable[[], _native.Nccl] | None,
         *,
         peers: bool = True,
         world: World | None = None,
         options: NcclOptions | None = None,
     ) -> None:
-        """Open the GPUs; `nccl` may be None when no collective will be timed. Raises MachineError.
+        """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed.
 
+        Raises MachineError, and UsageError for options that NCCL lacks.
         `peers` False leaves peer access off. With a `world`, positions are its ranks, and this rank's GPU is opened.
         """
         self._devices = tuple(devices)
         self._ours = self._devices if world is None else (self._devices[world.rank],)
+        # While NCCL's library is loaded, in 0.1 s, nothing else can be: all modules are there when that begins.
+        ordinals, ptx = _ordinals(self._ours), shipped_ptx()
+        loading = Background(find_nccl) if find_nccl else None
         with explained("opening the GPUs", Cause.NOT_OPENED, self._devices, ours=self._ours):
-            self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
+            self._gpus = _native.Gpus(ordinals, ptx, peers)
         self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
         membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
         self._options, self._alone = options or NcclOptions(), world is None
+        self.nccl = loading.result() if loading else None
+        if self.nccl is not None:
+            self._options.check(self.nccl.version)
         config = self._options.config
-        self._collectives = _native.Collectives(self._gpus, nccl, *membership, config) if nccl else None
+        self._collectives = _native.Collectives(self._gpus, self.nccl, *membership, config) if self.nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
     @property
@@ -232,8 +240,8 @@ class CudaBackend(Backend):
         return Refusal(SkipKind.CACHE, room)
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Make the groups' communicators now. Raises StepFailed."""
-        if self._collectives is not None and groups:
+        """Make the communicator of all ranks, and the groups' ones. Raises StepFailed."""
+        if self._collectives is not None:
             with explained("making NCCL communicators", Cause.NO_COMMUNICATOR, self._devices, ours=self._ours):
                 self._collectives.prepare([list(group) for group in groups])
 

@@ -113,9 +113,21 @@ def _no_gpu(why: str) -> MachineError:
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
 
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
-# A worker that `begin` has started; None if the backend has none.
-Begun: TypeAlias = "IsolatedBackend | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The slow parts of opening the cuda backend: its worker, and nvidia-smi. `meanwhile` is called while they work."""
+
+    backend: IsolatedBackend
+    tools: LiveTools
+    meanwhile: Callable[[], object]
+
+
 Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
+
+
+_NVML = ExitStack()
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -125,10 +137,10 @@ def resolve(name: str) -> tuple[str, str | None]:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
         return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
     try:
-        with Nvml() as nvml:
-            if nvml.devices():
-                return "cuda", None
-            reason = "the NVIDIA driver shows no GPU to this process"
+        # Left open, because it takes 0.1 s to start again.
+        if _NVML.enter_context(Nvml()).devices():
+            return "cuda", None
+        reason = "the NVIDIA driver shows no GPU to this process"
     except MachineError as error:
         reason = error.problem
     return "host", reason
@@ -145,15 +157,15 @@ def present_devices(name: str) -> tuple[Device, ...]:
         return may_use(nvml)
 
 
-def begin(name: str) -> Begun:
-    """Start the backend's slow part, the worker that starts the driver, and return at once."""
+def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | None:
+    """Start what the backend's opening waits for, and return at once; None if the backend waits for nothing."""
     if not capabilities(name).nvml:
         return None
     from collbench.measurement.backends.isolated import IsolatedBackend
 
     backend = IsolatedBackend()
     backend.start()
-    return backend
+    return Begun(backend, LiveTools(), meanwhile)
 
 
 def open_backend(
@@ -162,7 +174,7 @@ def open_backend(
     nccl_path: str | None,
     *,
     collectives: bool,
-    begun: Begun = None,
+    begun: Begun | None = None,
     options: NcclOptions | None = None,
 ) -> Opened:
     """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
@@ -171,7 +183,7 @@ def open_backend(
     """
     if capabilities(name).cores:
         return _open_host(wanted)
-    return _open_cuda(begun or begin(name), wanted, nccl_path, collectives=collectives, options=options)
+    return _open_cuda(cast("Begun", begun or begin(name)), wanted, nccl_path, collectives=collectives, options=options)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -280,10 +292,9 @@ def _open_cuda(
 ) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     with ExitStack() as stack:
-        backend = cast("IsolatedBackend", begun)
+        backend, tools = begun.backend, begun.tools
         # This waits, because the next command (`pairs && train`) might take the ending worker for another user's.
         stack.callback(backend.reap)
-        tools = LiveTools()
         stack.callback(tools.close)
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
@@ -292,6 +303,7 @@ def _open_cuda(
         gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
         backend.open(devices, nccl_path, collectives=collectives, options=options)
         machine, paths = here(nvml), nvml.paths(devices)
+        begun.meanwhile()
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
         return Opened(
             backend,

@@ -12,21 +12,7 @@ from collbench.machine import cuda_variables
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.measurement.backends.worker_messages import (
-    Answer,
-    AwaitPrepared,
-    CanRun,
-    Facts,
-    ListGpus,
-    MakeUniqueId,
-    Open,
-    Prepare,
-    Prepared,
-    Reply,
-    Request,
-    Reserve,
-    World,
-)
+from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply, World
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure
 from collbench.model.nccl_options import NcclOptions
@@ -79,13 +65,13 @@ def _expected_s(step: Step, rate: float) -> float:
 
 # A worker that may crash in any step, and is then restarted, opened and prepared again.
 
-_DOING: dict[type, str] = {
-    ListGpus: "listing the GPUs",
-    MakeUniqueId: "asking NCCL for an id",
-    CanRun: "asking for peer access",
-    Reserve: "allocating the buffers",
-    Prepare: "preparing NCCL",
-    AwaitPrepared: "starting NCCL",
+_DOING = {
+    "list_gpus": "listing the GPUs",
+    "unique_id": "asking NCCL for an id",
+    "can_run": "asking for peer access",
+    "reserve": "allocating the buffers",
+    "prepare": "preparing NCCL",
+    "ready": "starting NCCL",
 }
 # Communicators that could not be made in two workers will not be made in a third.
 _NCCL_STARTS = 2
@@ -105,7 +91,7 @@ class Supervised:
         self._opening: Open | None = None
         self._opens = False  # the answer to it has not been read
         self._facts: Facts | None = None
-        self._setup: list[Reserve | Prepare] = []
+        self._setup: list[Call] = []
         self._waiting: deque[Step] = deque()
         self._sent = 0  # so many of the first waiting steps are with the child
         self._warm = self._collects = False
@@ -129,14 +115,14 @@ class Supervised:
             self._child = Child(self._module, (), {**own_environment(), **self._extra}, stdout=_STDERR)
             self._warm = self._collects = False
 
-    def ask(self, request: ListGpus | MakeUniqueId | CanRun | AwaitPrepared) -> object:
+    def ask(self, method: str, *arguments: object) -> object:
         """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
-        return self._exchange(request)
+        return self._exchange(Call(method, arguments))
 
     def open(self, opening: Open) -> None:
         """Tell the running worker to open GPUs, and return at once; `facts` returns the result."""
         self.plan(opening)
-        self._live.send(opening)
+        self._live.send(Call("open", (opening,)))
         self._facts, self._opens = None, True
 
     def plan(self, opening: Open) -> None:
@@ -152,11 +138,12 @@ class Supervised:
             raise BackendError("the GPUs are not open: measure again")
         return self._facts
 
-    def set_up(self, request: Reserve | Prepare) -> None:
+    def set_up(self, method: str, argument: object) -> None:
         """Reserve or prepare in this worker and in all later ones. Raises what the worker reports."""
-        self._setup.append(request)
+        call = Call(method, (argument,))
+        self._setup.append(call)
         if self._child is not None:
-            self._exchange(request)
+            self._exchange(call)
 
     def submit(self, step: Step) -> None:
         """Append a step to the waiting ones."""
@@ -226,11 +213,11 @@ class Supervised:
             self.kill()
             raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
 
-    def _exchange(self, request: Request) -> object:
+    def _exchange(self, call: Call) -> object:
         if self._opens:
             self.facts()
-        self._live.send(request)
-        return self._receive(_DOING[type(request)])
+        self._live.send(call)
+        return self._receive(_DOING[call.method])
 
     def _reopen(self) -> None:
         """Start a worker with the same setup as the last one. Raises StepFailed if that is not possible."""
@@ -241,8 +228,8 @@ class Supervised:
             self.start()
             self.open(self._opening)
             self.facts()
-            for request in self._setup:
-                self._exchange(request)
+            for call in self._setup:
+                self._exchange(call)
         except CollbenchError as error:
             why = failure_of(error)
             raise StepFailed(failure=Failure(why.kind, Cause.NO_WORKER, because=why)) from error
@@ -260,7 +247,7 @@ class Supervised:
         if self._opens:
             self.facts()
         while self._sent < ahead and not self._refusal(self._waiting[self._sent]):
-            self._live.send(self._waiting[self._sent])
+            self._live.send(Call("time", (self._waiting[self._sent],)))
             self._sent += 1
         reply = _reply(self._live, self._wait_s(step))
         if isinstance(reply, Prepared):
@@ -274,7 +261,7 @@ class Supervised:
         network = self._opening is not None and self._opening.world is not None
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
         wait += 0 if self._warm else self._timeouts.first_s
-        prepares = any(isinstance(request, Prepare) for request in self._setup)
+        prepares = self._opening is not None and self._opening.collectives
         starts = (step.operation.is_collective or prepares) and not self._collects
         return wait + (self._timeouts.communicators_s if starts else 0)
 
@@ -344,11 +331,11 @@ class IsolatedBackend(Backend):
 
     def list_gpus(self) -> tuple[str, ...]:
         """Return the UUIDs of the GPUs that CUDA shows, in its order. Raises MachineError without a driver."""
-        return cast("tuple[str, ...]", self._worker.ask(ListGpus()))
+        return cast("tuple[str, ...]", self._worker.ask("list_gpus"))
 
     def unique_id(self, nccl_path: str | None) -> bytes:
         """Return the 128 bytes of ncclGetUniqueId for the ranks of one world. Raises MachineError without NCCL."""
-        return cast("bytes", self._worker.ask(MakeUniqueId(nccl_path)))
+        return cast("bytes", self._worker.ask("unique_id", nccl_path))
 
     def open(
         self,
@@ -397,24 +384,24 @@ class IsolatedBackend(Backend):
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers for messages of up to `largest_bytes`. Raises BackendError."""
-        self._worker.set_up(Reserve(largest_bytes))
-        self._staging.set_up(Reserve(largest_bytes))
+        self._worker.set_up("reserve", largest_bytes)
+        self._staging.set_up("reserve", largest_bytes)
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot run it, None if they can."""
-        return cast("Refusal | None", self._worker.ask(CanRun(work, members)))
+        return cast("Refusal | None", self._worker.ask("can_run", work, members))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making communicators and return at once; every step waits for them, or `ready` does before."""
         if groups:
             self._prepares = True
-            self._worker.set_up(Prepare(groups))
+            self._worker.set_up("prepare", groups)
 
     def ready(self) -> None:
         """Wait for the communicators, if any are being made."""
         if self._prepares:
             with suppress(BackendError):  # the first collective's own failure says more
-                self._worker.ask(AwaitPrepared())
+                self._worker.ask("ready")
 
     def time(self, step: Step) -> Timing:
         """Time a step. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.

@@ -140,7 +140,10 @@ class Backend(ABC):
         """Make room for messages of up to `largest_bytes`; called once, before the first step."""
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:  # noqa: B027
-        """Start to create the communicators of these groups, which may continue while copies are timed."""
+        """Start to create the communicator of all devices and those of these groups.
+
+        That may continue while this process plans.
+        """
 
     def ready(self) -> None:  # noqa: B027
         """Wait for what `prepare` started, so that no step has to. Its failure shows in the first collective."""

@@ -1,38 +1,37 @@
 """The process that touches the GPUs: `python -m collbench.measurement.backends.worker FD`.
 
-It answers requests from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
+It answers calls from the pipe FD, in order, until the pipe closes. What collbench can explain is an answer; anything
 else ends the process, and the parent reads the last line of its stderr. It imports little: `collbench pairs` waits for
 its start.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-import time
 from contextlib import suppress
+
+if __name__ == "__main__":  # before the other modules: the driver starts (0.3 s) while they are loaded
+    from collbench import _native
+
+    def _start_driver() -> None:
+        with suppress(_native.LibraryError, _native.CudaError):  # whoever asks for the GPUs gets the error
+            _native.list_gpus()
+
+    threading.Thread(target=_start_driver, daemon=True).start()
+
+import os
+import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from collbench.machine import lifeline
+from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import (
-    Answer,
-    AwaitPrepared,
-    CanRun,
-    Facts,
-    ListGpus,
-    MakeUniqueId,
-    Open,
-    Prepare,
-    Prepared,
-    Reply,
-    Request,
-    Reserve,
-)
+from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply
 from collbench.model.errors import CollbenchError, StepFailed
-from collbench.model.operations import Variant
+from collbench.model.operations import Variant, Work
 from collbench.model.run import Refusal
 
 # Longer than NCCL needs to start; copies continue without it then.
@@ -73,15 +72,13 @@ class CudaSource:
         from collbench.measurement.backends.cuda import CudaBackend
         from collbench.model.nccl_options import format_version
 
-        nccl = find_nccl(opening.nccl_path) if opening.collectives else None
-        if nccl is not None:
-            opening.options.check(nccl.version)
-        backend = CudaBackend(opening.devices, nccl, peers=opening.peers, world=opening.world, options=opening.options)
+        find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
+        backend = CudaBackend(opening.devices, find, peers=opening.peers, world=opening.world, options=opening.options)
         return backend, facts_of(
             backend,
             kernel_image=backend.kernel_image,
-            nccl=format_version(nccl.version) if nccl else "",
-            nccl_path=nccl.path if nccl else "",
+            nccl=format_version(backend.nccl.version) if backend.nccl else "",
+            nccl_path=backend.nccl.path if backend.nccl else "",
             multicast=backend.multicast,
             peers=backend.peers,
         )
@@ -109,106 +106,83 @@ def facts_of(
     )
 
 
-class _Preparation:
-    """The creation of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
+class _Worker:
+    """What the parent calls, on the GPUs once they are open. Each method may raise CollbenchError."""
 
-    No step may run meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until
-    it is queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
-    """
-
-    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], timeout_s: float) -> None:
-        self._backend, self._groups = backend, groups
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._deadline = time.monotonic() + timeout_s
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._backend.prepare(self._groups)
-        except BaseException as error:  # noqa: BLE001  # raised again in `wait`
-            self._failure = error
-
-    def stand_by(self) -> None:
-        """Wait for the end, successful or not, until the timeout."""
-        self._thread.join(max(0.0, self._deadline - time.monotonic()))
-
-    def wait(self) -> None:
-        """Wait for the end. Raises the error of the creation."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-
-class _RequestHandler:
-    """The open backend, and the answer to each request."""
-
-    def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
+    def __init__(self, pipe: Connection[Reply, Call], source: Source, timeout_s: float) -> None:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
+        self.list_gpus, self.unique_id = source.uuids, source.unique_id
         self._backend: Backend | None = None
-        self._preparation: _Preparation | None = None
-
-    def serve(self, request: Request) -> tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None:
-        """Return the request's result. Raises CollbenchError."""
-        match request:
-            case ListGpus():
-                return self._source.uuids()
-            case MakeUniqueId(nccl_path):
-                return self._source.unique_id(nccl_path)
-            case Open():
-                self._backend, facts = self._source.open(request)
-                return facts
-            case CanRun(work, members):
-                return self._opened.can_run(work, members)
-            case Reserve(largest_bytes):
-                self._opened.reserve(largest_bytes)
-            case Prepare(groups):
-                self._preparation = _Preparation(self._opened, groups, self._timeout_s)
-            case AwaitPrepared():
-                self._stand_by()
-            case Step():
-                return self._time(request)
-        return None
+        # The creation of communicators, which takes NCCL 0.7 s: the parent continues meanwhile. No step may run
+        # meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is
+        # queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
+        self._preparation: Background[None] | None = None
+        self._deadline = 0.0  # of what waits for it
 
     @property
     def _opened(self) -> Backend:
         if self._backend is None:
-            raise RuntimeError("nothing is open: the first request must be Open")
+            raise RuntimeError("nothing is open: the first call must be `open`")
         return self._backend
 
-    def _stand_by(self) -> None:
-        if self._preparation is not None:
-            self._preparation.stand_by()
+    def open(self, opening: Open) -> Facts:
+        self._backend, facts = self._source.open(opening)
+        if opening.collectives and opening.world is None:
+            self.prepare(())  # the communicator of all GPUs, while the parent plans
+        return facts
 
-    def _time(self, step: Step) -> Timing:
-        self._stand_by()
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        return self._opened.can_run(work, members)
+
+    def reserve(self, largest_bytes: int) -> None:
+        self._opened.reserve(largest_bytes)
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Begin to create the groups' communicators. The first collective waits for them."""
+        backend, before = self._opened, self._preparation
+
+        def make() -> None:
+            if before is not None:
+                before.result()
+            backend.prepare(groups)
+
+        self._preparation = Background(make)
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def ready(self) -> None:
+        """Return when the creation of communicators has succeeded, failed, or timed out."""
+        if self._preparation is not None:
+            self._preparation.stand_by(self._deadline - time.monotonic())
+
+    def time(self, step: Step) -> Timing:
+        self.ready()
         if self._preparation is not None and step.operation.is_collective:
-            self._preparation.wait()
+            self._preparation.result()
             self._preparation = None
             self._pipe.send(Prepared())
         return time_step(self._opened, step)
 
 
-def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
-    """Answer requests until the pipe closes. Raises errors that are not CollbenchErrors."""
+def _serve(pipe: Connection[Reply, Call], worker: _Worker) -> None:
+    """Answer calls until the pipe closes. Raises errors that are not CollbenchErrors."""
     while True:
         try:
-            request = pipe.recv()
+            call = pipe.recv()
         except (EOFError, ConnectionError):
             return
         begin = time.perf_counter()
         try:
-            value = handler.serve(request)
+            value = getattr(worker, call.method)(*call.arguments)
             reply: Reply = Answer(value, time.perf_counter() - begin)
         except CollbenchError as error:
             reply = error
         pipe.send(reply)
-        if isinstance(request, Step) and isinstance(reply, StepFailed):
+        if call.method == "time" and isinstance(reply, StepFailed):
             _await_the_end(pipe)
             return
 
 
-def _await_the_end(pipe: Connection[Reply, Request]) -> None:
+def _await_the_end(pipe: Connection[Reply, Call]) -> None:
     """Time no more steps: the context or the communicators are broken, and the parent ends this process.
 
     The parent may have sent more steps before it learned of the failure. In such a step this rank would meet ranks that
@@ -223,10 +197,9 @@ def run(descriptor: int, source: Source, timeout_s: float = _NCCL_TIMEOUT_S) -> 
     """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
     lifeline.leave_signals_to_parent()
     lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
-    pipe: Connection[Reply, Request] = Connection(descriptor)
-    handler = _RequestHandler(pipe, source, timeout_s)
+    pipe: Connection[Reply, Call] = Connection(descriptor)
     with suppress(BrokenPipeError):  # the parent left without its answer
-        _serve(pipe, handler)
+        _serve(pipe, _Worker(pipe, source, timeout_s))
     os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.protocol import Timing
 from collbench.model.errors import CollbenchError
 from collbench.model.nccl_options import NcclOptions
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Refusal
 
 
@@ -22,20 +22,16 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class ListGpus:
-    """Asks for the UUIDs of the GPUs that CUDA shows, in its order."""
+class Call:
+    """Calls a method of the worker; its result, or the error that it raises, is the answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class MakeUniqueId:
-    """Asks for the 128 bytes by which the ranks of a world find each other; `nccl_path` is for find_nccl."""
-
-    nccl_path: str | None
+    method: str
+    arguments: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Opens GPUs; the answer is Facts. Positions in all later requests are indices of `devices`.
+    """Which GPUs to open, and how; the answer is Facts. Positions in all later requests are indices of `devices`.
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
     and only this rank's own GPU is opened. `options` are those of the communicators.
@@ -68,33 +64,6 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class CanRun:
-    """Asks what Backend.can_run returns."""
-
-    work: Work
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """Allocates the buffers."""
-
-    largest_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Starts to create the groups' communicators; answered at once. The first collective waits for them."""
-
-    groups: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitPrepared:
-    """Asks to be answered when the creation of communicators has succeeded, failed, or timed out."""
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """Not an answer: the communicators exist, and the first collective begins."""
 
@@ -107,6 +76,5 @@ class Answer:
     seconds: float
 
 
-Request: TypeAlias = ListGpus | MakeUniqueId | Open | CanRun | Reserve | Prepare | AwaitPrepared | Step
 # A failure travels as the exception itself, with its type and text.
 Reply: TypeAlias = Answer | CollbenchError | Prepared

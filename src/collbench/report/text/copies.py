@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import numpy as np
 from rich.console import RenderableType
@@ -192,7 +193,7 @@ def _with_interval(measurement: Measurement, unit: str) -> str:
 
 
 def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
-    return [f"{figure(value)}{unit}" for value in (min(values), float(np.median(values)), max(values))]
+    return [f"{figure(value)}{unit}" for value in (min(values), median(values), max(values))]
 
 
 def _middle(measurement: Measurement, unit: str) -> str:
