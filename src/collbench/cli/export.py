@@ -17,6 +17,7 @@ from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import parse_size
+from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
 
@@ -58,8 +59,10 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     run = runfile_run_file.load(run_file)
     if run.overlaps and layout in _OF_MEASUREMENTS:
         raise UsageError(f"{run_file} holds overlaps, which {layout} has no form for: write csv, json or markdown")
-    if run.replays and layout in _OF_MEASUREMENTS:
-        raise UsageError(f"{run_file} holds a replay, which {layout} has no form for: write csv, json or markdown")
+    measured_by = section(run)
+    if measured_by is not None and layout in _OF_MEASUREMENTS:
+        held = measured_by.HELD
+        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
     if not run.measurements and not run.overlaps and not run.replays and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout, per_link=per_link)

@@ -11,8 +11,6 @@ from typing import Any
 
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose, choose_each, evidence
-from collbench.jobs.replay import page as replay_text
-from collbench.jobs.replay import steps as replay
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Kind, Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit, Unfitted
@@ -31,6 +29,7 @@ from collbench.overlaps import factors as overlap
 from collbench.overlaps import page as overlap_text
 from collbench.report import sentences
 from collbench.report.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
+from collbench.report.sections import section
 from collbench.report.text import tails as tails_text
 from collbench.report.text import verdicts
 from collbench.report.text.comparison import described, matched
@@ -154,8 +153,9 @@ def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
     if run.overlaps:
         return [_overlap_answer(run), _is_anything_wrong(run, judged)]
-    if run.replays:
-        return [_replay_answer(run), _is_anything_wrong(run, judged)]
+    if (measured_by := section(run)) is not None:
+        shown = measured_by.html(run)
+        return [_answer(shown.question, shown.short, shown.lines), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
     return [_which_devices(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
 
@@ -171,15 +171,6 @@ def _overlap_answer(run: Run) -> dict[str, Any]:
         f"both together take {summary.of_max.value:.2f} × the longer time alone",
     ]
     return _answer("Cost of overlap", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
-
-
-def _replay_answer(run: Run) -> dict[str, Any]:
-    """Return the answer of a run of `collbench replay`."""
-    first = next((arm for arm in run.replays if arm.trials), None)
-    if first is None:
-        return _answer("Communication of a step", "nothing measured", [])
-    milliseconds = replay.summarize(first).communication.value * 1e3
-    return _answer("Communication of a step", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
