@@ -24,6 +24,9 @@ READS_ITS_OWN = {"judge/references.py"}  # the figures that it ships
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
 
+# What commands of the main house do not load: outside a launch they are complete without it.
+ANNEXES = ("collbench.cluster", "collbench.ranks")
+
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
     "jobs/replay/streams.py",
@@ -109,6 +112,7 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
     assert started.stdout == "none\n"
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("module", "offers"),
     [*((module, Section) for _, module in SECTIONS.values()), *((module, Kind) for module in KINDS.values())],
@@ -128,6 +132,18 @@ assert rows(run) and list(page(run)) and content([("run.json", run)], "")
 print(sorted(name for name in sys.modules if name.startswith("collbench.jobs")))"""
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert started.stdout == "[]\n"
+=======
+def test_a_command_of_the_main_house_loads_no_annex_outside_a_launch() -> None:
+    code = (
+        "import os, sys\n"
+        "from collbench.cli.program import run\n"
+        "sys.argv = ['collbench', 'pairs', '--backend', 'sim', '--fabric', 'dgx-1v', '--quick', '-o', os.devnull]\n"
+        "assert run() == 0\n"
+        f"print(*(name for name in sys.modules if name.startswith({ANNEXES})), file=sys.stderr)"
+    )
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert started.stderr == "\n"
+>>>>>>> 32cb3cde (Load the ranks of a launch only in a launch: the main house imports nothing of them)
 
 
 def test_no_writer_of_json_writes_what_json_has_not() -> None:
