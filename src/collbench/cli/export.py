@@ -57,8 +57,6 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
-    if run.overlaps and layout in _OF_MEASUREMENTS:
-        raise UsageError(f"{run_file} holds overlaps, which {layout} has no form for: write csv, json or markdown")
     measured_by = section(run)
     if measured_by is not None and layout in _OF_MEASUREMENTS:
         held = measured_by.HELD

@@ -15,7 +15,6 @@ from collbench.model.failures import Failure
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, OverlapTrial, ReplayTrial, Run, Sample
 from collbench.model.skew import imbalance
-from collbench.overlaps import factors as overlap
 from collbench.report import sentences
 from collbench.report.sections import section
 
@@ -110,45 +109,6 @@ COLUMNS = (
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
     *_LAUNCHES,
 )
-# A run of `collbench overlap`: a row for each data point.
-OVERLAP_COLUMNS = (
-    *ORIGIN,
-    Column("operation", Type.TEXT, "the collective"),
-    Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
-    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
-    Column("gpu_names", Type.TEXT, "the product names of the devices, each once, comma-separated"),
-    Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
-    Column("dtype", Type.TEXT, "the collective's element type"),
-    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
-    Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
-    Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
-    Column("trials", Type.WHOLE, "how often the data point was measured"),
-    *(
-        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
-        for what, when, one, where, over in (
-            ("collective", "alone", "one call", "alone", "median of the trials"),
-            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
-            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
-            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
-        )
-    ),
-    *(
-        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
-        for name, meaning in (
-            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
-            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
-            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
-            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
-        )
-        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
-    ),
-    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
-    Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
-    Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
-    Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
-)
-
 # The rows, in the order of the run file.
 
 Value = str | int | float | bool | None
@@ -157,8 +117,6 @@ Row = dict[str, Value]
 
 def columns_of(run: Run) -> tuple[Column, ...]:
     """Return the columns of a run's rows."""
-    if run.overlaps:
-        return OVERLAP_COLUMNS
     measured_by = section(run)
     return COLUMNS if measured_by is None else (*ORIGIN, *measured_by.COLUMNS)
 
@@ -166,7 +124,7 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
     measured_by = section(run)
-    kind_of_rows = _overlap_rows if run.overlaps else _point_rows if measured_by is None else measured_by.rows
+    kind_of_rows = _point_rows if measured_by is None else measured_by.rows
     columns, origin = columns_of(run), _origin(run)
     return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]
 
@@ -308,33 +266,3 @@ def _launches(run: Run, launches: Tails) -> Row:
 def _to_ps(seconds: float | None) -> float | None:
     """Return a time in whole picoseconds: no clock resolves less."""
     return None if seconds is None else round(seconds, 12)
-
-
-def _overlap_rows(run: Run) -> Iterator[Row]:
-    for point in run.overlaps:
-        row: Row = {
-            **devices_of(run, point.members),
-            **outcome_of(run, point.trials, point.failure),
-            "operation": point.work.operation.value,
-            "world_size": len(point.members),
-            "dtype": run.settings.dtype,
-            "size_bytes": point.size_bytes,
-            "compute": str(point.compute),
-            "priority": point.priority.value,
-            "ctas": point.ctas,
-            "wrong": point.wrong,
-            "wrong_compute": point.wrong_compute,
-        }
-        if point.trials:
-            summary = overlap.summarize(point)
-            row |= {
-                "collective_alone_seconds": summary.collective_alone.value,
-                "collective_beside_seconds": summary.collective_beside.value,
-                "compute_alone_seconds": summary.compute_alone.value,
-                "compute_beside_seconds": summary.compute_beside.value,
-                **summary.collective_factor.columns("collective_factor"),
-                **summary.compute_factor.columns("compute_factor"),
-                **summary.of_sum.columns("together_of_sum"),
-                **summary.of_max.columns("together_of_max"),
-            }
-        yield row

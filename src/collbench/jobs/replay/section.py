@@ -12,7 +12,12 @@ from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 
 HELD = "a replay"
-page = replay_page
+page, draw = replay_page, None
+
+
+def failed(_run: Run) -> str:
+    """Return nothing: a step is lost as a whole, on its devices."""
+    return ""
 
 
 def html(run: Run) -> Html:

@@ -11,7 +11,6 @@ from collbench.judge.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
-from collbench.overlaps.page import overlap_page
 from collbench.report import sections
 from collbench.report.text.collectives import collectives_page
 from collbench.report.text.copies import copies_page, latency_page
@@ -26,7 +25,6 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
     CommandKind.CHECK: pairs_page,
     CommandKind.COPIES: copies_page,
     CommandKind.LATENCY: latency_page,
-    CommandKind.OVERLAP: overlap_page,
 }
 
 
