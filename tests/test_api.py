@@ -627,7 +627,8 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
-    from collbench.choose.select import Finalist, ForJob, JobSet, Omitted, Origin, Selection
+    from collbench.choose.select import Finalist, Omitted, Origin, Selection
+    from collbench.jobs.choice import ForJob, JobSet
 
     text = DOCS.read_text(encoding="utf-8")
     for kind in (Selection, Origin, Finalist, Omitted, ForJob, JobSet):

@@ -5,9 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from collbench.api.file_kinds import KINDS, Kind
+from collbench.report.sections import SECTIONS, Section
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "collbench"
@@ -19,6 +23,9 @@ PURE = ("model/", "judge/", "choose/", "report/")  # their imports are limited i
 READS_ITS_OWN = {"judge/references.py"}  # the figures that it ships
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
+
+# What commands of the main house do not load: outside a launch they are complete without it.
+ANNEXES = ("collbench.cluster", "collbench.ranks")
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
@@ -103,6 +110,39 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
     code = f"import sys, collbench.cli.doctor; print({names} & set(sys.modules) or 'none')"
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert started.stdout == "none\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "offers"),
+    [*((module, Section) for _, module in SECTIONS.values()), *((module, Kind) for module in KINDS.values())],
+)
+def test_a_module_that_is_named_in_a_table_has_what_it_is_loaded_for(module: str, offers: type) -> None:
+    assert set(offers.__annotations__) <= set(vars(import_module(module)))
+
+
+def test_a_run_of_links_is_shown_without_the_annex_of_jobs() -> None:
+    code = """import sys
+from collbench.report.html.content import content
+from collbench.report.rows import rows
+from collbench.report.text.measured import page
+from tests.builders import pair_run
+run = pair_run(2, lambda a, b: 20.0)
+assert rows(run) and list(page(run)) and content([("run.json", run)], "")
+print(sorted(name for name in sys.modules if name.startswith("collbench.jobs")))"""
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert started.stdout == "[]\n"
+
+
+def test_a_command_of_the_main_house_loads_no_annex_outside_a_launch() -> None:
+    code = (
+        "import os, sys\n"
+        "from collbench.cli.program import run\n"
+        "sys.argv = ['collbench', 'pairs', '--backend', 'sim', '--fabric', 'dgx-1v', '--quick', '-o', os.devnull]\n"
+        "assert run() == 0\n"
+        f"print(*(name for name in sys.modules if name.startswith({ANNEXES})), file=sys.stderr)"
+    )
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert started.stderr == "\n"
 
 
 def test_no_writer_of_json_writes_what_json_has_not() -> None:

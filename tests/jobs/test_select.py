@@ -19,6 +19,8 @@ from collbench.api import selecting, suitable_run
 from collbench.api.notices import SILENT
 from collbench.choose.freshness import Here
 from collbench.jobs import job_file
+from collbench.jobs.choice import ForJob
+from collbench.jobs.finalists import JobScorer
 from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay import simulated
@@ -165,12 +167,13 @@ def test_on_any_machine_no_finalist_beats_the_chosen_set(folder: Path, seed: int
     fabric.write_text(fabric_text(random_fabric))
     count = 2 + seed % 3
     job = data_parallel(count, (2**24, 2**20))
-    request = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), job=job)
+    request = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), scorer=JobScorer(job, "job"))
     chosen = selecting.select_devices(request).selection
     shown = chosen.job
     if shown is None:  # all there are, or bandwidth rules all others out
         assert count == len(random_fabric.gpus) or (not chosen.tied and len(chosen.finalists) == 1)
         return
+    assert isinstance(shown, ForJob)
     sets = [entry.devices for entry in shown.sets]
     assert tuple(device.tag for device in chosen.devices) in sets
     assert len(set(sets)) == len(sets) <= 5
@@ -345,11 +348,11 @@ def test_python_takes_a_job(saved_run: Run, folder: Path, monkeypatch: pytest.Mo
     job = collbench.load_job("job.json")
     chosen = collbench.select(2, job=job)
     assert [device.uuid for device in chosen.devices] == list(FIRST)
-    assert chosen.job is not None
+    assert isinstance(chosen.job, ForJob)
     assert chosen.job.by_bandwidth == ("GPU2", "GPU3")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=r"collbench\.load_job"):
-        collbench.select(2, job="job.json")  # type: ignore[arg-type]
+        collbench.select(2, job="job.json")
     with pytest.raises(UsageError, match="use only one"):
         collbench.select(2, job=job, size="1M")
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

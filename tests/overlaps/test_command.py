@@ -19,7 +19,8 @@ from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import condition_of, summarize
-from collbench.report.rows import COLUMNS, OVERLAP_COLUMNS, Type
+from collbench.overlaps.section import COLUMNS
+from collbench.report.rows import ORIGIN, Type
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
@@ -63,11 +64,9 @@ def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folde
 
 
 def test_the_document_has_the_same_columns() -> None:
-    first = [column.name for column in OVERLAP_COLUMNS].index("operation")  # those before it are in docs/exchange.md
-    assert OVERLAP_COLUMNS[:first] == COLUMNS[:first]
     reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
     assert [tuple(map(str.strip, row)) for row in reported] == [
-        (column.name, column.type.value, column.meaning) for column in OVERLAP_COLUMNS[first:]
+        (column.name, column.type.value, column.meaning) for column in COLUMNS
     ]
 
 
@@ -137,8 +136,8 @@ def test_export_has_a_row_for_each_data_point(program: Program, folder: Path, la
     rows = json.loads(result.out)
     assert [row["size_bytes"] for row in rows] == [2**20, 2**26]
     for row in rows:
-        assert list(row) == [column.name for column in OVERLAP_COLUMNS]
-        for column in OVERLAP_COLUMNS:
+        assert list(row) == [column.name for column in (*ORIGIN, *COLUMNS)]
+        for column in (*ORIGIN, *COLUMNS):
             assert row[column.name] is None or isinstance(row[column.name], kinds[column.type]), column.name
         assert row["collective_factor_low"] <= row["collective_factor"] <= row["collective_factor_high"]
         assert row["collective_beside_seconds"] > row["collective_alone_seconds"] > 0

@@ -1,4 +1,4 @@
-"""A training job in two arms that differ in devices or settings: a training script, or a recorded step."""
+"""A training script in two arms that differ in devices or settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import training
-from collbench.api.measuring import present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import new_seed
-from collbench.jobs.job import Job
-from collbench.jobs.replay import api as replaying
-from collbench.jobs.replay.api import ReplayOptions
-from collbench.jobs.replay.measure import ReplayRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
 from collbench.launch import rendezvous, torchrun
@@ -30,8 +25,8 @@ from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
-from collbench.model.run import Device, Pauses
-from collbench.model.units import amount, fixed
+from collbench.model.run import Device
+from collbench.model.units import fixed
 from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
@@ -199,57 +194,3 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
         precision=arguments.precision,
         budget_seconds=None if arguments.repeats else arguments.budget_seconds,
     )
-
-
-def request_of(
-    arguments: AblateArguments, job: Job, name: str, command: Sequence[str], notices: Notices = SILENT
-) -> ReplayRequest:
-    """Return the replay in two arms of a job, called `name`. Raises UsageError for what cannot be compared."""
-    change = ablations.parse_change(arguments.without)
-    if change.given:
-        raise UsageError(
-            f"--without {change.given[0]} needs a script: a recorded job is replayed without "
-            f"{', '.join(ablations.SWITCHES)}"
-        )
-    options = ReplayOptions(
-        pauses=Pauses(arguments.compute),
-        without=change.switches,
-        trials=arguments.repeats,
-        devices=arguments.train.devices,
-        backend=arguments.train.backend,
-        fabric=arguments.fabric,
-        force=arguments.force,
-        seed=arguments.seed,
-    )
-    backend, _ = factory.resolve(options.backend)
-    if change.switches and not capabilities(backend).nvml:
-        raise UsageError(
-            f"the {backend} backend has no {', '.join(change.switches)} to deny NCCL: "
-            "compare devices with --against LIST"
-        )
-    if "nvlink" in change.switches:
-        notices.say(ablations.NVLINK_NOTE)
-    request = replaying.request_of(job, name, options, command, notices)
-    return request if arguments.against is None else _against(request, arguments, arguments.against)
-
-
-def _against(request: ReplayRequest, arguments: AblateArguments, against: str) -> ReplayRequest:
-    """Return the request with a second arm on other devices."""
-    ranks = len(request.schedule.ranks)
-    present = present_devices(request.backend, request.fabric)
-    first = _named(present, arguments.train.devices, "--devices", ranks)
-    others = _named(present, against, "--against", ranks)
-    if {device.uuid for device in first} == {device.uuid for device in others}:
-        raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
-    return replaying.on_sets(request, [first, others])
-
-
-def _named(present: Sequence[Device], device_list: str | None, option: str, ranks: int) -> Sequence[Device]:
-    """Return a device for each rank: those that an option names, or the first ones. Raises UsageError."""
-    chosen = present[:ranks] if device_list is None else visible_devices.select(present, device_list)
-    if len(chosen) != ranks:
-        named = f"{option} names" if device_list is not None else "there are"
-        raise UsageError(
-            f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
-        )
-    return chosen

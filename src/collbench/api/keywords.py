@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench.api.notices import SILENT
-from collbench.jobs.job import Job
 from collbench.machine.launchers import find_launch
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
@@ -136,12 +135,6 @@ def check_run(value: object, what: str, call: str = "") -> None:
         if isinstance(value, str | os.PathLike):
             advice = f"write collbench.{call or what}(collbench.load({os.fspath(value)!r}))"
         raise UsageError(f"cannot {what} a {type(value).__name__}: it is not a run; {advice}")
-
-
-def check_job(value: object) -> None:
-    """Raise UsageError if `value` is not a job."""
-    if not isinstance(value, Job):
-        raise UsageError(f"job is {type(value).__name__}: give what collbench.load_job returns")
 
 
 def check_only_process(call: str) -> None:

@@ -12,6 +12,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.printable import one_line
 from collbench.model.units import format_size
 from collbench.report.plot.figure import Named, Picture
+from collbench.report.sections import section
 from collbench.runfile import run_file
 
 
@@ -22,9 +23,10 @@ def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int 
     all sizes as curves. Raises UsageError for what a run lacks or the kind cannot show, and RunFileError.
     """
     runs = _load(files)
-    overlapped = [named.run.overlaps for _, named in runs]
-    if any(overlapped):
-        return _overlaps(kind, runs, operations, size)
+    for _, named in runs:
+        measured_by = section(named.run)
+        if measured_by is not None and measured_by.draw is not None:
+            return measured_by.draw(kind, runs, operations, size)
     if kind == "heatmap":
         return _heatmap(runs, operations, size)
     from collbench.report.plot import curves, scaling
@@ -38,27 +40,6 @@ def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
     stems = Counter(path.stem for path in dict.fromkeys(paths))
     names = {path: path.stem if stems[path.stem] == 1 else str(path) for path in paths}
     return [(path, Named(one_line(name), run_file.load(path))) for path, name in names.items()]
-
-
-def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
-    """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
-    from collbench.overlaps import plot as overlaps
-
-    named_runs = [named_run for _, named_run in runs]
-    for path, named_run in runs:
-        if not named_run.run.overlaps:
-            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in named_run.run.overlaps):
-            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
-    if operations or size is not None:
-        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
-    if kind == "scaling":
-        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
-    if kind == "curves":
-        return overlaps.draw_curves(named_runs)
-    if len(runs) > 1:
-        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return overlaps.draw_heatmap(named_runs[0])
 
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:

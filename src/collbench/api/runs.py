@@ -8,10 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import keywords
+from collbench.api import file_kinds, keywords
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
-from collbench.jobs import job_file
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
@@ -34,8 +33,8 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
     try:
         return MeasuredRun.of(run_file.load(file))
     except RunFileError:
-        if job_file.holds_job(file):
-            raise UsageError(f"{file} is a recorded job: write collbench.load_job({str(file)!r})") from None
+        if (kind := file_kinds.kind_of(file)) is not None:
+            raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL}({str(file)!r})") from None
         raise
 
 

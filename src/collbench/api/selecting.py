@@ -11,13 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import keywords, suitable_run
+from collbench.api import file_kinds, keywords, suitable_run
 from collbench.api.measuring import check_fabric, present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import measure, named_nccl, new_seed
 from collbench.api.suitable_run import RunCriteria, SuitableRun
-from collbench.jobs import finalists as job_finalists
-from collbench.jobs.job import Job
 from collbench.judge.outcome import outcome
 from collbench.launch import formats, torchrun
 from collbench.machine import nvidia_smi, visible_devices
@@ -40,7 +38,7 @@ from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.choose.choice import Choice
-    from collbench.choose.select import ForJob, Origin, Selection
+    from collbench.choose.select import Decision, Origin, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
@@ -54,8 +52,7 @@ class SelectRequest:
     `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels; `fabric`
     a machine for the sim backend to simulate. None of them: the newest saved run of this machine within `max_age`, else
     (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas. `verify` measures the finalists at
-    `size_bytes`; None: where the choice matters. `job` is a recorded job, called `job_name`, which is replayed on them
-    instead.
+    `size_bytes`; None: where the choice matters. `scorer` measures them in another way instead: by a recorded job.
     """
 
     count: int
@@ -68,8 +65,7 @@ class SelectRequest:
     allow_busy: bool = False
     verify: bool | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)
-    job: Job | None = None
-    job_name: str = "job"
+    scorer: file_kinds.Scorer | None = None
     max_age: timedelta = timedelta(days=7)
     fresh: bool = False
     nccl: str | None = None
@@ -91,7 +87,7 @@ class SelectRequest:
             raise UsageError(
                 "--verify measures this machine, --topology and --elsewhere describe another one: use only one"
             )
-        if self.job is not None:
+        if self.scorer is not None:
             self._check_job()
         if self.verify and self.count == 1:
             raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
@@ -155,21 +151,19 @@ def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 
 def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     criteria = _run_criteria(request)
-    replay = None
-    if request.job is not None:  # what cannot be replayed is refused before anything is measured
-        replay = job_finalists.request_for(
-            request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
-        )
+    settle_by = None
+    if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
+        settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, ("select",))
     found, run = _suitable_run(request, criteria, notices)
     from collbench.choose.select import Origin, choose  # late: numpy
 
     with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     origin = Origin.of(run, criteria.backend, found.source)
-    if replay is not None:
-        settled = job_finalists.settle(choice, run, replay, notices)
+    if settle_by is not None:
+        settled = settle_by(choice, run)
         origin = replace(origin, verification=str(settled.path or ""))
-        return _answer(run, settled.choice, origin, settled.shown)
+        return _answer(run, settled.choice, origin, settled.decision)
     # A set in which something failed cannot win, and measuring it may hang again.
     sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
     if _worth_measuring(request, choice, sets, criteria.backend):
@@ -260,13 +254,13 @@ def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[i
     return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(sets) > 1
 
 
-def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:
+def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None = None) -> Selected:
     from collbench.report.text import selection, verdicts
 
     binding = selection.line(run, choice.members)
     status = outcome(run).status if choice.failed else ExitStatus.DONE
     named = _named(choice, run.devices, origin, binding)
-    return Selected(replace(named, job=job, contradiction=verdicts.contradiction(run)), status)
+    return Selected(replace(named, job=decision, contradiction=verdicts.contradiction(run)), status)
 
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
@@ -395,7 +389,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     verify: bool | None = None,
     size: int | str | None = None,
     fresh: bool = False,
-    job: Job | None = None,
+    job: object | None = None,
     backend: str = CUDA.name,
     fabric: str | os.PathLike[str] | None = None,
 ) -> Selection:
@@ -411,8 +405,9 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
     if backend not in BACKENDS or BACKENDS[backend].visible:
         _check_cuda_is_down()
+    scorer = None
     if job is not None:
-        keywords.check_job(job)
+        scorer = file_kinds.kind(file_kinds.JOB).scorer(job, "job")
         if size is not None:
             raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
     request = SelectRequest(
@@ -425,7 +420,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         verify=keywords.optional(keywords.flag, "verify", verify),
         size_bytes=keywords.size(DEFAULT_SIZE if size is None else size),
         fresh=keywords.flag("fresh", fresh),
-        job=job,
+        scorer=scorer,
     )
     selection = select_devices(request).check()
     os.environ.update(selection.environment)

@@ -6,7 +6,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from collbench.api.notices import Notices
 from collbench.judge.outcome import outcome
-from collbench.machine.launchers import LaunchEnvironment, join_seconds
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
@@ -26,7 +25,7 @@ from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.measurement.session import Session
+    from collbench.measurement.session import Ranks, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,9 @@ class OpenSession(ABC):
 class RequestSession(OpenSession):
     """A request for copies, latencies or collectives. `title` is the progress bar's.
 
-    With a `launch`, this process is rank 0 of several that measure. `meanwhile` is called while a worker process opens
-    GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be written, or its
-    run cannot be resumed.
+    With `ranks`, which opens them, this process is rank 0 of several that measure. `meanwhile` is called while the
+    worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be
+    written, or its run cannot be resumed.
     """
 
     def __init__(
@@ -95,19 +94,15 @@ class RequestSession(OpenSession):
         notices: Notices,
         title: str,
         *,
-        launch: LaunchEnvironment | None = None,
+        ranks: Callable[[Request, Notices], AbstractContextManager[Ranks]] | None = None,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        begun = None if launch else factory.begin(request.backend, meanwhile)
+        begun = None if ranks else factory.begin(request.backend, meanwhile)
         from collbench.measurement.session import NotResumed, Session  # late: numpy, while the driver starts
 
         self._notices, self._title = notices, title
         with ExitStack() as stack:
-            world = None
-            if launch is not None:
-                from collbench.ranks.factory import World  # late: a tenth of a second
-
-                world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
+            world = None if ranks is None else stack.enter_context(ranks(request, notices))
             try:
                 self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             except NotResumed as error:
@@ -147,17 +142,6 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
 
     simulated = "sim: " if capabilities(run.backend).simulated else ""
     return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
-
-
-def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
-    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError.
-
-    If rank 0 has failed, that is Rank0Failed.
-    """
-    from collbench.ranks.factory import join  # late: a tenth of a second
-
-    if not join(launch, request, join_seconds(os.environ), notices.say):
-        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
 
 
 def named_nccl(path: str | None) -> str | None:

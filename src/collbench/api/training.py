@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords, suitable_run
+from collbench.api.file_kinds import job_scorer
 from collbench.api.notices import SILENT, Notices
 from collbench.api.suitable_run import RunCriteria, SuitableRun
 from collbench.judge.outcome import outcome
@@ -20,7 +21,6 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
-from collbench.model.printable import one_line
 from collbench.model.run import Device, Run
 
 if TYPE_CHECKING:
@@ -154,12 +154,8 @@ def _for_job(file: str | None, k: int, present: Present, notices: Notices) -> Ca
     """
     if file is None:
         return lambda choice, _run: choice
-    from collbench.jobs import finalists as job_finalists  # late: a launch without a job needs none of it
-    from collbench.jobs import job_file
-
-    name, command = one_line(Path(file).name), ("train", "--auto-select")
-    request = job_finalists.request_for(job_file.load(Path(file)), name, k, present.backend, None, notices, command)
-    return lambda choice, run: job_finalists.settle(choice, run, request, notices).choice
+    settle = job_scorer(Path(file)).prepared(k, present.backend, None, notices, ("train", "--auto-select"))
+    return lambda choice, run: settle(choice, run).choice
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -359,41 +360,11 @@ class Finalist:
     first: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobSet:
-    """A finalist on which a recorded job was replayed, by its devices' tags.
+class Decision(Protocol):
+    """What decided between the finalists in place of all-reduces: a dataclass, whose fields the JSON has."""
 
-    `communication` is (low, middle, high) of its seconds a step, `ratio` of them over those of the fastest set, with a
-    95% interval that holds for all sets at once; a set of fewer than three trials has the middle alone, thrice. None
-    where the set failed: `failure` says how. `standing` is best, tied, undecided, slower or failed. `first` as in
-    Finalist.
-    """
-
-    devices: tuple[str, ...]
-    standing: str
-    communication: tuple[float, float, float] | None = None
-    ratio: tuple[float, float, float] | None = None
-    failure: str = ""
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ForJob:
-    """What replaying a recorded job on the finalists showed.
-
-    `sets` are the fastest first, out of `possible` sets; `trials` of each. `by_bandwidth` are the devices that
-    bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen set saves against
-    the slowest finalist and against that choice, (low, middle, high); None if there is none to compare with.
-    """
-
-    job: str
-    ranks: int
-    trials: int
-    possible: int
-    sets: tuple[JobSet, ...]
-    by_bandwidth: tuple[str, ...]
-    saved_worst: tuple[float, float, float] | None = None
-    saved_bandwidth: tuple[float, float, float] | None = None
+    def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
+        """Yield the page's lines on it; `sim` marks simulated figures, `tied` is the selection's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +404,7 @@ class Selection:
     binding: str = ""
     failed: tuple[str, ...] = ()
     contradiction: str = ""
-    job: ForJob | None = None
+    job: Decision | None = None
 
     def __repr__(self) -> str:
         return f"<Selection of {self}>"

@@ -6,17 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from collbench.api import file_kinds
 from collbench.cli import options
-from collbench.cli.measuring import measure_with_workers, new_file
-from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
+from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train
-from collbench.jobs import job_file
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.errors import Interrupted
@@ -153,7 +150,7 @@ def ablate(arguments: AblateArguments) -> None:
       collbench ablate job.json --without p2p
     """
     if arguments.job is not None:
-        _replay(arguments, Path(arguments.job))
+        file_kinds.kind(file_kinds.JOB).ablate(arguments, NOTICES)
         return
     from collbench.api import ablating  # late: numpy
     from collbench.launch import experiment
@@ -177,18 +174,3 @@ def ablate(arguments: AblateArguments) -> None:
     from collbench.report.text.ablation import page  # late: rich's tables
 
     show_page([*page(ablation), f"\nsaved     {one_line(str(prepared.path))}"])
-
-
-def _replay(arguments: AblateArguments, path: Path) -> None:
-    """Replay a recorded job in two arms, and print its page."""
-    from collbench.api import ablating  # late: numpy
-    from collbench.jobs.replay.api import Replaying
-
-    if arguments.verbose:
-        show_whole()
-    command = options.command_line("ablate")
-    request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
-    # A new file is named as a replay's: its run is one.
-    file = new_file("replay", request.backend) if arguments.output is None else Path(arguments.output)
-    session = partial(Replaying, request, file, NOTICES)
-    measure_with_workers(session, "collbench.jobs.replay.page", as_json=arguments.json)

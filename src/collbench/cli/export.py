@@ -9,14 +9,15 @@ from pathlib import Path
 
 import click
 
+from collbench.api import file_kinds
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.terminal import echo, say
-from collbench.jobs import job_file
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import parse_size
+from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
 
@@ -56,10 +57,10 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
     run = runfile_run_file.load(run_file)
-    if run.overlaps and layout in _OF_MEASUREMENTS:
-        raise UsageError(f"{run_file} holds overlaps, which {layout} has no form for: write csv, json or markdown")
-    if run.replays and layout in _OF_MEASUREMENTS:
-        raise UsageError(f"{run_file} holds a replay, which {layout} has no form for: write csv, json or markdown")
+    measured_by = section(run)
+    if measured_by is not None and layout in _OF_MEASUREMENTS:
+        held = measured_by.HELD
+        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
     if not run.measurements and not run.overlaps and not run.replays and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout, per_link=per_link)
@@ -179,38 +180,24 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     run_files = all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
-    if any(map(job_file.holds_job, run_files)):
-        _report_job(run_files, path, force=force)
+    if kind := next(filter(None, map(file_kinds.kind_of, run_files)), None):
+        _save(kind.html(run_files), path, force=force)
         return
     runs = [runfile_run_file.load(file) for file in run_files]
     from collbench.report.html.content import content  # late: numpy, jinja2
     from collbench.report.html.page import render
     from collbench.report.text.frame import headline
 
-    text = printable(render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench"))))
-    atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
+    text = render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench")))
     for file, run in zip(run_files, runs, strict=True):
         if failed := headline(run):
             echo(f"{one_line(str(file))}: {failed}")
-    _saved(path, text)
+    _save(text, path, force=force)
 
 
-def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
-    """Write the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.api.runs import load_named
-    from collbench.jobs import api as jobs
-    from collbench.jobs.html_page import content
-    from collbench.report.html.page import render_job
-
-    if any(map(job_file.holds_job, files[1:])):
-        raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    job_report = jobs.report(job_file.load(files[0]), runs=load_named(files[1:]))
-    text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"))))
+def _save(text: str, path: Path, *, force: bool) -> None:
+    text = printable(text)
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
-    _saved(path, text)
-
-
-def _saved(path: Path, text: str) -> None:
     echo(f"saved     {one_line(str(path))} ({len(text.encode(errors='backslashreplace')) / 2**20:.1f} MiB)")
 
 

@@ -14,6 +14,7 @@ import click
 
 from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import Measured, OpenSession, RequestSession
+from collbench.cli.launched import launched
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.judge.outcome import outcome, timed_points
@@ -23,7 +24,6 @@ from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, Usag
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import amount
-from collbench.ranks.nonzero import serve_rank_0
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
@@ -118,13 +118,14 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
         return Measured(run, path)
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:
-        serve_rank_0(launch, request)
+        launched().serve_rank_0(launch, request)
     path = path or new_file(request.name, request.backend)
     page = "collbench.report.text.measured"
     title = f"measuring {request.name}"
     # The page takes as long to load as the GPUs to open.
     meanwhile = partial(import_module, page)
-    open_session = partial(RequestSession, request, path, NOTICES, title, launch=launch, meanwhile=meanwhile)
+    ranks = None if launch is None else partial(launched().open_ranks, launch)
+    open_session = partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
     return _measured_in(open_session, printer, page, begun)
 
 

@@ -11,10 +11,10 @@ from typing import NoReturn, cast
 import click
 
 from collbench.cli import exit_codes
-from collbench.machine.lifeline import end_with_parent
+from collbench.cli.launched import launched
+from collbench.machine.launchers import find_launch
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
-from collbench.ranks.nonzero import check_command, launch_of, run_as_rank
 
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
@@ -99,17 +99,13 @@ def _invoke() -> None:
         except click.UsageError as error:
             error.ctx = error.ctx or _called_command(context)
             raise
+    sys.stdout.flush()
 
 
 def _called_command(context: click.Context) -> click.Context:
     """Return the command that was called: click does not name it where an option lacks its value."""
     command = cli.get_command(context, context.invoked_subcommand or "")
     return click.Context(command, info_name=context.invoked_subcommand, parent=context) if command else context
-
-
-def _invoke_together() -> None:
-    check_command(sys.argv[1:])
-    _invoke()
 
 
 def _complete(question: str) -> NoReturn:
@@ -136,13 +132,10 @@ def run() -> int:
     try:
         if question := os.environ.get(VARIABLE):
             _complete(question)
-        launch = launch_of(sys.argv[1:])
+        launch = find_launch(os.environ)
         if launch is not None:
-            end_with_parent()
-        if launch is not None and launch.rank > 0:
-            return run_as_rank(_invoke_together)
-        (_invoke if launch is None else _invoke_together)()
-        sys.stdout.flush()
+            return launched().run_together(launch, sys.argv[1:], _invoke)
+        _invoke()
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.UsageError as error:

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from collbench.api.file_kinds import job_scorer
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.choose.freshness import parse_duration
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
-from collbench.jobs import job_file
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
-from collbench.model.printable import one_line
 from collbench.model.units import parse_size
 from collbench.runfile.codec import plain
 
@@ -165,7 +164,7 @@ def select(
     if job is not None:
         if click.get_current_context().get_parameter_source("size_bytes") is ParameterSource.COMMANDLINE:
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
-        option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
+        option_values["scorer"] = job_scorer(job)
     request = SelectRequest(run=file or older_file, **option_values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from collbench.api import file_kinds
 from collbench.api.measuring import MeasureOptions
-from collbench.api.runs import check_size, find_works, load_named
+from collbench.api.runs import check_size, find_works
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
-from collbench.jobs import job_file
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
@@ -77,10 +77,10 @@ def show(
       collbench show --format nccl-tests allreduce.json
       collbench show job.json --run run.json
     """
-    if file is not None and job_file.holds_job(file):
+    if file is not None and (kind := file_kinds.kind_of(file)) is not None:
         if layout == options.NCCL_TESTS or any(option is not None for option in (operation, size, section)):
-            raise UsageError(f"{file} is a recorded job: it takes only --rank, --run, --overlap, --json and --verbose")
-        show_job(file, **of_job, as_json=as_json)
+            raise UsageError(f"{file} is {kind.NAME}: it takes only --rank, --run, --overlap, --json and --verbose")
+        kind.show(file, **of_job, as_json=as_json)
     elif any(option not in (None, ()) for option in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
     else:
@@ -115,23 +115,6 @@ def _show_run(
     from collbench.report.text.operation import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
-
-
-def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
-    """Print what a recorded job's step says."""
-    from collbench.jobs import api as jobs  # late, as above
-    from collbench.jobs import page as pages
-
-    report = jobs.report(
-        job_file.load(file),
-        rank,
-        load_named(against),
-        load_named([] if overlap is None else [overlap]),
-    )
-    if as_json:
-        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1, allow_nan=False))
-    else:
-        show_page(pages.page(report))
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")

@@ -14,7 +14,7 @@ from collbench import untrusted
 from collbench.api import keywords
 from collbench.api.measuring import MeasureOptions, request_of
 from collbench.api.notices import SILENT, Notices
-from collbench.api.sessions import explained, new_seed, serve
+from collbench.api.sessions import explained, new_seed
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
 from collbench.machine.slurm import format_node_list, read_switches
@@ -481,7 +481,9 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         )
     nodes_request, request = requests_for_launch(nodes_request, options, ("nodes",), launch)
     if launch.rank > 0:
-        serve(request, launch, SILENT)
+        from collbench.ranks.factory import join  # late: a tenth of a second
+
+        join(launch, request, join_seconds(os.environ))
         return None
     path = options.file or saved_runs.new_run("nodes", request.backend, SILENT.say)
     survey = survey_launch(nodes_request, request, path, launch)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
 from collbench.choose.choice import BestForJob, Choice, Members, TieBreak
+from collbench.choose.search import MOST_FINALISTS
 from collbench.jobs.replay.steps import communication_seconds
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import DELTA, FEWEST_TRIALS, geometric_mean, simultaneous_quantile
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import Failure
 from collbench.model.run import Replay, Run
+from collbench.model.units import amount, columns
 from collbench.overlaps.factors import Figure
+from collbench.report import sentences
 
 
 class Standing(StrEnum):
@@ -183,3 +186,130 @@ def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
         order = sorted(fit, key=lambda member: member in choice.members)
         sets.append(tuple(sorted(order[: len(choice.members)])))
     return tuple(dict.fromkeys([choice.members, *sets]))
+
+
+# What the page and the JSON of a selection show of it, devices by name.
+
+# How a finalist compares with the fastest, in the table of a job's replays.
+_STANDING = {
+    Standing.BEST: "fastest",
+    Standing.TIED: "tie",
+    Standing.UNDECIDED: "undecided",
+    Standing.SLOWER: "slower",
+    Standing.FAILED: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSet:
+    """A finalist on which a recorded job was replayed, by its devices' tags.
+
+    `communication` is (low, middle, high) of its seconds a step, `ratio` of them over those of the fastest set, with a
+    95% interval that holds for all sets at once; a set of fewer than three trials has the middle alone, thrice. None
+    where the set failed: `failure` says how. `standing` is best, tied, undecided, slower or failed. `first` as in
+    Finalist.
+    """
+
+    devices: tuple[str, ...]
+    standing: str
+    communication: tuple[float, float, float] | None = None
+    ratio: tuple[float, float, float] | None = None
+    failure: str = ""
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForJob:
+    """What replaying a recorded job on the finalists showed.
+
+    `sets` are the fastest first, out of `possible` sets; `trials` of each. `by_bandwidth` are the devices that
+    bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen set saves against
+    the slowest finalist and against that choice, (low, middle, high); None if there is none to compare with.
+    """
+
+    job: str
+    ranks: int
+    trials: int
+    possible: int
+    sets: tuple[JobSet, ...]
+    by_bandwidth: tuple[str, ...]
+    saved_worst: tuple[float, float, float] | None = None
+    saved_bandwidth: tuple[float, float, float] | None = None
+
+    def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
+        """Yield how long the job communicates on each finalist, and what the choice saves."""
+        yield f"job       {self.job} on {self.ranks} ranks, {amount(self.trials, 'trial')} of each set in turn{sim}"
+        yield (
+            f"finalists {len(self.sets)} of {amount(self.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth "
+            f"does not rule out, and the first {self.ranks}; communication per step, and its ratio to the fastest "
+            f"(95%, simultaneous){sim}"
+        )
+        rows = [("set", "ms (95%)", "vs fastest", "")]
+        for one in self.sets:
+            note = _STANDING[Standing(one.standing)] + (f", the first {self.ranks}" if one.first else "")
+            rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
+        yield from (f"  {line}" for line in columns(rows))
+        yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in self.sets if one.failure)
+        if tied:
+            yield f"tie       the choice does not change the communication time of this job{sim}"
+        slowest = next((one for one in reversed(self.sets) if one.communication is not None), None)
+        if slowest is not None and self.saved_worst is not None:
+            devices = ", ".join(slowest.devices)
+            yield f"saves     {_saved(self.saved_worst)} compared with the slowest finalist, {devices}{sim}"
+        by_bandwidth = f"compared with the choice by bandwidth, {', '.join(self.by_bandwidth)}"
+        if self.saved_bandwidth is not None:
+            yield f"saves     {_saved(self.saved_bandwidth)} {by_bandwidth}{sim}"
+        else:
+            failed = any(one.failure and one.devices == self.by_bandwidth for one in self.sets)
+            yield f"saves     nothing {by_bandwidth}: {'it failed' if failed else 'it is the same set'}"
+
+
+def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> str:
+    """Return "1.775 (1.770–1.780)", only the middle where there is no interval."""
+    if interval is None:
+        return "-"
+    low, middle, high = (f"{value * scale:.3f}" for value in interval)
+    return middle if low == middle == high else f"{middle} ({low}–{high})"
+
+
+def _saved(seconds: tuple[float, float, float]) -> str:
+    low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
+    return f"{middle} ms a step (95%: {low} to {high} ms)"
+
+
+def shown(job: str, choice: Choice, contest: JobContest, run: Run, links: Run) -> ForJob:
+    """Return what the replays in a run showed, with devices by name; `links` is the run of the choice."""
+    default = next((some.members for some in choice.finalists if some.default), ())
+
+    def tags(members: Sequence[int]) -> tuple[str, ...]:
+        return tuple(links.devices[position].tag for position in members)
+
+    sets = tuple(
+        JobSet(
+            tags(finalist.members),
+            finalist.standing.value,
+            _three(finalist.seconds),
+            _three(finalist.ratio),
+            "" if finalist.failure is None else sentences.failure(finalist.failure, run.devices),
+            finalist.members == default,
+        )
+        for finalist in contest.finalists
+    )
+    return ForJob(
+        job,
+        len(choice.members),
+        contest.trials,
+        math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
+        sets,
+        tags(contest.by_bandwidth),
+        _three(contest.saved(contest.sound[-1].members)),
+        _three(contest.saved(contest.by_bandwidth)),
+    )
+
+
+def _three(figure: Figure | None) -> tuple[float, float, float] | None:
+    """Return a figure as low end, middle, high end; the middle thrice without an interval."""
+    if figure is None:
+        return None
+    low, high = figure.interval or (figure.value, figure.value)
+    return low, figure.value, high

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collbench.api.file_kinds import Settled
 from collbench.api.notices import Notices
 from collbench.api.sessions import Measured
 from collbench.jobs.job import Job
@@ -22,41 +21,33 @@ from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.choose.choice import Choice
-    from collbench.choose.select import ForJob
-    from collbench.jobs.choice import JobContest
-    from collbench.overlaps.factors import Figure
-
-
-def request_for(
-    job: Job,
-    name: str,
-    count: int,
-    backend: str,
-    fabric: str | None,
-    notices: Notices,
-    command: Sequence[str] = ("select",),
-) -> ReplayRequest:
-    """Return a request to replay a job, called `name`, on some `count` devices that are not chosen yet.
-
-    `command` are the command's, before the count.
-    Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
-    """
-    if count < 2:
-        raise UsageError("--for replays what a job sends between devices, and one device sends nothing: leave it out")
-    options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-    return replaying.request_of(job, name, options, (*command, str(count), "--for", name), notices)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The choice that the replays decide, what they showed (None: there was one set), and the file that keeps them."""
+class JobScorer:
+    """Measures finalists by replays of a job, called `name`."""
 
-    choice: Choice
-    shown: ForJob | None = None
-    path: Path | None = None
+    job: Job
+    name: str
+
+    def prepared(
+        self, count: int, backend: str, fabric: str | None, notices: Notices, command: Sequence[str]
+    ) -> Callable[[Choice, Run], Settled]:
+        """Return what settles a choice of so many devices, made from a run; `command` are the words before the count.
+
+        Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
+        """
+        if count < 2:
+            raise UsageError(
+                "--for replays what a job sends between devices, and one device sends nothing: leave it out"
+            )
+        options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
+        command = (*command, str(count), "--for", self.name)
+        request = replaying.request_of(self.job, self.name, options, command, notices)
+        return lambda choice, links: _settled(choice, links, request, notices)
 
 
-def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices) -> Settled:
+def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notices) -> Settled:
     """Replay the job on the choice's finalists, among the devices of the run `links`, and return what that decides.
 
     A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted if none is left,
@@ -73,7 +64,7 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
     contest = job_choice.contest(run, choice.members, used)
     if contest is None:
         raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
-    shown = _shown(request, choice, contest, run, links)
+    shown = job_choice.shown(request.job, choice, contest, run, links)
     for finalist in shown.sets:
         if finalist.failure:
             notices.say(
@@ -106,44 +97,3 @@ def _replayed(
         raise error.reworded(
             f"cannot replay {request.job} on the finalists: {error}; without --for, bandwidth decides"
         ) from error
-
-
-def _shown(request: ReplayRequest, choice: Choice, contest: JobContest, run: Run, links: Run) -> ForJob:
-    """Return what the replays showed, with devices by name."""
-    from collbench.choose.select import ForJob, JobSet
-    from collbench.report import sentences
-
-    default = next((some.members for some in choice.finalists if some.default), ())
-
-    def tags(members: Sequence[int]) -> tuple[str, ...]:
-        return tuple(links.devices[position].tag for position in members)
-
-    sets = tuple(
-        JobSet(
-            tags(finalist.members),
-            finalist.standing.value,
-            _three(finalist.seconds),
-            _three(finalist.ratio),
-            "" if finalist.failure is None else sentences.failure(finalist.failure, run.devices),
-            finalist.members == default,
-        )
-        for finalist in contest.finalists
-    )
-    return ForJob(
-        request.job,
-        len(choice.members),
-        contest.trials,
-        math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
-        sets,
-        tags(contest.by_bandwidth),
-        _three(contest.saved(contest.sound[-1].members)),
-        _three(contest.saved(contest.by_bandwidth)),
-    )
-
-
-def _three(figure: Figure | None) -> tuple[float, float, float] | None:
-    """Return a figure as low end, middle, high end; the middle thrice without an interval."""
-    if figure is None:
-        return None
-    low, high = figure.interval or (figure.value, figure.value)
-    return low, figure.value, high

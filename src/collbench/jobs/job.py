@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
+from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.ranges import Count, Micros, Ordinal, Range
 from collbench.model.units import amount
@@ -194,3 +195,10 @@ class Job:
     def called(self, phase: Phase) -> Sequence[Call]:
         """Return the calls of a phase, in order."""
         return [self.calls[position.call] for position in phase.positions]
+
+
+def checked(value: object) -> Job:
+    """Return what a Python caller gave as a job. Raises UsageError if it is none."""
+    if not isinstance(value, Job):
+        raise UsageError(f"job is {type(value).__name__}: give what collbench.load_job returns")
+    return value

@@ -7,27 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from collbench import untrusted
+from collbench.api.file_kinds import JOB, MAX_BYTES
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase
 from collbench.model.errors import RunFileError
 from collbench.runfile import atomic_write, codec
 
-FORMAT = "collbench-job"
+FORMAT = JOB
 VERSION = 1
-MOST_BYTES = 2**30  # a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 
 def is_job(fields: Any) -> bool:
-    """True if parsed JSON says that it is a job. Commands that take a run or a job decide by this."""
+    """True if parsed JSON says that it is a job."""
     return isinstance(fields, dict) and fields.get("format") == FORMAT
-
-
-def holds_job(path: Path) -> bool:
-    """True if a file can be read and says that it is a job."""
-    try:
-        text = untrusted.read_text(path, MOST_BYTES) if path.is_file() else ""  # a pipe can be read once alone
-        return f'"{FORMAT}"' in text and is_job(json.loads(text))
-    except (OSError, ValueError, RecursionError):
-        return False  # loading it as a run reports what is wrong
 
 
 def dumps(job: Job) -> str:
@@ -44,7 +35,7 @@ def save(job: Job, path: Path, *, force: bool = False) -> None:
 def load(path: Path) -> Job:
     """Read a file. Raises RunFileError, which says what is wrong and where."""
     try:
-        text = untrusted.read_text(path, MOST_BYTES)
+        text = untrusted.read_text(path, MAX_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read job {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -29,6 +29,11 @@ class Figure:
         """Half of the interval over the median, a ratio; infinite without one."""
         return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / 2 / self.value
 
+    def columns(self, name: str) -> dict[str, float | None]:
+        """Return it as three columns of a row: the value, and the ends of its interval."""
+        low, high = self.interval or (None, None)
+        return {name: self.value, f"{name}_low": low, f"{name}_high": high}
+
 
 def median_figure(values: Sequence[float]) -> Figure:
     """Return the median of trials with its 95% interval; not a number for none.

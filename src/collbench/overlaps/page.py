@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.model.run import Overlap, Run
+from collbench.model.run import Device, Overlap, Run
 from collbench.model.units import amount, format_size, sentence
+from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import Condition, Figure, by_condition, spread, strongest, summarize
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
@@ -44,7 +45,7 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def answer(overlap: Overlap) -> str:
     """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
-    summary, settings = summarize(overlap), sentences.overlap_settings(overlap.priority, overlap.ctas)
+    summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
     return (
         f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
         f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
@@ -54,15 +55,28 @@ def answer(overlap: Overlap) -> str:
 
 def condition_name(condition: Condition) -> str:
     """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
-    settings = sentences.overlap_settings(condition.priority, condition.ctas)
+    settings = _settings(condition.priority, condition.ctas)
     return f"{condition.operation} overlapping {condition.compute}{settings}"
+
+
+def _settings(priority: Priority, ctas: int | None) -> str:
+    """Return what was set of a collective that overlaps compute: ", high priority, 4 CTAs", "" for nothing."""
+    high = ", high priority" if priority is Priority.HIGH else ""
+    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
+
+
+def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
+    """Return "broadcast of 1M overlapping memory:256: hang: no answer within 60 s"."""
+    settings = _settings(overlap.priority, overlap.ctas)
+    what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
+    return f"{what}: {sentences.failure(overlap.failure, devices) if overlap.failure else 'wrong data'}"
 
 
 def failures(run: Run) -> Iterator[str]:
     """Yield a line for each of the first data points that failed."""
     failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
     for overlap in failed[:_FEW_FAILURES]:
-        yield f"failed    {sentences.failed_overlap(overlap, run.devices)}"
+        yield f"failed    {failed_overlap(overlap, run.devices)}"
     if len(failed) > _FEW_FAILURES:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
@@ -132,7 +146,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
     )
     for overlap in run.overlaps:
         if overlap.trials:
-            settings = sentences.overlap_settings(overlap.priority, overlap.ctas)
+            settings = _settings(overlap.priority, overlap.ctas)
             name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
             calls = sum(len(trial.beside_calls) for trial in overlap.trials)
             low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))

@@ -249,11 +249,10 @@ class World:
 
 def join(
     launch: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
-) -> bool:
-    """Work for rank 0 as another rank; return True if rank 0 ended the work, False if its connection broke.
+) -> None:
+    """Work for rank 0 as another rank, until that ends the work; `say` reports that the wait for rank 0 lasts.
 
-    `say` reports that the wait for rank 0 lasts. Raises BackendError if it cannot be found, Rank0Failed, MachineError,
-    UsageError.
+    Raises BackendError if it cannot be found or its connection breaks, Rank0Failed, MachineError, UsageError.
     """
     refuse(request)
     store = Store(launch, timeout_s, say)
@@ -272,7 +271,8 @@ def join(
         rank_worker.close()
         raise
     lifeline.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
-    return serve(connection.to_rank_0(peer), rank_worker)
+    if not serve(connection.to_rank_0(peer), rank_worker):
+        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
 
 
 def _own_address(launch: LaunchEnvironment) -> str:

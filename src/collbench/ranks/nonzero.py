@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from collbench.cli.terminal import say
-from collbench.machine.launchers import LaunchEnvironment, find_launch, join_seconds
+from collbench.machine.launchers import LaunchEnvironment, join_seconds
+from collbench.machine.lifeline import end_with_parent
 from collbench.model.errors import CollbenchError, UsageError
 
 if TYPE_CHECKING:
+    from collbench.api.notices import Notices
     from collbench.measurement.plan import Request
+    from collbench.ranks.factory import World
 
 # Commands that several processes cannot run together, and what to do instead.
 _INSTEAD = {
@@ -35,13 +38,26 @@ _AFTER_RANK_0_S = 3.0
 _ONCE_A_NODE = ("train", "record")
 
 
-def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
-    """Return this process's launch environment for this command; None if it runs on its own.
+def run_together(launch: LaunchEnvironment, arguments: list[str], invoke: Callable[[], object]) -> int:
+    """Run a command line by `invoke` in a launch; return the exit status.
 
-    Raises UsageError for launchers' variables that contradict each other.
+    Raises what it raises on rank 0, and UsageError there for a command that several processes cannot run together.
     """
-    launch = find_launch(os.environ)
-    return None if launch is not None and launch.local_size == 1 and _command(arguments) in _ONCE_A_NODE else launch
+    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if launch.local_size == 1 and name in _ONCE_A_NODE:
+        invoke()
+        return 0
+    end_with_parent()
+
+    def checked() -> None:
+        if name in _INSTEAD and not {"-h", "--help"} & set(arguments):
+            raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
+        invoke()
+
+    if launch.rank > 0:
+        return _run_silently(checked)
+    checked()
+    return 0
 
 
 class RankEnded(Exception):
@@ -52,18 +68,7 @@ class RankEnded(Exception):
         self.status, self.text = status, text
 
 
-def check_command(arguments: list[str]) -> None:
-    """Raise UsageError for a command that several processes cannot run together."""
-    name = _command(arguments)
-    if name in _INSTEAD and not {"-h", "--help"} & set(arguments):
-        raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
-
-
-def _command(arguments: list[str]) -> str:
-    return next((argument for argument in arguments if not argument.startswith("-")), "")
-
-
-def run_as_rank(invoke: Callable[[], object]) -> int:
+def _run_silently(invoke: Callable[[], object]) -> int:
     """Run the command as a rank other than 0; return the rank's exit status.
 
     Nothing is printed: rank 0 has the same command line and reports what is wrong with it. Launchers end all ranks when
@@ -88,23 +93,23 @@ def run_as_rank(invoke: Callable[[], object]) -> int:
     return 0
 
 
-def _say_aside(text: str) -> None:
-    """Print a notice on the real stderr, because a rank's output is silenced."""
-    say(text, sys.__stderr__)
+def open_ranks(launch: LaunchEnvironment, request: Request, notices: Notices) -> World:
+    """Return the ranks of a launch for rank 0. Raises what a World does, and UsageError for how long to wait."""
+    from collbench.ranks.factory import World  # late: a tenth of a second
+
+    return World(launch, request, join_seconds(os.environ), notices.say)
 
 
 def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with RankEnded. Raises UsageError for what rank 0 refuses too."""
     # Late: a tenth of a second.
-    from collbench.api.notices import Notices
-    from collbench.api.sessions import serve
-    from collbench.ranks.factory import refuse
+    from collbench.ranks.factory import join, refuse
     from collbench.ranks.rank_worker import Rank0Failed
 
     refuse(request)
-    join_seconds(os.environ)  # rank 0 says what is wrong with it
+    timeout_s = join_seconds(os.environ)  # rank 0 says what is wrong with it
     try:
-        serve(request, launch, Notices(say=_say_aside))
+        join(launch, request, timeout_s, lambda text: say(text, sys.__stderr__))  # stderr is silenced
     except Rank0Failed as error:
         raise RankEnded(0) from error  # rank 0 says what failed, and its status counts
     except CollbenchError as error:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.jobs.replay import steps as replay
 from collbench.judge.physics import Check, nvls
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
@@ -16,8 +15,8 @@ from collbench.model.failures import Failure
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, OverlapTrial, ReplayTrial, Run, Sample
 from collbench.model.skew import imbalance
-from collbench.overlaps import factors as overlap
 from collbench.report import sentences
+from collbench.report.sections import section
 
 
 class Type(StrEnum):
@@ -39,7 +38,7 @@ class Column:
 
 
 # What all rows of a run share.
-_ORIGIN = (
+ORIGIN = (
     Column("run", Type.TEXT, "the run: its start, host and seed"),
     Column("started", Type.TEXT, "when the run began, ISO 8601, UTC"),
     Column("collbench", Type.TEXT, "the version that measured"),
@@ -72,7 +71,7 @@ _LAUNCHES = (
 )
 # A run of any other command: a row for each data point.
 COLUMNS = (
-    *_ORIGIN,
+    *ORIGIN,
     Column("operation", Type.TEXT, "what was timed (run-file.md)"),
     Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
     Column("numa_node", Type.WHOLE, "NUMA node of the host memory, for host copies"),
@@ -110,80 +109,6 @@ COLUMNS = (
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
     *_LAUNCHES,
 )
-# A run of `collbench overlap`: a row for each data point.
-OVERLAP_COLUMNS = (
-    *_ORIGIN,
-    Column("operation", Type.TEXT, "the collective"),
-    Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
-    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
-    Column("gpu_names", Type.TEXT, "the product names of the devices, each once, comma-separated"),
-    Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
-    Column("dtype", Type.TEXT, "the collective's element type"),
-    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
-    Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
-    Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
-    Column("trials", Type.WHOLE, "how often the data point was measured"),
-    *(
-        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
-        for what, when, one, where, over in (
-            ("collective", "alone", "one call", "alone", "median of the trials"),
-            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
-            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
-            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
-        )
-    ),
-    *(
-        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
-        for name, meaning in (
-            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
-            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
-            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
-            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
-        )
-        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
-    ),
-    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
-    Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
-    Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
-    Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
-)
-
-# A run of `collbench replay`: a row for each kind of call of each arm, with the figures of its step.
-REPLAY_COLUMNS = (
-    *_ORIGIN,
-    Column("job", Type.TEXT, "the recorded job's file"),
-    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
-    Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
-    Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
-    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
-    Column("compute", Type.TEXT, "compute in the pauses: none, or recorded (matrix products of the recorded length)"),
-    Column("registration", Type.TEXT, "registered memory: none, buffer or window"),
-    Column("without", Type.TEXT, "what NCCL was denied: p2p, nvlink, shm or ib, comma-separated; empty for nothing"),
-    Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
-    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("ranks", Type.WHOLE, "ranks in the call"),
-    Column("count", Type.WHOLE, "how many such calls a step has"),
-    Column("call_seconds", Type.REAL, "s; one such call within the step, on the rank that waited least"),
-    Column("recorded_call_seconds", Type.REAL, "s; the same in the job; empty if unknown"),
-    Column("trials", Type.WHOLE, "how often the step was measured"),
-    *(
-        Column(f"{name}_seconds{end}", Type.REAL, f"s a step; {meaning}{edge}")
-        for name, meaning in (
-            ("step", "pauses and calls, slowest rank"),
-            ("pauses", "the pauses alone"),
-            ("exposed", "step less the pauses alone"),
-            ("communication", "the calls of the rank that has most, without waiting"),
-            ("back_to_back", "the calls without pauses"),
-        )
-        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
-    ),
-    Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
-    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
-    Column("failure", Type.TEXT, "why the arm failed; such a row may have no figures"),
-    Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
-)
-
 # The rows, in the order of the run file.
 
 Value = str | int | float | bool | None
@@ -192,12 +117,14 @@ Row = dict[str, Value]
 
 def columns_of(run: Run) -> tuple[Column, ...]:
     """Return the columns of a run's rows."""
-    return OVERLAP_COLUMNS if run.overlaps else REPLAY_COLUMNS if run.replays else COLUMNS
+    measured_by = section(run)
+    return COLUMNS if measured_by is None else (*ORIGIN, *measured_by.COLUMNS)
 
 
 def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
-    kind_of_rows = _overlap_rows if run.overlaps else _replay_rows if run.replays else _point_rows
+    measured_by = section(run)
+    kind_of_rows = _point_rows if measured_by is None else measured_by.rows
     columns, origin = columns_of(run), _origin(run)
     return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]
 
@@ -226,7 +153,8 @@ def _origin(run: Run) -> Row:
     }
 
 
-def _members(run: Run, members: Sequence[int]) -> Row:
+def devices_of(run: Run, members: Sequence[int]) -> Row:
+    """Return a data point's devices, as columns of its row."""
     devices = [run.devices[position] for position in members]
     return {
         "members": ",".join(device.tag for device in devices),
@@ -235,18 +163,14 @@ def _members(run: Run, members: Sequence[int]) -> Row:
     }
 
 
-def _outcome(run: Run, trials: Sequence[Sample | OverlapTrial | ReplayTrial], failure: Failure | None) -> Row:
+def outcome_of(run: Run, trials: Sequence[Sample | OverlapTrial | ReplayTrial], failure: Failure | None) -> Row:
+    """Return what its trials were flagged with and why it failed, as columns of its row."""
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in trials for flag in trial.flags)
     return {
         "trials": len(trials),
         "flags": "; ".join(flags) or None,
         "failure": sentences.failure(failure, run.devices) if failure else None,
     }
-
-
-def _with_interval(name: str, figure: overlap.Figure) -> Row:
-    low, high = figure.interval or (None, None)
-    return {name: figure.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _point_rows(run: Run) -> Iterator[Row]:
@@ -258,12 +182,12 @@ def _point_rows(run: Run) -> Iterator[Row]:
         impossible = check.beaten(measurement)
         limit = impossible.capacity if impossible else check.limit(point, 0.0)
         yield {
-            **_members(run, point.members),
+            **devices_of(run, point.members),
             **_work(run, point),
             "label": path.label if path else None,
             "theory_gbs": path.theory_gbs if path else None,
             **_rates(measurement),
-            **_outcome(run, measurement.samples, measurement.failure),
+            **outcome_of(run, measurement.samples, measurement.failure),
             "batches": sum(len(sample.seconds) for sample in measurement.samples),
             "stop": measurement.stop.value if measurement.stop else None,
             "limit_gbs": limit.gbs if limit else None,
@@ -342,69 +266,3 @@ def _launches(run: Run, launches: Tails) -> Row:
 def _to_ps(seconds: float | None) -> float | None:
     """Return a time in whole picoseconds: no clock resolves less."""
     return None if seconds is None else round(seconds, 12)
-
-
-def _overlap_rows(run: Run) -> Iterator[Row]:
-    for point in run.overlaps:
-        row: Row = {
-            **_members(run, point.members),
-            **_outcome(run, point.trials, point.failure),
-            "operation": point.work.operation.value,
-            "world_size": len(point.members),
-            "dtype": run.settings.dtype,
-            "size_bytes": point.size_bytes,
-            "compute": str(point.compute),
-            "priority": point.priority.value,
-            "ctas": point.ctas,
-            "wrong": point.wrong,
-            "wrong_compute": point.wrong_compute,
-        }
-        if point.trials:
-            summary = overlap.summarize(point)
-            row |= {
-                "collective_alone_seconds": summary.collective_alone.value,
-                "collective_beside_seconds": summary.collective_beside.value,
-                "compute_alone_seconds": summary.compute_alone.value,
-                "compute_beside_seconds": summary.compute_beside.value,
-                **_with_interval("collective_factor", summary.collective_factor),
-                **_with_interval("compute_factor", summary.compute_factor),
-                **_with_interval("together_of_sum", summary.of_sum),
-                **_with_interval("together_of_max", summary.of_max),
-            }
-        yield row
-
-
-def _replay_rows(run: Run) -> Iterator[Row]:
-    for arm in run.replays:
-        row: Row = {
-            **_members(run, arm.members),
-            **_outcome(run, arm.trials, arm.failure),
-            "job": arm.job,
-            "phase": arm.phase + 1,
-            "world_size": len(arm.members),
-            "recorded_ranks": arm.recorded_ranks,
-            "compute": arm.pauses.value,
-            "registration": arm.registration.value,
-            "without": ",".join(arm.without) or None,
-            "recorded_communication_seconds": arm.recorded_seconds,
-            "wrong": arm.wrong,
-        }
-        summary = replay.summarize(arm) if arm.trials else None
-        if summary is not None:
-            row |= {
-                **_with_interval("step_seconds", summary.step),
-                **_with_interval("pauses_seconds", summary.pauses),
-                **_with_interval("exposed_seconds", summary.exposed),
-                **_with_interval("communication_seconds", summary.communication),
-                **_with_interval("back_to_back_seconds", summary.alone),
-            }
-        for number, call in enumerate(arm.calls):
-            yield {
-                **row,
-                "operation": call.operation,
-                "size_bytes": call.size_bytes,
-                "ranks": call.ranks,
-                "count": call.count,
-                "call_seconds": summary.by_kind[number].value if summary else None,
-                "recorded_call_seconds": call.recorded_seconds,
-            }

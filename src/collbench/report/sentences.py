@@ -54,7 +54,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
-from collbench.model.run import Device, Flag, FlagKind, Overlap, Run, SkipKind, Skipped
+from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
 from collbench.model.units import (
     DTYPE_BYTES,
     TELLING_BYTES,
@@ -66,7 +66,6 @@ from collbench.model.units import (
     format_size,
     span,
 )
-from collbench.overlaps.compute import Priority
 from collbench.report import causes
 
 _MOST_NAMES = 4
@@ -87,19 +86,6 @@ def flag(flagged: Flag, devices: Sequence[Device]) -> str:
 
 
 # Failures and wrong data.
-
-
-def overlap_settings(priority: Priority, ctas: int | None) -> str:
-    """Return what was set of a collective that overlaps compute: ", high priority, 4 CTAs", "" for nothing."""
-    high = ", high priority" if priority is Priority.HIGH else ""
-    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
-
-
-def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
-    """Return "broadcast of 1M overlapping memory:256: hang: no answer within 60 s"."""
-    settings = overlap_settings(overlap.priority, overlap.ctas)
-    what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
-    return f"{what}: {failure(overlap.failure, devices) if overlap.failure else 'wrong data'}"
 
 
 def failure(failed: Failure, devices: Sequence[Device]) -> str:

@@ -16,8 +16,8 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
+from collbench.jobs.replay.section import COLUMNS
 from collbench.model.run import CommandKind
-from collbench.report.rows import COLUMNS, REPLAY_COLUMNS
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
@@ -59,11 +59,9 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
 
 
 def test_the_document_has_the_same_columns() -> None:
-    first = [column.name for column in REPLAY_COLUMNS].index("job")  # those before it are in docs/exchange.md
-    assert REPLAY_COLUMNS[:first] == COLUMNS[:first]
     reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
     assert [tuple(map(str.strip, row)) for row in reported] == [
-        (column.name, column.type.value, column.meaning) for column in REPLAY_COLUMNS[first:]
+        (column.name, column.type.value, column.meaning) for column in COLUMNS
     ]
 
 
@@ -82,7 +80,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     rows = json.loads(program("export", "run.json", "--format", "json").out)
     rows = rows["rows"] if isinstance(rows, dict) else rows
     assert [row["size_bytes"] for row in rows] == [2**26, 2**24]
-    assert list(rows[0])[-len(REPLAY_COLUMNS) :] == [column.name for column in REPLAY_COLUMNS]
+    assert list(rows[0])[-len(COLUMNS) :] == [column.name for column in COLUMNS]
     assert "allreduce" in program("export", "run.json", "--format", "csv").out
     refused = program("export", "run.json", "--format", "prometheus")
     assert refused.status != 0

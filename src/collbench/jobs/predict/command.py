@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from collbench.api.file_kinds import JOB, format_of
 from collbench.api.runs import load_named
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
@@ -201,7 +202,7 @@ def predict(
     """
     if NO_OVERLAP in overlaps and len(overlaps) > 1:
         raise UsageError(f"--overlap {NO_OVERLAP} ignores the cost of overlap: leave the other --overlap out")
-    if files and job_file.holds_job(files[0]):
+    if files and format_of(files[0]) == JOB:
         if others := options.typed_besides(_OF_A_JOB):
             raise UsageError(
                 f"{others[0]} describes a network, and a recorded job already has its messages: leave it out"

@@ -12,7 +12,7 @@ from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
-from collbench.jobs.job import Job
+from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
@@ -184,7 +184,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
     """
     keywords.check_only_process("replay")
-    keywords.check_job(job)
+    checked(job)
     options = ReplayOptions(
         phase=keywords.optional(keywords.whole, "phase", phase, least=1),
         pauses=Pauses(keywords.text("compute", compute, choices=tuple(Pauses))),

@@ -11,8 +11,6 @@ from typing import Any
 
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose, choose_each, evidence
-from collbench.jobs.replay import page as replay_text
-from collbench.jobs.replay import steps as replay
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Kind, Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit, Unfitted
@@ -27,10 +25,9 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
-from collbench.overlaps import factors as overlap
-from collbench.overlaps import page as overlap_text
 from collbench.report import sentences
-from collbench.report.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
+from collbench.report.html.series import as_a_whole, broken, families, overview, ratio_series, series
+from collbench.report.sections import Html, section
 from collbench.report.text import tails as tails_text
 from collbench.report.text import verdicts
 from collbench.report.text.comparison import described, matched
@@ -150,36 +147,15 @@ _SEVERITIES = {
 _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTION: "isolated"}
 
 
-def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
-    if run.overlaps:
-        return [_overlap_answer(run), _is_anything_wrong(run, judged)]
-    if run.replays:
-        return [_replay_answer(run), _is_anything_wrong(run, judged)]
+def answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[dict[str, Any]]:
+    """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines.
+
+    Where an annex measured the run, `shown` is what it shows instead of the first two.
+    """
+    if shown is not None:
+        return [_answer(shown.question, shown.short, shown.lines), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
     return [_which_devices(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
-
-
-def _overlap_answer(run: Run) -> dict[str, Any]:
-    """Return the answer of a run of `collbench overlap`: the data point whose collective slows down most."""
-    worst = overlap.strongest(run.overlaps)
-    if worst is None:
-        return _answer("Cost of overlap", "nothing measured", [])
-    summary = overlap.summarize(worst)
-    lines = [
-        overlap_text.answer(worst),
-        f"both together take {summary.of_max.value:.2f} × the longer time alone",
-    ]
-    return _answer("Cost of overlap", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
-
-
-def _replay_answer(run: Run) -> dict[str, Any]:
-    """Return the answer of a run of `collbench replay`."""
-    first = next((arm for arm in run.replays if arm.trials), None)
-    if first is None:
-        return _answer("Communication of a step", "nothing measured", [])
-    milliseconds = replay.summarize(first).communication.value * 1e3
-    return _answer("Communication of a step", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
@@ -423,13 +399,16 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     judged, works, simulated = judge(run), _works(run), capabilities(run.backend).simulated
     tags = [device.tag for device in run.devices]
+    measured_by = section(run)
+    shown = None if measured_by is None else measured_by.html(run)
+    maps = () if shown is None else shown.series
     return {
         "id": key,
         "name": name,
         "sim": simulated,
         "title": counted(device.name or "device" for device in run.devices),
         "origin": _origin(run),
-        "answers": answers(run, judged),
+        "answers": answers(run, judged, shown),
         "verdicts": shown_verdicts(run, judged),
         **choices(run),
         "left_out": left(run),
@@ -444,7 +423,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "paths": paths(run),
         "interference_checks": list(interference_checks(run)),
         "tails": list(single_launches(run)),
-        "data": {"id": key, "sim": simulated, "tags": tags, "series": [*series(run, works), *overlap_series(run)]},
+        "data": {"id": key, "sim": simulated, "tags": tags, "series": [*series(run, works), *maps]},
     }
 
 

@@ -18,10 +18,8 @@ from collbench.judge.stats import median_interval, summarize, trial_seconds
 from collbench.judge.summary import RankedWork
 from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
 from collbench.model.operations import Endpoints, Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Overlap, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
-from collbench.overlaps import factors as overlap
-from collbench.overlaps.page import condition_name
 from collbench.report import sentences
 from collbench.report.text.comparison import group_name
 from collbench.report.text.curves import limits_of
@@ -108,24 +106,22 @@ _COVERS = "95% interval"  # of the median
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
     """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
-        return [_figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
+        return [figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
     figures = [
-        _figure(quantity, "GB/s", family.rows(_rates)),
-        _figure("time", "µs", family.rows(lambda measurement: _times(measurement, 1e6)), least=True),
+        figure(quantity, "GB/s", family.rows(_rates)),
+        figure("time", "µs", family.rows(lambda measurement: _times(measurement, 1e6)), least=True),
     ]
     if family.work.operation.is_copy and limits:
-        figures.append(_figure("share of theory", "%", family.rows(lambda measurement: _share(limits, measurement))))
+        figures.append(figure("share of theory", "%", family.rows(lambda measurement: _share(limits, measurement))))
     if any(
         sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
     ):
-        figures.append(
-            _figure("time of an ungraphed launch, mean of the ranks", "µs", family.rows(_launch), least=True)
-        )
+        figures.append(figure("time of an ungraphed launch, mean of the ranks", "µs", family.rows(_launch), least=True))
     return figures
 
 
-def _figure(  # what the page's script reads, a field each
+def figure(  # what the page's script reads, a field each
     title: str,
     unit: str,
     rows: Sequence[Sequence[Bounds]],
@@ -152,18 +148,19 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def _bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
+def bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
+    """Return a figure's median between the ends of its interval, each times `scale`."""
     low, high = interval or (None, None)
     return None if low is None else low * scale, value * scale, None if high is None else high * scale
 
 
 def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
     summary = summarize(measurement)
-    return _bounds(summary.busbw, summary.interval, scale)
+    return bounds(summary.busbw, summary.interval, scale)
 
 
 def _times(measurement: Measurement, scale: float) -> Bounds:
-    return _bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
+    return bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
 
 
 def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
@@ -174,7 +171,7 @@ def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
 
 def _launch(measurement: Measurement) -> Bounds:
     seconds = summarize(measurement).launch_seconds
-    return NOTHING if seconds is None else _bounds(seconds, None, 1e6)
+    return NOTHING if seconds is None else bounds(seconds, None, 1e6)
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
@@ -187,9 +184,9 @@ def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any
     betas = [fit.gbs if fit else NOTHING for fit in family_fits]
     halves = [fit.half_bytes if fit else NOTHING for fit in family_fits]
     return [
-        _figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
-        _figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
-        _figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
+        figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
+        figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
+        figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
     ]
 
 
@@ -209,7 +206,7 @@ _STOPS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Series:
+class Series:
     """What the page's script reads: each figure is a table of sizes × sets of devices, or of conditions.
 
     `notes` is a text for each size and set; `words` are texts that come first in the list of them. Of the fields with a
@@ -281,7 +278,7 @@ def _of_family(
     limits = limits_of(run, work, sets)
     rankings = [_ranking(family, run_outcome, size) for size in sizes]
     rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
-    return _Series(
+    return Series(
         name=family.name,
         kind=family.kind,
         about=_DIRECTED[family.kind],
@@ -358,58 +355,6 @@ def _chosen(family: Family, size: int) -> str:
     )
 
 
-# Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs).
-
-_TIMES = "× as long"  # not "×", the unit of ratios between runs, which have other shades
-
-
-def overlap_series(run: Run) -> list[dict[str, Any]]:
-    """Return a series for each operation of a run of `collbench overlap`, as JSON's own types."""
-    conditions = overlap.by_condition(run.overlaps)
-    operations = dict.fromkeys(condition.operation for condition in conditions)
-    return [
-        _overlaps(run, {key: overlaps for key, overlaps in conditions.items() if key.operation is operation})
-        for operation in operations
-        if any(one.trials for key, overlaps in conditions.items() if key.operation is operation for one in overlaps)
-    ]
-
-
-def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]]) -> dict[str, Any]:
-    points = {(one.size_bytes, key): one for key, overlaps in conditions.items() for one in overlaps}
-    sizes, keys = sorted({size for size, _ in points}), list(conditions)
-    operation = keys[0].operation
-    summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
-
-    def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
-        picked = {at: pick(summary) for at, summary in summaries.items()}
-        known = {at: _bounds(figure.value, figure.interval, scale) for at, figure in picked.items()}
-        return [[known.get((size, key), NOTHING) for key in keys] for size in sizes]
-
-    rows = [[points.get((size, key)) for key in keys] for size in sizes]
-    return _Series(
-        name=f"{operation} overlapping compute",
-        kind="group",
-        about="each compute and setting",
-        collective=True,
-        sizes=sizes,
-        sets=[overlaps[0].members for overlaps in conditions.values()],
-        names=[condition_name(key) for key in keys],
-        figures=[
-            _figure("slowdown of the collective", _TIMES, bounds(lambda one: one.collective_factor), least=True),
-            _figure("slowdown of compute", _TIMES, bounds(lambda one: one.compute_factor), least=True),
-            _figure("both together / the longer time alone", _TIMES, bounds(lambda one: one.of_max), least=True),
-            _figure("both together / the sum of the times alone", _TIMES, bounds(lambda one: one.of_sum), least=True),
-            _figure("time alone", "µs", bounds(lambda one: one.collective_alone, 1e6), least=True),
-            _figure("time overlapping compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
-        ],
-        notes=[
-            [f"failed: {sentences.failure(one.failure, run.devices)}" if one and one.failure else "" for one in row]
-            for row in rows
-        ],
-        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.trials] for row in rows],
-    ).as_json()
-
-
 # Ratios of two runs, data point by data point, with the verdicts of `compare`.
 
 # Distances of a ratio from 1, either way, at which a shade begins.
@@ -447,14 +392,14 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
     changes = [[points.get((row, column)) for column in columns] for row in rows]
     # Speed over speed. The intervals hold for all data points at once, so they are wide.
-    ratios = _figure(
+    ratios = figure(
         f"{base['figures'][0]['title']}: ratio",
         "×",
-        [[NOTHING if change is None else _bounds(change.ratio, change.interval) for change in row] for row in changes],
+        [[NOTHING if change is None else bounds(change.ratio, change.interval) for change in row] for row in changes],
         covers="simultaneous 99% interval",
         shades=["".join(map(_letter, row)) for row in changes],
     )
-    return _Series(
+    return Series(
         name=base["name"],
         kind=base["kind"],
         about=base["about"],

@@ -15,7 +15,6 @@ from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
-from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
 from collbench.model.run import (
     NCCL_START,
@@ -33,6 +32,7 @@ from collbench.model.run import (
 )
 from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.report import sentences
+from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
 from collbench.report.text.nccl_notes import nccl_notes
 
@@ -440,12 +440,9 @@ def headline(run: Run) -> str:
 def worst_troubles(run: Run) -> str:
     """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
-    if lost := [one for one in run.overlaps if one.failure or one.wrong or one.wrong_compute]:
-        kinds = [None, *FailureKind]  # None: wrong data
-        worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
-        more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
-        where = sentences.device_sets([worst.members], run.devices)
-        return f"{where}: {sentences.failed_overlap(worst, run.devices)}{more}{sim(run, ' (sim)')}"
+    measured_by = section(run)
+    if measured_by is not None and (lost := measured_by.failed(run)):
+        return f"{lost}{sim(run, ' (sim)')}"
     clauses = []
     for trouble in troubles[:_MOST_SETS]:
         where = sentences.device_sets([trouble.devices], run.devices)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.jobs.replay.page import replay_page
 from collbench.judge.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
-from collbench.overlaps.page import overlap_page
+from collbench.report import sections
 from collbench.report.text.collectives import collectives_page
 from collbench.report.text.copies import copies_page, latency_page
 from collbench.report.text.frame import ALARM, alarm, headline
@@ -26,8 +25,6 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
     CommandKind.CHECK: pairs_page,
     CommandKind.COPIES: copies_page,
     CommandKind.LATENCY: latency_page,
-    CommandKind.OVERLAP: overlap_page,
-    CommandKind.REPLAY: replay_page,
 }
 
 
@@ -44,7 +41,8 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
     # No collective command measures copies, but a file may hold both.
     default = collectives_page if collectives_only else pairs_page
-    yield from _PAGES.get(run.settings.kind, default)(run)
+    measured_by = sections.section(run)
+    yield from (_PAGES.get(run.settings.kind, default) if measured_by is None else measured_by.page)(run)
 
 
 def section(run: Run, wanted: str) -> Iterator[RenderableType]:

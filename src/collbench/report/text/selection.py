@@ -6,13 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from collbench.choose.numa_binding import Binding, bindings
-from collbench.choose.search import MOST_FINALISTS
-from collbench.choose.select import Finalist, ForJob, Origin, Selection
-from collbench.jobs.choice import Standing
+from collbench.choose.select import Finalist, Origin, Selection
 from collbench.judge.stats import DELTA
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import TELLING_BYTES, amount, columns, fixed, format_size, span
+from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import named
 
@@ -103,7 +101,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         how = f"{' over ' if selection.predicted[1] > 0 else ', '}{how}" if how else ""
         yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
     if selection.job is not None:
-        yield from _for_job(selection.job, _sim(selection), tied=selection.tied)
+        yield from selection.job.lines(_sim(selection), tied=selection.tied)
     elif len(selection.finalists) > 1:
         yield from _finalists(selection, verbose=verbose)
     if selection.gain is not None:
@@ -159,57 +157,6 @@ def _missed(predicted: tuple[float, float], measured: tuple[float, float, float]
     if measured[2] < predicted[0] * (1 - DELTA):
         return "below"
     return "above" if measured[0] > predicted[1] * (1 + DELTA) else ""
-
-
-# How a finalist compares with the fastest, in the table of a job's replays.
-_STANDING = {
-    Standing.BEST: "fastest",
-    Standing.TIED: "tie",
-    Standing.UNDECIDED: "undecided",
-    Standing.SLOWER: "slower",
-    Standing.FAILED: "failed",
-}
-
-
-def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
-    """Yield how long the job communicates on each finalist, and what the choice saves."""
-    yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
-    yield (
-        f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
-        f"rule out, and the first {job.ranks}; communication per step, and its ratio to the fastest (95%, "
-        f"simultaneous){sim}"
-    )
-    rows = [("set", "ms (95%)", "vs fastest", "")]
-    for one in job.sets:
-        note = _STANDING[Standing(one.standing)] + (f", the first {job.ranks}" if one.first else "")
-        rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
-    yield from (f"  {line}" for line in columns(rows))
-    yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in job.sets if one.failure)
-    if tied:
-        yield f"tie       the choice does not change the communication time of this job{sim}"
-    slowest = next((one for one in reversed(job.sets) if one.communication is not None), None)
-    if slowest is not None and job.saved_worst is not None:
-        devices = ", ".join(slowest.devices)
-        yield f"saves     {_saved(job.saved_worst)} compared with the slowest finalist, {devices}{sim}"
-    by_bandwidth = f"compared with the choice by bandwidth, {', '.join(job.by_bandwidth)}"
-    if job.saved_bandwidth is not None:
-        yield f"saves     {_saved(job.saved_bandwidth)} {by_bandwidth}{sim}"
-    else:
-        failed = any(one.failure and one.devices == job.by_bandwidth for one in job.sets)
-        yield f"saves     nothing {by_bandwidth}: {'it failed' if failed else 'it is the same set'}"
-
-
-def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> str:
-    """Return "1.775 (1.770–1.780)", only the middle where there is no interval."""
-    if interval is None:
-        return "-"
-    low, middle, high = (f"{value * scale:.3f}" for value in interval)
-    return middle if low == middle == high else f"{middle} ({low}–{high})"
-
-
-def _saved(seconds: tuple[float, float, float]) -> str:
-    low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
-    return f"{middle} ms a step (95%: {low} to {high} ms)"
 
 
 def _sim(selection: Selection) -> str:

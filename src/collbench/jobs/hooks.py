@@ -1,0 +1,59 @@
+"""What the main house asks of a recorded job's file; `api/file_kinds.py` finds this module by the file's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from collbench.api.file_kinds import JOB, format_of
+from collbench.api.notices import Notices
+from collbench.api.runs import load_named
+from collbench.cli.terminal import echo, show_page
+from collbench.jobs import job_file
+from collbench.jobs.finalists import JobScorer
+from collbench.jobs.job import checked
+from collbench.launch.arguments import AblateArguments
+from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
+
+NAME, CALL = "a recorded job", "collbench.load_job"
+load = job_file.load
+
+
+def scorer(job: object, name: str) -> JobScorer:
+    """Return what measures finalists by a job. Raises UsageError for what is no job."""
+    return JobScorer(checked(job), name)
+
+
+def show(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
+    """Print what a recorded job's step says."""
+    from collbench.jobs import api as jobs  # late: numpy
+    from collbench.jobs import page as pages
+
+    overlaps = load_named([] if overlap is None else [overlap])
+    report = jobs.report(load(file), rank, load_named(against), overlaps)
+    if as_json:
+        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1, allow_nan=False))
+    else:
+        show_page(pages.page(report))
+
+
+def html(files: Sequence[Path]) -> str:
+    """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
+    from collbench.jobs import api as jobs  # late: numpy, jinja2
+    from collbench.jobs.html_page import content
+    from collbench.report.html.page import render_job
+
+    if any(format_of(file) == JOB for file in files[1:]):
+        raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
+    job_report = jobs.report(load(files[0]), runs=load_named(files[1:]))
+    return render_job(content(job_report, one_line(files[0].name), version("collbench")))
+
+
+def ablate(arguments: AblateArguments, notices: Notices) -> None:
+    """Replay a recorded job in two arms, print its page, and leave."""
+    from collbench.jobs.replay.ablate import ablate as replay_in_two_arms  # late: numpy
+
+    replay_in_two_arms(arguments, notices)

@@ -1,0 +1,140 @@
+"""How a run of `collbench overlap` is shown: its page, its rows for other tools, its answer in HTML, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.model.errors import UsageError
+from collbench.model.failures import FailureKind
+from collbench.model.run import Run
+from collbench.model.units import amount, fixed
+from collbench.overlaps.factors import strongest, summarize
+from collbench.overlaps.page import answer, failed_overlap, overlap_page
+from collbench.report import sentences
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
+from collbench.report.sections import Html
+
+if TYPE_CHECKING:
+    from collbench.report.plot.figure import Named, Picture
+
+HELD = "overlaps"
+page = overlap_page
+
+
+def failed(run: Run) -> str:
+    """Return the worst data point that failed and how many more did, as a clause; "" if none did."""
+    lost = [one for one in run.overlaps if one.failure or one.wrong or one.wrong_compute]
+    if not lost:
+        return ""
+    kinds = [None, *FailureKind]  # None: wrong data
+    worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
+    more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
+    return f"{sentences.device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
+
+
+def html(run: Run) -> Html:
+    """Return the data point whose collective slows down most, and a map for each operation."""
+    question, worst = "Cost of overlap", strongest(run.overlaps)
+    if worst is None:
+        return Html(question, "nothing measured")
+    from collbench.overlaps.html_series import series  # late: only the HTML page has maps
+
+    summary = summarize(worst)
+    lines = [
+        answer(worst),
+        f"both together take {summary.of_max.value:.2f} × the longer time alone",
+    ]
+    return Html(question, f"{fixed(summary.collective_factor.value, 2)} × as long", lines, series(run))
+
+
+# A row for each data point.
+COLUMNS = (
+    Column("operation", Type.TEXT, "the collective"),
+    Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
+    Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
+    Column("gpu_names", Type.TEXT, "the product names of the devices, each once, comma-separated"),
+    Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
+    Column("dtype", Type.TEXT, "the collective's element type"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
+    Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
+    Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
+    Column("trials", Type.WHOLE, "how often the data point was measured"),
+    *(
+        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
+        for what, when, one, where, over in (
+            ("collective", "alone", "one call", "alone", "median of the trials"),
+            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
+            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
+            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
+        )
+    ),
+    *(
+        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
+        for name, meaning in (
+            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
+            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
+            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
+            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
+        )
+        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
+    ),
+    Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
+    Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
+    Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
+    Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
+)
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """Yield the rows of a run's data points."""
+    for point in run.overlaps:
+        row: Row = {
+            **devices_of(run, point.members),
+            **outcome_of(run, point.trials, point.failure),
+            "operation": point.work.operation.value,
+            "world_size": len(point.members),
+            "dtype": run.settings.dtype,
+            "size_bytes": point.size_bytes,
+            "compute": str(point.compute),
+            "priority": point.priority.value,
+            "ctas": point.ctas,
+            "wrong": point.wrong,
+            "wrong_compute": point.wrong_compute,
+        }
+        if point.trials:
+            summary = summarize(point)
+            row |= {
+                "collective_alone_seconds": summary.collective_alone.value,
+                "collective_beside_seconds": summary.collective_beside.value,
+                "compute_alone_seconds": summary.compute_alone.value,
+                "compute_beside_seconds": summary.compute_beside.value,
+                **summary.collective_factor.columns("collective_factor"),
+                **summary.compute_factor.columns("compute_factor"),
+                **summary.of_sum.columns("together_of_sum"),
+                **summary.of_max.columns("together_of_max"),
+            }
+        yield row
+
+
+def draw(kind: str, runs: Sequence[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
+    """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
+    from collbench.overlaps import plot  # late: matplotlib
+
+    named_runs = [named_run for _, named_run in runs]
+    for path, named_run in runs:
+        if not named_run.run.overlaps:
+            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
+        if not any(overlap.trials for overlap in named_run.run.overlaps):
+            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
+    if operations or size is not None:
+        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
+    if kind == "scaling":
+        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
+    if kind == "curves":
+        return plot.draw_curves(named_runs)
+    if len(runs) > 1:
+        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
+    return plot.draw_heatmap(named_runs[0])
