@@ -52,6 +52,7 @@ FAULTS = [
         for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02), ("AR(1)", 0.01))
     ),
     Cell("slow slot", "normal", 0.003, idle=True),
+    *(Cell("slow for a third", "normal", sigma) for sigma in (0.003, 0.02)),
 ]
 TIES = [
     *(Cell("slow pair", "normal", sigma) for sigma in (0.002, 0.01, 0.02, 0.03, 0.04, 0.05)),

@@ -370,6 +370,13 @@ def other_product(made: Made, rng: np.random.Generator) -> Made | None:
     return replace(slower, devices=tuple(devices), paths=paths)
 
 
+def slow_for_a_third(made: Made, rng: np.random.Generator) -> Made:
+    """One GPU is slower for the middle third of the run: its links are those of a healthy machine (measured.py)."""
+    gpu = int(rng.integers(made.count))
+    links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
+    return made.slowed({}, Truth("slow for a third", gpu, links))
+
+
 def none(made: Made, _rng: np.random.Generator) -> Made:
     """No fault."""
     return made
@@ -377,6 +384,7 @@ def none(made: Made, _rng: np.random.Generator) -> Made:
 
 FAULTS = {
     "none": none,
+    "slow for a third": slow_for_a_third,
     "slow slot": slow_slot,
     "two slow slots": two_slots,
     "slow pair": slow_pair,

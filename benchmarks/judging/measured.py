@@ -99,10 +99,15 @@ class Drift(Noise):
 
 @dataclass
 class Situation:
-    """What happens to a machine while it is measured. `idle`: a process that does nothing holds 2 GB of this GPU."""
+    """What happens to a machine while it is measured. `idle`: a process that does nothing holds 2 GB of this GPU.
+
+    `slower`: (GPU, share, begin, end): from one second of the run to another its transfers have this share of their
+    rates.
+    """
 
     noise: Noise
     idle: int | None = None
+    slower: tuple[int, float, float, float] | None = None
 
 
 class MadeBackend(Backend):
@@ -160,17 +165,23 @@ class MadeBackend(Backend):
         return self._drawn(step, members, gbs, self._made.limit(members))
 
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
-        situation, operation = self._situation, step.operation
-        share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
-        factor = operation.busbw_factor(len(members))
-        bytes_moved = step.size_bytes * factor
-        typical = (_COLLECTIVE_S if operation.is_collective else _LAUNCH_S) + bytes_moved / (gbs * share * 1e9)
-        slow = situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
-        least = bytes_moved / (_FASTEST * limit * 1e9)
+        typical = self._typical(step, members, gbs)
+        slow = self._situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
+        least = step.size_bytes * step.operation.busbw_factor(len(members)) / (_FASTEST * limit * 1e9)
         return tuple(
             max(least, typical * math.exp(slow + _BATCH * float(self._rng.standard_normal())))
             for _ in range(step.batches)
         )
+
+    def _typical(self, step: Step, members: tuple[int, ...], gbs: float) -> float:
+        """Return the seconds of an iteration without noise."""
+        operation = step.operation
+        share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
+        bytes_moved = step.size_bytes * operation.busbw_factor(len(members))
+        if self._situation.slower is not None:
+            gpu, slow, begin, end = self._situation.slower
+            share *= slow if gpu in members and begin <= self._seconds < end else 1.0
+        return (_COLLECTIVE_S if operation.is_collective else _LAUNCH_S) + bytes_moved / (gbs * share * 1e9)
 
 
 def measure(

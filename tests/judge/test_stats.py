@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from collbench.judge.stats import (
     student,
     summarize,
     tie_threshold,
+    time_interval,
     trial_noise,
     trial_seconds,
 )
 from collbench.model.operations import Operation
-from collbench.model.run import DataPoint, Measurement, Sample
+from collbench.model.run import DataPoint, Measurement, Noise, Sample
 from tests.builders import measured
 
 MIB = 2**20
@@ -65,16 +67,22 @@ def test_the_interval_holds_the_true_median_of_normal_values(n: int) -> None:
     assert 0.95 <= np.mean([found is not None and found[0] <= 1 <= found[1] for found in intervals]) <= 0.98
 
 
+def timed(seconds: list[float]) -> Measurement:
+    return Measurement(
+        DataPoint(Operation.CE_WRITE, (0, 1), MIB), [Sample((one,), 1, concurrent=False) for one in seconds]
+    )
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_trials_have_no_interval(count: int) -> None:
     assert median_interval([1.0] * count) is None
-    assert half_width([1.0] * count) == math.inf
+    assert half_width(timed([1.0] * count)) == math.inf
 
 
 @pytest.mark.parametrize("count", range(3, 9))
 def test_trials_without_noise_have_an_interval_of_no_width(count: int) -> None:
     assert median_interval([0.1] * count) == (0.1, 0.1)
-    assert half_width([0.1] * count) == 0
+    assert half_width(timed([0.1] * count)) == 0
 
 
 @given(st.floats(-0.7, 13.0).map(math.exp), st.floats(-18.0, -0.75).map(math.exp))
@@ -117,7 +125,31 @@ def test_the_wildest_times_have_an_interval_of_numbers() -> None:
 
 def test_half_width_is_a_ratio_of_the_median() -> None:
     low, high = median_interval([98.0, 100.0, 101.0]) or (0, 0)
-    assert half_width([98.0, 100.0, 101.0]) == pytest.approx((high - low) / 200)
+    assert half_width(timed([98.0, 100.0, 101.0])) == pytest.approx((high - low) / 200)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(2.0, 4.30265), (30.0, 2.04227), (1e6, 1.95997)])
+def test_a_known_noise_gives_the_interval_whatever_the_own_trials_show(freedom: float, quantile: float) -> None:
+    """The median of three has a standard deviation of 0.66983σ [David & Nagaraja, Order Statistics, table 4.9]."""
+    far = math.exp(quantile * 0.66983 * 0.01)
+    for trials in ([1.0, 1.0, 1.0], [0.9, 1.0, 1.2]):
+        found = time_interval(replace(timed(trials), noise=Noise(0.01, freedom)))
+        assert found == pytest.approx((1 / far, far), rel=1e-4)
+
+
+def test_trials_that_resemble_those_before_widen_the_interval() -> None:
+    narrow, wide = (
+        time_interval(replace(timed([1.0] * 5), noise=Noise(0.01, 50.0, widening))) or (0, 0) for widening in (1.0, 2.0)
+    )
+    assert [math.log(end) for end in wide] == pytest.approx([2 * math.log(end) for end in narrow])
+
+
+def test_the_interval_of_uneven_noise_holds_that_of_the_own_trials() -> None:
+    trials = [1.0, 1.0, 1.06]
+    own, found = median_interval(trials), time_interval(replace(timed(trials), noise=Noise(1e-4, 50.0, uneven=True)))
+    assert found == pytest.approx(own)
+    wide = time_interval(replace(timed(trials), noise=Noise(0.2, 50.0, uneven=True)))
+    assert wide == pytest.approx(time_interval(replace(timed(trials), noise=Noise(0.2, 50.0))))
 
 
 def collective(

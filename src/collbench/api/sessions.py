@@ -83,8 +83,8 @@ class RequestSession(OpenSession):
     """A request for copies, latencies or collectives. `title` is the progress bar's.
 
     With `ranks`, which opens them, this process is rank 0 of several that measure. `meanwhile` is called while the
-    worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be
-    written, or its run cannot be resumed.
+    worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot
+    be written, or its run cannot be resumed.
     """
 
     def __init__(

@@ -22,8 +22,7 @@ from collbench.model.units import algbw
 
 # Two trials do not predict a third.
 FEWEST_TRIALS = 3
-# Each data point is measured until its interval is narrow, which selects intervals that are narrow by chance. Of 95%
-# they would contain 91% of such medians; of 96.5% they contain 93 to 96.5%, however noisy (benchmarks/coverage.py).
+# The level of intervals that rest on one data point's own trials.
 _LEVEL = 0.965
 # That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
 # benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
@@ -112,12 +111,33 @@ def _order_statistics(n: int) -> tuple[int, float]:
     return rank, (n - rank) * excess / (rank + (n - 2 * rank) * excess)
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Return half of the median's 95% interval over the median, a ratio; infinite below three values."""
-    interval = median_interval(values)
+def time_interval(measurement: Measurement) -> tuple[float, float] | None:
+    """Return the 95% interval of a data point's seconds, None below three trials.
+
+    If the noise of its kind is known, it reaches as far as that lets a median err; how close its own trials happen to
+    be does not count. Of uneven noise it holds the interval of its own trials, too, and of few all trials: three of
+    five may be in the other mode.
+    """
+    trials, noise = trial_seconds(measurement), measurement.noise
+    own = _trials_interval(tuple(trials))
+    if own is None or noise is None:
+        return own
+    middle = median(trials)
+    errors = student(noise.freedom, 0.975) * median_deviation(len(trials))
+    reach = math.exp(min(errors * noise.sigma * noise.widening, _WIDEST))
+    low, high = own if noise.uneven else (middle, middle)
+    if noise.uneven and len(trials) in _FACTORS:
+        low, high = min(low, *trials), max(high, *trials)
+    below, above = middle / low, high / middle
+    return middle / max(reach, below**noise.widening), middle * max(reach, above**noise.widening)
+
+
+def half_width(measurement: Measurement) -> float:
+    """Return half of the 95% interval of a data point's seconds over their median; infinite below three trials."""
+    interval = time_interval(measurement)
     if interval is None:
         return math.inf
-    return (interval[1] - interval[0]) / 2 / median(values)
+    return (interval[1] - interval[0]) / 2 / median(trial_seconds(measurement))
 
 
 def deviations(logs: Sequence[float]) -> list[float]:
@@ -174,12 +194,18 @@ def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | Non
         if len(logs) > 1 and sigma_of_kind > 0:
             freedom += len(logs) - 1
             total += variance(logs) * (len(logs) - 1) / sigma_of_kind**2
-    if not freedom or total <= _chi_square(freedom, _OWN_NOISE_LEVEL):
+    return noisier(total, freedom)
+
+
+def noisier(squares: float, freedom: int) -> OwnNoise | None:
+    """Return how much noisier trials are than their kind, whose variances these squares are in; None as `own_noise`."""
+    if not freedom or squares <= chi_square(freedom, _OWN_NOISE_LEVEL):
         return None
-    return OwnNoise(math.sqrt(total / freedom), freedom)
+    return OwnNoise(math.sqrt(squares / freedom), freedom)
 
 
-def _chi_square(freedom: float, probability: float) -> float:
+@functools.cache
+def chi_square(freedom: float, probability: float) -> float:
     """Return the quantile of χ² [Wilson & Hilferty, PNAS 17 (1931): within 1% from two degrees of freedom on]."""
     share = 2 / (9 * freedom)
     return freedom * (1 - share + NormalDist().inv_cdf(probability) * math.sqrt(share)) ** 3
@@ -217,7 +243,7 @@ def summarize(measurement: Measurement) -> Summary:
     moved = point.moved_bytes
     trials = trial_seconds(measurement)
     middle = median(trials)
-    interval = _trials_interval(tuple(trials))
+    interval = time_interval(measurement)
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(
         seconds=middle,

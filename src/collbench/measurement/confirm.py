@@ -10,6 +10,7 @@ from dataclasses import replace
 from collbench.judge.diagnose import Kind, Severity, Verdict, judge
 from collbench.judge.diagnose.evidence import Disturbed
 from collbench.judge.diagnose.readings import Reading, read
+from collbench.judge.point_noise import note_noise
 from collbench.measurement.backends.protocol import Backend
 from collbench.measurement.interference import check_interference
 from collbench.measurement.plan import Plan, StoppingRule
@@ -99,3 +100,4 @@ def _measure_again(
         if measurement.failure:
             first.stop, first.failure = measurement.stop, measurement.failure
         watcher.finished(first)
+    note_noise(run)

@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from collbench.judge.physics import Check, marked
+from collbench.judge.point_noise import note_noise
 from collbench.judge.stats import half_width, trial_noise, trial_seconds
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.interference import check_interference, distrusted
@@ -48,12 +49,15 @@ def stop_reason(measurement: Measurement, precision: float | None = None) -> Sto
     """Return PRECISION or NOISE when the data point needs no further trial, None while it does.
 
     `precision` is the half interval over the median to reach; None takes ±1% or ±3%, by the size. Fewer than three
-    trials have no interval.
+    trials have no interval. A narrow one counts only if the noise of its kind is known: one that rests on the data
+    point's own trials may be narrow by chance, and to stop then would select such intervals (docs/method.md 8.1).
     """
-    trials = trial_seconds(measurement)
-    if half_width(trials) <= (precision or (_LARGE if measurement.point.size_bytes >= _MIB else _SMALL)):
+    precise = half_width(measurement) <= (precision or (_LARGE if measurement.point.size_bytes >= _MIB else _SMALL))
+    if precise and measurement.noise:
         return StopReason.PRECISION
-    return StopReason.NOISE if _noise_is_stable(trials) else None
+    if _noise_is_stable(trial_seconds(measurement)):
+        return StopReason.PRECISION if precise else StopReason.NOISE
+    return None
 
 
 def _noise_is_stable(trials: Sequence[float]) -> bool:
@@ -166,6 +170,7 @@ class Trials:
                 done += 1
                 self._watcher.progress(done, max(done, total))
             first = False
+            note_noise(self._run)
             self._drop_settled(late=self._watcher.clock() > deadline)
             self._require_deciding(deadline)
         for measurement in self._results.values():
@@ -393,6 +398,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
         index = {point: number for number, point in enumerate(plan.points())}
         run.measurements.sort(key=lambda entry: index.get(entry.point, len(index)))
         run.latencies.sort(key=lambda entry: index.get(entry.point, len(index)))
+        note_noise(run)
         for measurement in run.measurements:
             measurement.stop = measurement.stop or stop_reason(measurement, rule.precision) or StopReason.INTERRUPTED
         marked(run)

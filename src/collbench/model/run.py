@@ -211,6 +211,16 @@ class Sample:
     confirms: bool = False  # made after a judgment, to confirm what it accuses: then only such trials are judged
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What the run's trials of a data point's kind show of the noise of one trial (judge/point_noise.py)."""
+
+    sigma: Positive  # standard deviation of its log seconds
+    freedom: Positive  # the degrees of freedom that `sigma` rests on
+    widening: Positive = 1.0  # of intervals, because trials resemble those before
+    uneven: bool = False  # not as normal noise is: two of three trials are close, and the third is far
+
+
 @dataclass(slots=True)
 class Measurement:
     """All samples of one data point, none if it failed before the first was finished."""
@@ -220,6 +230,7 @@ class Measurement:
     stop: StopReason | None = None
     wrong: Count | None = 0  # elements that failed verification: 0, or the run has failed; None: nothing was verified
     failure: Failure | None = None  # why the data point was given up
+    noise: Noise | None = None  # of its trials; None: only its own trials show it
 
     @property
     def untried(self) -> bool:

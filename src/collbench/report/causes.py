@@ -80,6 +80,7 @@ _KNOWN = {
     Known.SEVERAL: (
         "several faults at once, or a shared part that labels do not show: no single part explains all of these pairs"
     ),
+    Known.CHANGED: "clocks, heat or a power limit changed during the run, or another job was there for a part of it",
     Known.ONE_NVLINK: "only this link: a cable, bridge or port, or NVLinks that are down or replay packets",
     Known.ONE_PCIE_PATH: "only this path: a riser, a switch port, or a slot with fewer lanes",
     Known.NVLINKS_HIDDEN: "{machine} hides the NVLinks or NVSwitches from the labels; the links exist and are used",

@@ -39,6 +39,7 @@ from collbench.judge.diagnose.evidence import (
     PeerAnswers,
     SlotBelowBest,
     Slower,
+    SlowerFor,
     Source,
     StagedFaster,
     TreeLabels,
@@ -397,6 +398,9 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911 - a claus
             return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
         case Slower(share, works, label):
             return f"{_SLOWER[verdict.kind].format(share=share, rest=1 - share, label=label)} ({_names(works)})"
+        case SlowerFor(share, first, last, passes):
+            part = f"pass {first}" if first == last else f"passes {first} to {last}"
+            return f"{share:.0%} slower in {part} of {passes} than in the others"
         case OtherLabel(tool, nvml):
             return f"nvidia-smi topo -m reports {tool}, NVML reports {nvml}"
         case _:

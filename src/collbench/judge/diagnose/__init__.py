@@ -8,6 +8,7 @@ from collbench.judge.diagnose.coverage import CheckKind, Coverage, NotDone, cove
 from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, staging
 from collbench.judge.diagnose.limits import excluded_links, failures, limits
 from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers
+from collbench.judge.diagnose.over_time import unsteady
 from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained
@@ -35,6 +36,7 @@ def judge(run: Run) -> tuple[Verdict, ...]:
         *outliers(facts, excluded, unhealthy),
         *below_elements(facts, unhealthy),
         *collectives(facts, excluded, unhealthy),
+        *unsteady(facts, unhealthy),
     ]
     by_elements = frozenset[Link]().union(*(finding.reach for finding in findings))
     findings += inversions(facts, excluded, by_elements)

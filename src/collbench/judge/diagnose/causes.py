@@ -40,6 +40,7 @@ class Known(StrEnum):
     NCCL_PATH = auto()
     LINK_OR_NCCL = auto()
     SEVERAL = auto()
+    CHANGED = auto()
     ONE_NVLINK = auto()
     ONE_PCIE_PATH = auto()
     NVLINKS_HIDDEN = auto()

@@ -133,6 +133,16 @@ class Slower:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowerFor:
+    """Slower by this share from one pass to another (1 is the first) of so many than in the other passes."""
+
+    share: float
+    first: int
+    last: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SlotBelowBest:
     """(generation, width) of a device's PCIe link right after measuring, and at best."""
 
@@ -182,6 +192,7 @@ Evidence = (
     | FewerLinks
     | Beaten
     | Slower
+    | SlowerFor
     | SlotBelowBest
     | StagedFaster
     | Inverted

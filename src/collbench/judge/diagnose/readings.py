@@ -40,7 +40,7 @@ _TRIALS_FOR_OWN_NOISE = 5
 _SHARES = 0.9
 # Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5% of
 # its plateau, and an all-reduce of 64 MiB within 20%.
-_RELATIVE_BYTES = 2**20
+RELATIVE_BYTES = 2**20
 COPY_BYTES, COLLECTIVE_BYTES = 16 * 2**20, 64 * 2**20
 
 CE = (Work(Operation.CE_WRITE), Work(Operation.CE_READ))
@@ -96,7 +96,7 @@ class Readings:
         for reading in self.points:
             self._by_work.setdefault(reading.work, []).append(reading)
 
-    def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
+    def of(self, work: Work, least_bytes: int = RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none if its messages were smaller than that."""
         return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
 

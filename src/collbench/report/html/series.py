@@ -14,7 +14,7 @@ from collbench.judge.compare import Change, Comparison, Verdict
 from collbench.judge.fits import Fit, Unfitted
 from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
-from collbench.judge.stats import median_interval, summarize, trial_seconds
+from collbench.judge.stats import summarize, time_interval
 from collbench.judge.summary import RankedWork
 from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
 from collbench.model.operations import Endpoints, Operation, Variant, Work
@@ -160,7 +160,7 @@ def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
 
 
 def _times(measurement: Measurement, scale: float) -> Bounds:
-    return bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
+    return bounds(summarize(measurement).seconds, time_interval(measurement), scale)
 
 
 def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:

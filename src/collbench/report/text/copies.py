@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.judge.stats import half_width, summarize, trial_seconds
+from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import HostShare, host_shares, share_of_all
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
@@ -144,7 +144,7 @@ def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -
         size_bytes = largest[0].point.size_bytes
         unit = unit_of(run, Work(operation, variant), size_bytes)
         low, middle, high = _least_to_most([value_of(one, unit) for one in largest])
-        half = max(half_width(trial_seconds(one)) for one in largest)
+        half = max(half_width(one) for one in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
         yield render_bandwidths(run, operation, size_bytes, variant)
@@ -188,7 +188,7 @@ def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> I
 
 
 def _with_interval(measurement: Measurement, unit: str) -> str:
-    half, middle = half_width(trial_seconds(measurement)), _middle(measurement, unit)
+    half, middle = half_width(measurement), _middle(measurement, unit)
     return f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
 
 

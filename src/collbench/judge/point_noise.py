@@ -1,0 +1,189 @@
+"""The noise of a data point's trials, known from all trials of its kind in a run (docs/method.md 8.1)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import combinations, pairwise
+from statistics import NormalDist, median
+from typing import NamedTuple
+
+from collbench.judge.stats import FEWEST_TRIALS, chi_square, noisier, trial_seconds
+from collbench.judge.tiers import pair_labels
+from collbench.model.operations import Work
+from collbench.model.run import Measurement, Noise, Run
+
+_MIB = 2**20
+# Below this a standard deviation is off by more than an eighth: a wider kind is asked, and none if all have less.
+_LEAST_FREEDOM = 30
+# A data point is no part of its kind's σ if chance spreads trials so much once in a thousand cases.
+_PART_LEVEL = 0.999
+_LEAST_SIGMA = 1e-6  # times have seven digits
+# Trials resemble those before, or have another distribution than the normal one, where chance shows as much in one of
+# twenty runs.
+_SEEN = NormalDist().inv_cdf(0.95)
+_MOST_CORRELATED = 0.9
+_MOST_SQUARE = 9.0  # of a difference, in its variances: a wild trial shows nothing about the others
+# Of three normal trials, the angle whose tangent is |a − b|/(√3 (a + b)), for gaps a and b between them in order, is
+# uniform from 0 to 30°, whatever σ. So the smaller gap over a + b has this mean and standard deviation.
+_TAN = -6 / math.pi * math.log(math.cos(math.pi / 6))
+_TAN_SQUARE = 6 / math.pi * math.tan(math.pi / 6) - 1
+_GAP_MEAN = (1 - math.sqrt(3) * _TAN) / 2
+_GAP_DEVIATION = math.sqrt(3 * (_TAN_SQUARE - _TAN**2)) / 2
+
+
+class _Spread(NamedTuple):
+    """What some trials show, in logs: squares around their mean, next and second next differences, gaps of triples."""
+
+    squares: float
+    freedom: int
+    next_ones: tuple[float, ...]
+    second_ones: tuple[float, ...]
+    gaps: tuple[float, ...]
+
+
+class _Kind(NamedTuple):
+    """What data points have in common that may be equally noisy, the widest kind first."""
+
+    large: bool
+    collective: bool
+    labels: frozenset[str]
+    work: Work
+
+
+@dataclass(slots=True)
+class _Point:
+    """A data point with three trials or more, and σ of its kind with the degrees of freedom that this rests on."""
+
+    measurement: Measurement
+    kind: _Kind
+    spread: _Spread
+    sigma: float = 0.0
+    freedom: int = 0
+
+
+def note_noise(run: Run) -> None:
+    """Set the noise of each data point to what the run's trials show by now; None if too few show it."""
+    for measurement in run.measurements:
+        measurement.noise = None
+    points = _points(run)
+    for alike in (  # the narrowest kind with enough trials
+        lambda point: point.kind[:3],
+        lambda point: point.kind[:2],
+        lambda point: point.kind[:1],
+    ):
+        for together in _grouped(points, alike):
+            sigma, freedom = _sigma([point.spread for point in together])
+            for point in together:
+                if point.freedom < _LEAST_FREEDOM:
+                    point.sigma, point.freedom = sigma, freedom
+    known = [point for point in points if point.freedom >= _LEAST_FREEDOM]
+    widening, uneven = _widening(known), _is_uneven(known)
+    for point in known:
+        point.measurement.noise = Noise(point.sigma, float(point.freedom), widening, uneven)
+    for own in (
+        lambda point: point.kind,
+        lambda point: (point.kind[:3], point.measurement.point.members),
+        lambda point: point.measurement.point,
+    ):
+        for together in _grouped(known, own):
+            _set_own(together)
+
+
+def _points(run: Run) -> list[_Point]:
+    """Return the data points with enough trials to show their spread."""
+    labels = pair_labels(run.paths)
+
+    @cache
+    def labels_of(members: tuple[int, ...]) -> frozenset[str]:
+        return frozenset(labels.get(frozenset(pair), "?") for pair in combinations(members, 2))
+
+    return [
+        _Point(
+            measurement,
+            _Kind(at.size_bytes >= _MIB, at.operation.is_collective, labels_of(at.members), at.work),
+            _spread(tuple(trial_seconds(measurement))),
+        )
+        for measurement in run.measurements
+        if len(measurement.samples) >= FEWEST_TRIALS
+        for at in [measurement.point]
+    ]
+
+
+def _grouped(points: Iterable[_Point], key: Callable[[_Point], Hashable]) -> Iterable[list[_Point]]:
+    groups: dict[Hashable, list[_Point]] = defaultdict(list)
+    for point in points:
+        groups[key(point)].append(point)
+    return groups.values()
+
+
+@lru_cache(1 << 15)
+def _spread(trials: tuple[float, ...]) -> _Spread:
+    logs = [math.log(seconds) for seconds in trials]
+    mean = math.fsum(logs) / len(logs)
+    return _Spread(
+        squares=math.fsum((value - mean) ** 2 for value in logs),
+        freedom=len(logs) - 1,
+        next_ones=tuple((b - a) ** 2 for a, b in pairwise(logs)),
+        second_ones=tuple((b - a) ** 2 for a, b in zip(logs, logs[2:], strict=False)),
+        gaps=tuple(_gaps(logs)),
+    )
+
+
+def _gaps(logs: Sequence[float]) -> Iterator[float]:
+    """Yield of each three trials in a row the smaller gap between them, in order of size, over both."""
+    for start in range(0, len(logs) - 2, 3):
+        low, middle, high = sorted(logs[start : start + 3])
+        if high > low:
+            yield min(middle - low, high - middle) / (high - low)
+
+
+def _sigma(spreads: Sequence[_Spread]) -> tuple[float, int]:
+    """Return σ of one trial of equally noisy data points, without those that are noisier, and its degrees of freedom.
+
+    Which are noisier is judged by the median data point.
+    """
+    typical = median(one.squares / chi_square(one.freedom, 0.5) for one in spreads)
+    alike = [one for one in spreads if one.squares <= typical * chi_square(one.freedom, _PART_LEVEL)]
+    freedom = sum(one.freedom for one in alike)
+    return max(_LEAST_SIGMA, math.sqrt(math.fsum(one.squares for one in alike) / freedom)), freedom
+
+
+def _widening(points: Sequence[_Point]) -> float:
+    """Return by how much intervals are wider as trials resemble those before: √((1+ρ)/(1−ρ)), 1 if none shows it.
+
+    Two trials with another one between them differ by 1 + ρ times the square of that by which neighbors do.
+    """
+    near = far = 0.0
+    excesses = []
+    for point in points:
+        most, weight = _MOST_SQUARE * 2 * point.sigma**2, len(point.spread.second_ones) / point.sigma**2
+        one, two = (
+            weight * math.fsum(min(square, most) for square in squares) / len(squares)
+            for squares in (point.spread.next_ones, point.spread.second_ones)
+        )
+        near, far = near + one, far + two
+        excesses.append(two - one)
+    if not excesses or math.fsum(excesses) <= _SEEN * math.sqrt(math.fsum(value**2 for value in excesses)):
+        return 1.0
+    correlation = min(_MOST_CORRELATED, far / near - 1) if near else _MOST_CORRELATED
+    return math.sqrt((1 + correlation) / (1 - correlation))
+
+
+def _is_uneven(points: Sequence[_Point]) -> bool:
+    """Return whether two of three trials are close and the third is far more often than normal noise makes them."""
+    gaps = [gap for point in points for gap in point.spread.gaps]
+    return bool(gaps) and math.fsum(gaps) / len(gaps) < _GAP_MEAN - _SEEN * _GAP_DEVIATION / math.sqrt(len(gaps))
+
+
+def _set_own(points: Sequence[_Point]) -> None:
+    """Give data points of one kind a noise of their own if together they are significantly noisier than it."""
+    sigma, freedom = _sigma([point.spread for point in points])
+    own = noisier(freedom * (sigma / points[0].sigma) ** 2, freedom)
+    for point in points if own else ():
+        noise = point.measurement.noise
+        if noise and sigma > noise.sigma:
+            point.measurement.noise = replace(noise, sigma=sigma, freedom=float(freedom))
