@@ -138,8 +138,7 @@ class Judgement:
     @property
     def accuses(self) -> bool:
         """True if a node or an uplink is slow for certain."""
-        every = (*self.nodes, *(uplink.effect for uplink in self.uplinks))
-        return any(one.state is State.SLOW for one in every)
+        return bool(self.slow_nodes) or any(uplink.effect.state is State.SLOW for uplink in self.uplinks)
 
     @property
     def slow_nodes(self) -> tuple[NodeEffect, ...]:
