@@ -80,7 +80,7 @@ def one_run(count: int, how: str, when: str, folder: Path) -> dict[str, object]:
         "others": sorted(set(others.values())), "pairs_of_others": pairs_of_others,
         "said": [line for _, _, line in naming_lines][:1],
     }  # fmt: skip
-    is_named = result["named"] == [victim] and named_s is not None and named_s <= BAR_S and status in {1, 4}
+    is_named = result["named"] == [victim] and named_s is not None and named_s <= BAR_S and status in {1, 3, 4}
     is_kept = result["others"] == [0] and pairs_of_others >= count - 2
     return {**result, "right": bool(is_kept and (is_named or when == "end"))}
 

@@ -71,6 +71,7 @@ EITHER = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.EITHER),) * 2)
         ({}, RAIL, ExitStatus.DONE, 0),
         ({"nodes": (SLOW,)}, RAIL, ExitStatus.DONE, 3),
         ({"uplinks": (Uplink("leaf0", (0, 1), SLOW.sends),)}, RAIL, ExitStatus.DONE, 3),
+        ({"uplinks": (Uplink("", (0, 1), EITHER.sends),)}, RAIL, ExitStatus.DONE, 0),
         ({}, replace(RAIL, slow=True), ExitStatus.DONE, 3),
         ({}, replace(RAIL, slow_nodes=(SLOW,)), ExitStatus.DONE, 3),
         ({"nodes": (*judged(4, slow()).nodes, EITHER)}, RAIL, ExitStatus.DONE, 0),

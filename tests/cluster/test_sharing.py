@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 
 from collbench.cluster.measure import Round, RoundKind, Surveyed, survey_nodes
-from collbench.cluster.nodes import State, judge
+from collbench.cluster.nodes import State, Switches, judge
 
 Pair = tuple[int, int]
 
@@ -33,13 +35,35 @@ def under_leaves(sizes: Sequence[int], ratio: float, slow: dict[int, float]) -> 
     return rates
 
 
-def surveyed(sizes: Sequence[int], ratio: float, slow: dict[int, float], seed: int, rounds: int = 40) -> Surveyed:
-    rates, noise = under_leaves(sizes, ratio, slow), random.Random(seed)
+def lognormal(noise: random.Random) -> float:
+    return noise.lognormvariate(0, 0.01)
+
+
+def ceiling(noise: random.Random) -> float:
+    """Return noise that makes no pair faster."""
+    return math.exp(-abs(noise.gauss(0, 0.02)))
+
+
+def surveyed(
+    sizes: Sequence[int],
+    ratio: float,
+    slow: dict[int, float],
+    seed: int,
+    rounds: int = 40,
+    noise: Callable[[random.Random], float] = lognormal,
+    known: Sequence[Switches] = (),
+) -> Surveyed:
+    rates, rng = under_leaves(sizes, ratio, slow), random.Random(seed)
 
     def measure(pairs: tuple[Pair, ...], _one_way: bool) -> list[float]:
-        return [rate * noise.lognormvariate(0, 0.01) for rate in rates(pairs)]
+        return [rate * noise(rng) for rate in rates(pairs)]
 
-    return survey_nodes(sum(sizes), (), measure, lambda made: made < rounds, seed, one_way=False)
+    return survey_nodes(sum(sizes), known, measure, lambda made: made < rounds, seed, one_way=False)
+
+
+def leaves_of(sizes: Sequence[int]) -> list[set[int]]:
+    """Return the nodes of each leaf."""
+    return [set(range(sum(sizes[:leaf]), sum(sizes[: leaf + 1]))) for leaf in range(len(sizes))]
 
 
 LEAVES = [(8, 8, 8, 8), (12, 5, 9, 6), (3, 20, 4, 5), (4, 4, 4, 4), (6, 3, 7)]
@@ -93,3 +117,60 @@ def test_without_sharing_the_judgement_is_that_of_all_pairs() -> None:
     done = surveyed((16,), 1.0, {}, 1)
     assert (len(done.rounds), done.judgement.across) == (8, ())
     assert judge(done.seen, 16) == done.judgement
+
+
+@pytest.mark.parametrize(("sizes", "seed"), [((16, 16, 16, 16), 4), ((8, 8, 8, 8), 10)])
+def test_rounds_in_which_an_uplink_was_less_busy_do_not_make_a_node_slow(sizes: tuple[int, ...], seed: int) -> None:
+    """Two quiet rounds at the full rate, but below the mean of such noise, and others a little slower than these."""
+    assert surveyed(sizes, 1.5, {}, seed, noise=ceiling).judgement.slow_nodes == ()
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_nodes_of_two_leaves_are_not_said_to_share_an_uplink(seed: int) -> None:
+    """Two small leaves beside a large one, all oversubscribed: nodes of both small ones look alike."""
+    sizes = (6, 9, 33)
+    for uplink in surveyed(sizes, 3.0, {}, seed).judgement.slow_uplinks:
+        assert any({*uplink.members} <= leaf for leaf in leaves_of(sizes))
+        assert uplink.effect.state is State.EITHER, "with the same uplinks as others, for each of its nodes"
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_with_switches_given_no_healthy_node_is_slow_where_a_slower_uplink_hides_the_others(seed: int) -> None:
+    sizes = (32, 12, 8, 6, 3, 3)
+    members = tuple(tuple(sorted(leaf)) for leaf in leaves_of(sizes))
+    known = (Switches(tuple(f"leaf{number}" for number in range(len(sizes))), members),)
+    assert surveyed(sizes, 1.5, {}, seed, known=known).judgement.slow_nodes == ()
+
+
+@pytest.mark.parametrize("slow", [{}, {2: 0.8}])
+def test_leaves_are_inferred_only_as_they_are(slow: dict[int, float]) -> None:
+    inferred = 0
+    for sizes, seed in product(((4, 4, 4, 4), (6, 3, 7), (8, 8, 8, 8)), range(4)):
+        groups = surveyed(sizes, 4.0, slow, seed).judgement.groups
+        homes = [[number for number, leaf in enumerate(leaves_of(sizes)) if {*group} <= leaf] for group in groups]
+        assert all(len(home) == 1 for home in homes), "no group is of two leaves"
+        assert len({home for (home,) in homes}) == len(homes), "and no leaf has two groups"
+        assert not groups or 2 * sum(map(len, groups)) >= sum(sizes)
+        inferred += bool(groups)
+    assert inferred > 3
+
+
+@pytest.mark.parametrize(("sizes", "ratio"), [((16,), 1.0), ((8, 8, 8, 8), 1.0), ((5, 3), 4.0)])
+def test_without_evidence_no_leaf_is_inferred(sizes: tuple[int, ...], ratio: float) -> None:
+    """One switch, uplinks for all, and two leaves of which one uplink explains all."""
+    assert [surveyed(sizes, ratio, {1: 0.8}, seed).judgement.groups for seed in range(3)] == [()] * 3
+
+
+def test_groups_have_the_numbers_of_all_nodes_where_some_were_lost() -> None:
+    sizes = (4, 4, 4, 4)
+    rates, rng, made = under_leaves(sizes, 4.0, {}), random.Random(5), list[int]()
+
+    def measure(pairs: tuple[Pair, ...], _one_way: bool) -> list[float]:
+        made.append(len(pairs))
+        return [rate * lognormal(rng) for rate in rates(pairs)]
+
+    done = survey_nodes(
+        16, (), measure, lambda count: count < 30, 5, one_way=False, lost=lambda: {0} if made else set()
+    )
+    assert done.judgement.groups
+    assert all(any({*group} <= leaf - {0} for leaf in leaves_of(sizes)) for group in done.judgement.groups)

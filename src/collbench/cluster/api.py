@@ -104,9 +104,10 @@ class NodeSurvey:
     def status(self) -> ExitStatus:
         """How the command ends: with what failed, a failure where no node was judged, or something that is slow."""
         rails = any(rail.slow or rail.slow_nodes for rail in self.origin.rails)
-        slow = rails or bool(self.judgement.slow_nodes or self.judgement.slow_uplinks)
         judged = ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED
-        return max(self.failed, judged, ExitStatus.CONTRADICTION if slow else ExitStatus.DONE)
+        return max(
+            self.failed, judged, ExitStatus.CONTRADICTION if rails or self.judgement.accuses else ExitStatus.DONE
+        )
 
 
 def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from collbench.cluster.fit import Observation
+from collbench.cluster.groups import leaf_groups
 from collbench.cluster.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.cluster.sharing import Sharing, renumbered
 from collbench.cluster.simulated import Cluster, measured
@@ -576,7 +577,10 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
 
     rounds = survey(nodes, leaves, take, suspects, more, rng, instead)
     seen.extend(unused())
-    return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
+    found = judged()
+    if found.shared and found.sharing is not None:
+        found = replace(found, groups=leaf_groups(seen, found.sharing))
+    return Surveyed(rounds, tuple(seen), found, time.monotonic() - begin)
 
 
 def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:

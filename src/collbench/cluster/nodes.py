@@ -34,6 +34,8 @@ _OVERSUBSCRIBED = 0.10
 # With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2% noise
 # the mean of four is known to 1%, and half of a 10% fault is 5%.
 _ENOUGH_AMONG = 4
+# What a slow node costs is less than this share of what the slow uplink costs that it is behind.
+_MOST = 0.75
 # If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
 _TOO_WIDE = 0.15
 # So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
@@ -45,7 +47,9 @@ _WIDEST = 10.0
 
 
 class State(StrEnum):
-    """What is known of a node or an uplink; `EITHER`: a slow node, or a healthy one behind an oversubscribed uplink."""
+    """What is known of a node or an uplink; `EITHER`: a slow node, or a healthy one behind an oversubscribed uplink, or
+    an uplink that is slow or oversubscribed.
+    """
 
     HEALTHY = "healthy"
     SLOW = "slow"
@@ -110,7 +114,8 @@ class Judgement:
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
     two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
     switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
-    `confirm` are slow nodes to measure again, when all else is decided.
+    `confirm` are slow nodes to measure again, when all else is decided. `groups` are nodes that are probably under one
+    leaf switch each, inferred from their pairs when the survey has ended.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -123,11 +128,17 @@ class Judgement:
     sharing: Sharing | None = None
     shared: bool = False
     confirm: Members = ()
+    groups: tuple[Members, ...] = ()
 
     @property
     def judged(self) -> int:
         """How many nodes are known to be slow or healthy."""
         return sum(one.state in (State.SLOW, State.HEALTHY) for one in self.nodes)
+
+    @property
+    def accuses(self) -> bool:
+        """True if a node or an uplink is slow for certain."""
+        return bool(self.slow_nodes) or any(uplink.effect.state is State.SLOW for uplink in self.uplinks)
 
     @property
     def slow_nodes(self) -> tuple[NodeEffect, ...]:
@@ -136,8 +147,8 @@ class Judgement:
 
     @property
     def slow_uplinks(self) -> tuple[Uplink, ...]:
-        """The switches whose uplinks are significantly slow."""
-        return tuple(uplink for uplink in self.uplinks if uplink.effect.state is State.SLOW)
+        """The switches whose uplinks are significantly slow; if the switch was inferred, perhaps oversubscribed."""
+        return tuple(uplink for uplink in self.uplinks if uplink.effect.state in (State.SLOW, State.EITHER))
 
 
 def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
@@ -154,10 +165,19 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     found = replace(found, sharing=sharing)
     behind = [set(uplink.members) for uplink in found.slow_uplinks]
     unexplained = {pair for pair in sharing.busy if all(len(members & {*pair}) != 1 for members in behind)}
-    if sharing.general and cover(unexplained) > 1:
+    mixed = any(_is_mixed(uplink, seen, sharing) for uplink in found.slow_uplinks)
+    if mixed or (sharing.general and cover(unexplained) > 1):
         return _judge_sharing(sharing)
     found = _with_fast(found, sharing) if sharing.busy else found
     return found if found.suspects is not None else replace(found, confirm=_unconfirmed(found, seen))
+
+
+def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> bool:
+    """True if a pair of the inferred uplink's nodes once lacked about what the uplink costs: they are under several
+    switches.
+    """
+    least = sharing.full + min(_MOST * math.log1p(uplink.effect.ratio), -clearly_below(sharing.sigma))
+    return any(math.log(one.gbs) < least and {one.first, one.second} <= {*uplink.members} for one in seen)
 
 
 def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
@@ -196,7 +216,11 @@ def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
     groups = _neighbours(among, low)
     fitted = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
     uplinks = [
-        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes)))
+        Uplink(
+            "",
+            members,
+            _in_doubt(_effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes))),
+        )
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
     found = _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
@@ -224,17 +248,16 @@ def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[
             pairs |= dict.fromkeys(pair, pair)
     return replace(
         found,
-        nodes=tuple(_either(one) if one.node in doubted else one for one in found.nodes),
+        nodes=tuple(
+            replace(one, sends=_in_doubt(one.sends), receives=_in_doubt(one.receives)) if one.node in doubted else one
+            for one in found.nodes
+        ),
         suspects=tuple(dict.fromkeys(pairs.values())) if found.suspects is None else found.suspects,
     )
 
 
-def _either(one: NodeEffect) -> NodeEffect:
-    sends, receives = (
-        replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
-        for effect in (one.sends, one.receives)
-    )
-    return replace(one, sends=sends, receives=receives)
+def _in_doubt(effect: Effect) -> Effect:
+    return replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
 
 
 def _pair(one: Observation) -> Pair:
@@ -266,17 +289,19 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
     levels = [level.members for level in known]
     fitted = fit(seen, nodes, levels)
-    if min(fitted.across) < math.log(1 - _OVERSUBSCRIBED):
-        hiding = list(levels[0])
-    else:
-        hiding = [uplink.members for uplink in _known_uplinks(fitted, known) if uplink.effect.state is State.SLOW]
-    if hiding:
-        fitted = fit(seen, nodes, levels, hiding)
+    slow = [uplink.members for uplink in _known_uplinks(fitted, known) if uplink.effect.state is State.SLOW]
+    across = min(fitted.across)
+    if slow:
+        fitted = fit(seen, nodes, levels, slow)
+    if min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED):  # perhaps shown only without the slowest uplinks
+        fitted = fit(seen, nodes, levels, levels[0])
     uplinks = _known_uplinks(fitted, known)
     open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
-    return _judgement(seen, fitted, uplinks, leaves if (leaves or open_uplinks) and not fitted.exhausted else None)
+    suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
+    found = _judgement(seen, fitted, uplinks, suspects)
+    return replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
 
 
 def _judge_sharing(sharing: Sharing) -> Judgement:

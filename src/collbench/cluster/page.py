@@ -226,7 +226,8 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
     for node in judgement.slow_nodes:
         yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
-    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
+    for uplink in judgement.slow_uplinks:
+        yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     for change in judgement.across:
@@ -236,6 +237,7 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         elif change < -DELTA:
             lost = f"pairs across switches lose {-change:.0%} if all run at once"
             yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
+    yield from _leaves(origin, judgement)
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
@@ -250,6 +252,15 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
         across = any(change < -DELTA for change in judgement.across)
         yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
+
+
+def _leaves(origin: Origin, judgement: Judgement) -> Iterator[str]:
+    if not judgement.groups:
+        return
+    groups = "; ".join(format_node_list([origin.names[node] for node in group]) for group in judgement.groups)
+    left = len(origin.names) - sum(map(len, judgement.groups))
+    others = f"; of {left} nodes it is not known" if left else ""
+    yield f"leaves    inferred from rates, probably under one switch each: {groups}{others}{origin.mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
@@ -327,7 +338,7 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
     how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
     if one.name:
         return f"{one.name}'s uplinks: {how}; under it {nodes}"
-    return f"an uplink that {nodes} share: {how}; among themselves they are fast"
+    return f"an uplink that {nodes} share: {how}, slow or oversubscribed; among themselves they are fast"
 
 
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:

@@ -27,6 +27,8 @@ _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 _LEAST_NODES = 6
 # Of log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
 _CLEARLY, _SIGMAS = 0.08, 3.0
+# What is slower than the best by less than this and three times the noise is the same rate.
+_SAME = DELTA
 # The third fastest measurement shows about the full rate, and so do those a little slower; no noise is below 0.3%.
 _THIRD, _WIDE, _NEAR, _LEAST_SIGMA = 3, 0.12, 0.08, 0.003
 # A single slow uplink explains slow pairs of up to this share of the nodes.
@@ -143,7 +145,7 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             if end in _ends(one) and (most - unknown) & {one.first, one.second} - {end[1]}
         ]
         # Even in a quiet round an uplink may be busy: what counts is what the node reaches again and again.
-        top = [(ratio, is_quiet) for ratio, is_quiet in with_fast if ratio > best[end] - clearly]
+        top = [(ratio, is_quiet) for ratio, is_quiet in with_fast if ratio > best[end] - _SAME - _SIGMAS * sigma]
         mean = fmean([ratio for ratio, _ in top]) if top else fmean(reached[end])
         count = sum(is_quiet for _, is_quiet in with_fast)
         enough = len(top) >= _ENOUGH and sum(is_quiet for _, is_quiet in top) >= _ENOUGH_QUIET
@@ -168,6 +170,21 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
         strangers=strangers,
         most=tuple(sorted(most - unknown)),
     )
+
+
+def met_busy_uplink(seen: Sequence[Observation], sharing: Sharing) -> list[bool | None]:
+    """Return of each measurement whether it met a busy uplink, None if a node's own rate is not known."""
+    clearly = clearly_below(sharing.sigma)
+
+    def own(end: _End) -> float:
+        reached = (sharing.receives if end[0] else sharing.sends)[end[1]]
+        return reached.mean if reached is not None and (reached.fast or reached.slow) else -math.inf
+
+    least = [min(map(own, _ends(one))) - clearly for one in seen]
+    return [
+        None if math.isinf(rate) else math.log(one.gbs) - sharing.full < rate
+        for one, rate in zip(seen, least, strict=True)
+    ]
 
 
 def _ends(one: Observation) -> list[_End]:
