@@ -106,6 +106,10 @@ def enter(words: list[str], folder: Path, program: Program, simulated: Path, mon
             command = expanded(SIMULATED[word])
             enter(command, simulated, program, simulated, monkeypatch)
             program(*command, "-o", word)
+            minute = [*SIMULATED].index(word)  # two runs would else differ by their start, or not
+            text = (simulated / word).read_text(encoding="utf-8")
+            fixed = re.sub(r'"started": "[^"]*"', f'"started": "2026-01-01T00:{minute:02}:00Z"', text, count=1)
+            (simulated / word).write_text(fixed, encoding="utf-8")
     (folder / "state").mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("PATH", str(folder))  # no program of this machine
