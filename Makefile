@@ -38,7 +38,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu sanitize check lint types bytecode types-and-bytecode build format ptx wheel clean
+.PHONY: help pairs test test-gpu sanitize check check-main lint types bytecode types-and-bytecode build format ptx wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -87,6 +87,9 @@ endef
 
 check: export CXXFLAGS += -Werror
 check: lint types-and-bytecode test  ## all that CI checks: format, lint, types, build, shipped PTX, tests
+
+check-main: ARGS += $(foreach annex,jobs overlaps ranks cluster,--ignore=tests/$(annex))
+check-main: check  ## the same without the tests of the annexes: jobs, overlaps, ranks, cluster
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
