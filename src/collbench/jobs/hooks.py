@@ -14,7 +14,7 @@ from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
 from collbench.jobs.finalists import JobScorer
 from collbench.jobs.job import checked
-from collbench.launch.arguments import AblateArguments
+from collbench.launch.arguments import AblateJobArguments
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 
@@ -51,7 +51,7 @@ def html(files: Sequence[Path]) -> str:
     return render(job_report, one_line(files[0].name), version("collbench"))
 
 
-def ablate(arguments: AblateArguments, notices: Notices) -> None:
+def ablate(arguments: AblateJobArguments, notices: Notices) -> None:
     """Replay a recorded job in two arms, print its page, and leave."""
     from collbench.jobs.replay.command import ablate as replay_in_two_arms  # late: numpy
 

@@ -15,14 +15,15 @@ from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES, show_whole
 from collbench.jobs import job_file
+from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.launch import ablation as ablations
-from collbench.launch.arguments import AblateArguments
+from collbench.launch.arguments import AblateJobArguments, two_changes, whole_option
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
-from collbench.model.capabilities import capabilities
+from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
@@ -96,57 +97,87 @@ def replay(
 
 # `collbench ablate JOB.json`: the step in two arms.
 
+_OF_TWO_ARMS = frozenset(
+    {"--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force", "--compute", "--fabric"}
+)
 
-def ablate(arguments: AblateArguments, notices: Notices) -> None:
+
+def ablate(arguments: AblateJobArguments, notices: Notices) -> None:
     """Replay a job in two arms, print its page, and leave with its status."""
-    if arguments.verbose:
+    own_options = arguments.own_options
+    replay_options = options_of(arguments)
+    if "--verbose" in own_options:
         show_whole()
-    request = _request_of(arguments, notices)
+    path = Path(arguments.file)
+    request = _in_two_arms(job_file.load(path), one_line(path.name), replay_options, notices)
+    if "--against" in own_options:
+        request = _against(request, replay_options.devices, own_options["--against"])
     # A new file is named as a replay's: its run is one.
-    file = new_file("replay", request.backend) if arguments.output is None else Path(arguments.output)
+    file = replay_options.output or new_file("replay", request.backend)
     session = partial(Replaying, request, file, notices)
-    measure_with_workers(session, "collbench.jobs.replay.section", as_json=arguments.json)
+    measure_with_workers(session, "collbench.jobs.replay.section", as_json="--json" in own_options)
 
 
-def _request_of(arguments: AblateArguments, notices: Notices) -> ReplayRequest:
-    """Return the replay in two arms of a job. Raises UsageError for what cannot be compared."""
-    assert arguments.job is not None  # noqa: S101  # else nobody calls it
-    path = Path(arguments.job)
-    job = job_file.load(path)
-    change = ablations.parse_change(arguments.without)
+def options_of(arguments: AblateJobArguments) -> ReplayOptions:
+    """Return the options of the replay. Raises UsageError for what is none of them, or cannot be compared."""
+    own_options, without = arguments.own_options, arguments.without
+    if arguments.program:
+        raise UsageError(
+            f"{arguments.file} is a recorded job, and {arguments.program[0]} is a training script: use only one"
+        )
+    strange = [name for name in own_options if name not in _OF_TWO_ARMS]
+    strange += [option.name for option in arguments.train_options if option.name not in ("--devices", "--backend")]
+    if strange:
+        listed = ", ".join(dict.fromkeys(strange))
+        raise UsageError(f"{arguments.file} is replayed, and nothing is trained: leave out {listed}")
+    if without and "--against" in own_options:
+        raise two_changes()
+    compute = own_options.get("--compute", Pauses.NONE.value)
+    if compute not in tuple(Pauses):
+        raise UsageError(f"--compute '{compute}' is not one of {', '.join(Pauses)}")
+    chosen = {option.name: option.value for option in arguments.train_options}
+    backend = chosen.get("--backend") or "auto"
+    if backend not in ("auto", *BACKENDS):
+        raise UsageError(f"backend '{backend}' does not exist: write one of auto, {', '.join(BACKENDS)}")
+    trials = whole_option(own_options, "--repeats", least=2, why="one trial of each arm gives no interval")
+    seed = whole_option(own_options, "--seed")
+    change = ablations.parse_change(without or (() if "--against" in own_options else ("p2p",)))
     if change.given:
         raise UsageError(
             f"--without {change.given[0]} needs a script: a recorded job is replayed without "
             f"{', '.join(ablations.SWITCHES)}"
         )
-    replay_options = ReplayOptions(
-        pauses=Pauses(arguments.compute),
+    return ReplayOptions(
+        pauses=Pauses(compute),
         without=change.switches,
-        trials=arguments.repeats,
-        devices=arguments.train.devices,
-        backend=arguments.train.backend,
-        fabric=arguments.fabric,
-        force=arguments.force,
-        seed=arguments.seed,
+        trials=trials,
+        devices=chosen.get("--devices"),
+        backend=backend,
+        fabric=own_options.get("--fabric"),
+        output=Path(own_options["--output"]) if "--output" in own_options else None,
+        force="--force" in own_options,
+        seed=seed,
     )
+
+
+def _in_two_arms(job: Job, name: str, replay_options: ReplayOptions, notices: Notices) -> ReplayRequest:
+    """Return the replay of a job with all, and without what the options say. Raises UsageError."""
+    without = replay_options.without
     backend, _ = factory.resolve(replay_options.backend)
-    if change.switches and not capabilities(backend).nvml:
+    if without and not capabilities(backend).nvml:
         raise UsageError(
-            f"the {backend} backend has no {', '.join(change.switches)} to deny NCCL: "
-            "compare devices with --against LIST"
+            f"the {backend} backend has no {', '.join(without)} to deny NCCL: compare devices with --against LIST"
         )
-    if "nvlink" in change.switches:
+    if "nvlink" in without:
         notices.say(ablations.NVLINK_NOTE)
-    command = options.command_line("ablate")
-    request = replaying.request_of(job, one_line(path.name), replay_options, command, notices)
-    return request if arguments.against is None else _against(request, arguments, arguments.against)
+    return replaying.request_of(job, name, replay_options, options.command_line("ablate"), notices)
 
 
-def _against(request: ReplayRequest, arguments: AblateArguments, against: str) -> ReplayRequest:
+def _against(request: ReplayRequest, devices: str | None, against: str) -> ReplayRequest:
     """Return the request with a second arm on other devices."""
     ranks = len(request.schedule.ranks)
     present = present_devices(request.backend, request.fabric)
-    first = _named(present, arguments.train.devices, "--devices", ranks)
+    first = _named(present, devices, "--devices", ranks)
     others = _named(present, against, "--against", ranks)
     if {device.uuid for device in first} == {device.uuid for device in others}:
         raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
