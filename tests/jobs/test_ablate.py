@@ -12,9 +12,13 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.replay import worlds as backend
+from collbench.jobs.replay.api import ReplayOptions
+from collbench.jobs.replay.command import options_of
 from collbench.jobs.replay.protocol import ReplayArm, ReplayOpened
+from collbench.launch.arguments import AblateJobArguments, split_ablation
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
+from collbench.model.errors import UsageError
 from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -76,6 +80,46 @@ def test_two_trials_say_so(program: Program, folder: Path) -> None:
     assert result.out.startswith(
         "2 trials are too few to say what on GPU0, GPU3 changes in the communication of a step"
     )
+
+
+JOB = ("job.json", "--without", "p2p")
+
+
+def options(*args: str) -> ReplayOptions:
+    parsed = split_ablation(args)
+    assert isinstance(parsed, AblateJobArguments)
+    return options_of(parsed)
+
+
+def test_its_options_may_stand_on_both_sides() -> None:
+    args = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "--compute=recorded", "-oa.json"]
+    parsed = options(*args, "--seed", "1", "--json", "--force", "--backend", "cuda")
+    assert (parsed.devices, parsed.backend, parsed.fabric) == ("2,3", "cuda", None)
+    assert (parsed.without, parsed.trials, parsed.pauses) == (("p2p", "shm"), 4, Pauses.RECORDED)
+    assert (parsed.output, parsed.seed, parsed.force) == (Path("a.json"), 1, True)
+    assert options("job.json").without == ("p2p",)
+    assert options("job.json", "--against", "2,3").without == ()
+
+
+@pytest.mark.parametrize(
+    ("case", "args", "reported"),
+    [
+        ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py is a training script"),
+        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: use only one"),
+        ("two jobs", [*JOB, "other.json"], "other.json is a training script"),
+        ("step times", [*JOB, "--skip", "3"], "nothing is trained: leave out --skip"),
+        ("a choice", [*JOB, "--auto-select", "2"], "leave out --auto-select"),
+        ("torchrun's", [*JOB, "--max-restarts", "1", "--budget", "1min"], "leave out --budget, --max-restarts"),
+        ("two changes", [*JOB, "--against", "2,3"], "changes the devices: use only one"),
+        ("one trial", [*JOB, "--repeats", "1"], "one trial of each arm gives no interval"),
+        ("other compute", [*JOB, "--compute", "all"], "'all' is not one of none, recorded"),
+        ("no such backend", [*JOB, "--backend", "rocm"], "backend 'rocm' does not exist"),
+    ],
+)
+def test_what_a_job_cannot_have_is_one_line(case: str, args: list[str], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported) as error:
+        options(*args)
+    assert "\n" not in str(error.value), case
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.arguments import split_ablation
+from collbench.launch.arguments import AblateArguments, AblateJobArguments, split_ablation
 from collbench.model.errors import UsageError
 
 BASE = ("--devices", "0,1", "--without", "p2p")
 
 
+def asked(args: Sequence[str]) -> AblateArguments:
+    parsed = split_ablation(args)
+    assert isinstance(parsed, AblateArguments)
+    return parsed
+
+
 def test_every_argument_reaches_its_parser() -> None:
     args = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
     args += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
-    parsed = split_ablation([*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
+    parsed = asked([*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
     assert parsed.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
     assert (parsed.train.auto_select, parsed.train.max_age) == (2, timedelta(days=1))
     assert parsed.passed == ("--max-restarts", "1", "-t3")
@@ -26,20 +33,20 @@ def test_every_argument_reaches_its_parser() -> None:
 
 
 def test_defaults() -> None:
-    parsed = split_ablation([*BASE, "train.py"])
+    parsed = asked([*BASE, "train.py"])
     assert (parsed.repeats, parsed.skip, parsed.seed, parsed.output, parsed.against) == (None, None, None, None, None)
     assert (parsed.allreduce, parsed.json, parsed.verbose, parsed.passed) == (True, False, False, ())
 
 
 def test_without_may_stand_twice_and_a_file_may_be_glued_to_o() -> None:
-    parsed = split_ablation(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
+    parsed = asked(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
     assert (parsed.without, parsed.output) == (("p2p", "NCCL_ALGO=Ring"), "a.json")
     assert (parsed.passed, parsed.train.program) == (("-m", ), ("pkg.train",))  # fmt: skip
 
 
 @pytest.mark.parametrize("args", [["--help"], ["-h"], ["--without", "p2p", "--help", "train.py"]])
 def test_help_stands_before_what_is_wrong_elsewhere(args: list[str]) -> None:
-    assert split_ablation(args).train.help
+    assert asked(args).train.help
 
 
 @pytest.mark.parametrize(
@@ -60,12 +67,14 @@ def test_help_stands_before_what_is_wrong_elsewhere(args: list[str]) -> None:
         ("a value that is missing", ["--devices", "0,1", "--without"], "'--without' needs a value"),
         ("a value before the dashes", ["--devices", "0,1", "--without", "--", "x.py"], "'--without' needs a value"),
         ("a flag with a value", [*BASE, "--json=yes", "train.py"], "takes no value"),
+        ("compute of a script", [*BASE, "--compute", "recorded", "train.py"], "--compute is for a recorded job"),
+        ("a machine for a script", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric is for a recorded job"),
         ("no devices", ["--without", "p2p", "train.py"], "no GPUs asked for"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(case: str, args: list[str], reported: str) -> None:
     with pytest.raises(UsageError, match=reported) as error:
-        split_ablation(args)
+        asked(args)
     assert "\n" not in str(error.value), case
 
 
@@ -93,43 +102,15 @@ def test_any_arguments_are_read_or_refused(args: list[str]) -> None:
         parsed = split_ablation(args)
     except UsageError:
         return
-    assert parsed.train.help or parsed.train.program or parsed.job
+    assert isinstance(parsed, AblateJobArguments) or parsed.train.help or parsed.train.program
 
 
-JOB = ("job.json", "--without", "p2p")
-
-
-def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
-    args = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "--compute=recorded", "-oa.json"]
-    parsed = split_ablation([*args, "--seed", "1", "--json", "--force", "--backend", "cuda"])
-    assert (parsed.job, parsed.train.devices, parsed.train.backend) == ("job.json", "2,3", "cuda")
-    assert (parsed.without, parsed.repeats, parsed.compute, parsed.output) == (("p2p,shm",), 4, "recorded", "a.json")
-    assert (parsed.seed, parsed.json, parsed.force, parsed.fabric) == (1, True, True, None)
-    assert split_ablation(["job.json"]).without == ("p2p",)
-    assert split_ablation(["job.json", "--against", "2,3"]).without == ()
-    assert split_ablation([*BASE, "--", "job.json"]).job is None  # behind the dashes it is a script
-    assert split_ablation([*BASE, "train.py", "job.json"]).job is None
-    assert split_ablation(["job.json", "--help"]).train.help
-
-
-@pytest.mark.parametrize(
-    ("case", "args", "reported"),
-    [
-        ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py is a training script"),
-        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: use only one"),
-        ("two jobs", [*JOB, "other.json"], "other.json is a training script"),
-        ("step times", [*JOB, "--skip", "3"], "nothing is trained: leave out --skip"),
-        ("a choice", [*JOB, "--auto-select", "2"], "leave out --auto-select"),
-        ("torchrun's", [*JOB, "--max-restarts", "1", "--budget", "1min"], "leave out --budget, --max-restarts"),
-        ("two changes", [*JOB, "--against", "2,3"], "changes the devices: use only one"),
-        ("one trial", [*JOB, "--repeats", "1"], "one trial of each arm gives no interval"),
-        ("other compute", [*JOB, "--compute", "all"], "'all' is not one of none, recorded"),
-        ("no such backend", [*JOB, "--backend", "rocm"], "backend 'rocm' does not exist"),
-        ("compute of a script", [*BASE, "--compute", "recorded", "train.py"], "--compute is for a recorded job"),
-        ("a machine for a script", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric is for a recorded job"),
-    ],
-)
-def test_what_a_job_cannot_have_is_one_line(case: str, args: list[str], reported: str) -> None:
-    with pytest.raises(UsageError, match=reported) as error:
-        split_ablation(args)
-    assert "\n" not in str(error.value), case
+def test_a_first_word_that_names_a_file_of_json_is_a_job_with_options_on_both_sides() -> None:
+    parsed = split_ablation(["--devices", "2,3", "job.json", "--without", "p2p,shm", "-oa.json", "--json"])
+    assert isinstance(parsed, AblateJobArguments)
+    assert (parsed.file, parsed.without, parsed.program) == ("job.json", ("p2p,shm",), ())
+    assert dict(parsed.own_options) == {"--output": "a.json", "--json": ""}
+    assert [(option.name, option.value) for option in parsed.train_options] == [("--devices", "2,3")]
+    assert asked([*BASE, "--", "job.json"]).train.program == ("job.json",)  # behind the dashes it is a script
+    assert asked([*BASE, "train.py", "job.json"]).train.program == ("train.py", "job.json")
+    assert asked(["job.json", "--help"]).train.help

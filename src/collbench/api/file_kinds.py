@@ -17,7 +17,7 @@ from collbench.model.run import Run
 if TYPE_CHECKING:
     from collbench.choose.choice import Choice
     from collbench.choose.select import Decision
-    from collbench.launch.arguments import AblateArguments
+    from collbench.launch.arguments import AblateJobArguments
 
 JOB = "collbench-job"
 # What a file's "format" says: the module that offers what `Kind` lists.
@@ -55,7 +55,7 @@ class Kind(Protocol):
     scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
     show: Callable[..., None]  # prints it
     html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
-    ablate: Callable[[AblateArguments, Notices], None]  # measures it in two arms, prints it, and leaves
+    ablate: Callable[[AblateJobArguments, Notices], None]  # measures it in two arms, prints it, and leaves
 
 
 def format_of(path: Path) -> str:

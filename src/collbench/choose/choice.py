@@ -208,21 +208,13 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class BestForJob:
-    """A step of the job communicates for `seconds` on the set, the best of the `finalists` that did not fail.
+class Told:
+    """What measured the finalists by something else than all-reduces says of the set."""
 
-    `tied`: all of them take as long; `significant`: each of the others takes longer.
-    """
-
-    job: str
-    seconds: float
-    finalists: int
-    tied: bool
-    significant: bool
-    simulated: bool
+    text: str
 
 
-Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | BestForJob
+Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | Told
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -15,7 +15,7 @@ from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train
 from collbench.launch import torchrun
-from collbench.launch.arguments import AblateArguments, split_ablation
+from collbench.launch.arguments import AblateArguments, AblateJobArguments, split_ablation
 from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
 
@@ -68,10 +68,10 @@ class _Live:
 class _Ablate(ScriptCommand):
     """The command `ablate`, which takes `train`'s arguments, too."""
 
-    def read(self, arguments: list[str]) -> AblateArguments | None:
+    def read(self, arguments: list[str]) -> AblateArguments | AblateJobArguments | None:
         """Return what was asked, None for the help. Raises UsageError."""
-        ablate_arguments = split_ablation(arguments)
-        return None if ablate_arguments.train.help else ablate_arguments
+        asked = split_ablation(arguments)
+        return None if isinstance(asked, AblateArguments) and asked.train.help else asked
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options in the help; for a shell also those of `train` and torchrun."""
@@ -132,7 +132,7 @@ _options_in_help = options.apply(
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
 @_options_in_help
-def ablate(arguments: AblateArguments) -> None:
+def ablate(arguments: AblateArguments | AblateJobArguments) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
@@ -149,7 +149,7 @@ def ablate(arguments: AblateArguments) -> None:
       collbench ablate --devices 0,1 --against 2,3 -- train.py
       collbench ablate job.json --without p2p
     """
-    if arguments.job is not None:
+    if isinstance(arguments, AblateJobArguments):
         file_kinds.kind(file_kinds.JOB).ablate(arguments, NOTICES)
         return
     from collbench.api import ablating  # late: numpy

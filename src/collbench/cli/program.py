@@ -42,8 +42,8 @@ _HOMES = {
     "predict": "jobs.predict.command",
     "train": "cli.train",
     "ablate": "cli.ablate",
-    "record": "jobs.commands",
-    "import": "jobs.commands",
+    "record": "jobs.command",
+    "import": "jobs.command",
 }
 
 

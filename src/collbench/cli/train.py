@@ -16,7 +16,6 @@ from collbench.launch.arguments import (
     SHORT,
     TORCHRUN_FLAGS,
     TORCHRUN_VALUES,
-    AblateArguments,
     TrainArguments,
     split,
 )
@@ -31,7 +30,7 @@ class ScriptCommand(click.Command):
 
     allow_interspersed_args = False
 
-    def read(self, arguments: list[str]) -> TrainArguments | AblateArguments | None:
+    def read(self, arguments: list[str]) -> object | None:
         """Return what was asked, None for the help. Raises UsageError."""
         train_arguments = split(arguments)
         return None if train_arguments.help else train_arguments

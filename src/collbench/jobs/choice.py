@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from collbench.choose.choice import BestForJob, Choice, Members, TieBreak
+from collbench.choose.choice import Choice, Members, TieBreak, Told
 from collbench.choose.search import MOST_FINALISTS
 from collbench.jobs.replay.steps import communication_seconds
 from collbench.judge.outcome import outcome
@@ -156,16 +156,23 @@ def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Cho
     best = job_contest.of(job_contest.chosen)
     assert best is not None  # noqa: S101  # it has trials
     assert best.seconds is not None  # noqa: S101
-    simulated = capabilities(links.backend).simulated
+    how = "simulated" if capabilities(links.backend).simulated else "measured"
+    finalists = len(job_contest.sound)
+    if finalists < 2:
+        least = "the only finalist that did not fail"
+    elif job_contest.tied:
+        least = f"{finalists} finalists tie"
+    elif job_contest.significant:
+        least = f"the shortest of {finalists} finalists"
+    else:
+        least = f"none of {finalists} finalists is significantly faster"
     others = [one for one in job_contest.sound if one is not best]
     kept = job_contest.chosen == choice.members
     ties = kept and any(one.standing in {Standing.BEST, Standing.TIED} for one in others)
     return replace(
         choice,
         members=job_contest.chosen,
-        reason=BestForJob(
-            job, best.seconds.value, len(job_contest.sound), job_contest.tied, job_contest.significant, simulated
-        ),
+        reason=Told(f"a step of {job} communicates for {best.seconds.value * 1e3:.3f} ms ({how}): {least}"),
         band=next((some.band for some in choice.finalists if some.members == job_contest.chosen), None),
         decided_by=(choice.decided_by or (TieBreak.PREDICTED,)) if ties else (),
         tied=job_contest.tied,

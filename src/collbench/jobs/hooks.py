@@ -14,7 +14,7 @@ from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
 from collbench.jobs.finalists import JobScorer
 from collbench.jobs.job import checked
-from collbench.launch.arguments import AblateArguments
+from collbench.launch.arguments import AblateJobArguments
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 
@@ -43,17 +43,16 @@ def show(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path 
 def html(files: Sequence[Path]) -> str:
     """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
     from collbench.jobs import api as jobs  # late: numpy, jinja2
-    from collbench.jobs.html_page import content
-    from collbench.report.html.page import render_job
+    from collbench.jobs.html_page import render
 
     if any(format_of(file) == JOB for file in files[1:]):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
     job_report = jobs.report(load(files[0]), runs=load_named(files[1:]))
-    return render_job(content(job_report, one_line(files[0].name), version("collbench")))
+    return render(job_report, one_line(files[0].name), version("collbench"))
 
 
-def ablate(arguments: AblateArguments, notices: Notices) -> None:
+def ablate(arguments: AblateJobArguments, notices: Notices) -> None:
     """Replay a recorded job in two arms, print its page, and leave."""
-    from collbench.jobs.replay.ablate import ablate as replay_in_two_arms  # late: numpy
+    from collbench.jobs.replay.command import ablate as replay_in_two_arms  # late: numpy
 
     replay_in_two_arms(arguments, notices)

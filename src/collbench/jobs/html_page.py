@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Any
 
 from rich.table import Table
@@ -9,11 +10,18 @@ from rich.table import Table
 from collbench.jobs.calls import Bar, Report, Timeline, timeline
 from collbench.jobs.job import Job
 from collbench.jobs.page import call_table, group_text, headline, milli, origin, rank_table, remarks, size
+from collbench.report.html.page import render_plain
 
 # The page shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
 _MOST_RANKS, _MOST_BARS, _MOST_ROWS = 32, 16_000, 500
 _LEFT, _WIDE, _BAR, _LANE, _TEXT, _TICKS = 60, 1000, 14, 18, 20, 5  # of the picture, in its own units
 _FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8a11f", "#3aa6a6")
+
+
+def render(report: Report, name: str, version: str) -> str:
+    """Return the page; `name` is the job's file."""
+    template = resources.files("collbench.jobs").joinpath("job.html").read_text(encoding="utf-8")
+    return render_plain(template, content(report, name, version))
 
 
 def content(report: Report, name: str, version: str) -> dict[str, Any]:

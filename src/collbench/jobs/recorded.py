@@ -132,11 +132,11 @@ def _one_job(streams: Sequence[Stream]) -> list[Stream]:
         parts[find(index)].append(stream)
     if len(parts) == 1 or _distinct_hints(streams):
         return list(streams)
-    return max(parts.values(), key=lambda part: sum(map(_sent, part)))
 
+    def sent(stream: Stream) -> int:
+        return len(stream.tail) + sum(len(stream.phases[phase].symbols) * times for phase, times in stream.runs)
 
-def _sent(stream: Stream) -> int:
-    return len(stream.tail) + sum(len(stream.phases[phase].symbols) * times for phase, times in stream.runs)
+    return max(parts.values(), key=lambda part: sum(map(sent, part)))
 
 
 def _distinct_hints(streams: Sequence[Stream]) -> bool:

@@ -416,16 +416,14 @@ def _phase(file: _File, phase: Fields) -> Repeated:
 
 def _times(file: _File, offset: int, length: int) -> Numbers | None:
     times = file.at(offset, _TIMES, length) if offset else None
-    if times is not None and not _plausible(times):
-        raise StreamError("a phase's mean time is not between its least and its most")
-    return times
-
-
-def _plausible(times: Numbers) -> bool:
+    if times is None:
+        return None
     with np.errstate(all="ignore"):
         means = times["sum"] / times["count"]
     inside = (times["least"] <= means * 1.001) & (means <= times["most"] * 1.001)  # sums are rounded
-    return bool(np.all(inside | (times["count"] == 0)))
+    if not np.all(inside | (times["count"] == 0)):
+        raise StreamError("a phase's mean time is not between its least and its most")
+    return times
 
 
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:

@@ -41,9 +41,8 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 }
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
-# Those of `collbench ablate`, in addition to all of train's. Replaying a recorded job takes JOB_OPTIONS.
+# Those of `collbench ablate`, in addition to all of train's; two are for a recorded job alone.
 JOB_ONLY = frozenset({"--compute", "--fabric"})
-JOB_OPTIONS = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}
 ABLATE_VALUES = JOB_ONLY | {
     *("--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"),
     "--output",
@@ -268,8 +267,7 @@ class AblateArguments:
 
     `train` are the arguments as `collbench train` reads them, `passed` those before the script that each training gets
     unchanged; `without` and `against` are raw text. `repeats` None: until the ratio is known to ± `precision`, a share,
-    or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed instead of a script: of `train`
-    then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
+    or `budget_seconds` are spent.
     """
 
     train: TrainArguments
@@ -287,12 +285,23 @@ class AblateArguments:
     json: bool = False
     verbose: bool = False
     force: bool = False
-    job: str | None = None
-    compute: str = "none"
-    fabric: str | None = None
 
 
-def split_ablation(argv: Sequence[str]) -> AblateArguments:
+@dataclass(frozen=True, slots=True)
+class AblateJobArguments:
+    """What `collbench ablate` was asked of a recorded job, by its file; only those who replay it know what it takes.
+
+    `own_options` are ablate's but `without`, `train_options` train's, and `program` what stands where a script would.
+    """
+
+    file: str
+    own_options: Mapping[str, str]
+    without: tuple[str, ...]
+    train_options: tuple[Option, ...]
+    program: tuple[str, ...]
+
+
+def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
     """Return the arguments of `collbench ablate`, sorted by receiver. Raises UsageError.
 
     Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts. A first word that ends
@@ -322,48 +331,12 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
         rest = rest[len(option.tokens) :]
     program = rest[1:] if rest[:1] == ("--",) else rest
     if job is not None:
-        return _checked_job(job, own_options, tuple(without), train_options, program)
+        return AblateJobArguments(job, own_options, tuple(without), tuple(train_options), program)
     return _checked_ablation(own_options, tuple(without), train_options, program)
 
 
-def _checked_job(
-    job: str,
-    own_options: Mapping[str, str],
-    without: tuple[str, ...],
-    train_options: Sequence[Option],
-    program: Sequence[str],
-) -> AblateArguments:
-    if program:
-        raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: use only one")
-    strange = [name for name in own_options if name not in JOB_OPTIONS]
-    strange += [option.name for option in train_options if option.name not in ("--devices", "--backend")]
-    if strange:
-        raise UsageError(f"{job} is replayed, and nothing is trained: leave out {', '.join(dict.fromkeys(strange))}")
-    if without and "--against" in own_options:
-        raise _two_changes()
-    if own_options.get("--compute", "none") not in ("none", "recorded"):
-        raise UsageError(f"--compute '{own_options['--compute']}' is not one of none, recorded")
-    chosen = {option.name: option.value for option in train_options}
-    backend = chosen.get("--backend") or "auto"
-    if backend not in ("auto", *capabilities.BACKENDS):
-        raise UsageError(f"backend '{backend}' does not exist: write one of auto, {', '.join(capabilities.BACKENDS)}")
-    return AblateArguments(
-        TrainArguments(devices=chosen.get("--devices"), backend=backend),
-        without=without or (() if "--against" in own_options else ("p2p",)),
-        against=own_options.get("--against"),
-        repeats=_whole(own_options, "--repeats", least=2, why="one trial of each arm gives no interval"),
-        seed=_whole(own_options, "--seed"),
-        output=own_options.get("--output"),
-        json="--json" in own_options,
-        verbose="--verbose" in own_options,
-        force="--force" in own_options,
-        job=job,
-        compute=own_options.get("--compute", "none"),
-        fabric=own_options.get("--fabric"),
-    )
-
-
-def _two_changes() -> UsageError:
+def two_changes() -> UsageError:
+    """Return what is wrong with --without and --against."""
     return UsageError("--without changes what NCCL may use, --against changes the devices: use only one")
 
 
@@ -378,7 +351,7 @@ def _checked_ablation(
     if "--repeats" in own_options and own_options.keys() & {"--precision", "--budget"}:
         raise UsageError("--repeats says how often to train, --precision and --budget when to stop: use only one")
     if without and "--against" in own_options:
-        raise _two_changes()
+        raise two_changes()
     if replayed := sorted(own_options.keys() & JOB_ONLY):
         raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
     train_tokens = [token for option in train_options for token in option.tokens]
@@ -387,12 +360,12 @@ def _checked_ablation(
         passed=tuple(token for option in train_options if option.name not in _NOT_PASSED_ON for token in option.tokens),
         without=without,
         against=own_options.get("--against"),
-        repeats=_whole(own_options, "--repeats", least=2, why="one run of each arm gives no interval"),
+        repeats=whole_option(own_options, "--repeats", least=2, why="one run of each arm gives no interval"),
         precision=parse_precision(own_options["--precision"]) if "--precision" in own_options else PRECISION,
         budget_seconds=parse_budget(own_options["--budget"]) if "--budget" in own_options else DEFAULT_BUDGET_S,
-        skip=_whole(own_options, "--skip"),
+        skip=whole_option(own_options, "--skip"),
         step_pattern=own_options.get("--step-pattern"),
-        seed=_whole(own_options, "--seed"),
+        seed=whole_option(own_options, "--seed"),
         output=own_options.get("--output"),
         allreduce="--no-allreduce" not in own_options,
         json="--json" in own_options,
@@ -401,7 +374,7 @@ def _checked_ablation(
     )
 
 
-def _whole(own_options: Mapping[str, str], name: str, *, least: int = 0, why: str = "") -> int | None:
+def whole_option(own_options: Mapping[str, str], name: str, *, least: int = 0, why: str = "") -> int | None:
     """Return a whole number from `least` on, with six digits at most; None if the option was not given."""
     text = own_options.get(name)
     if text is None:

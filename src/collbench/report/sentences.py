@@ -8,7 +8,6 @@ from dataclasses import replace
 from collbench.choose.choice import (
     AllLeft,
     Band,
-    BestForJob,
     BestPair,
     Choice,
     Grounds,
@@ -20,6 +19,7 @@ from collbench.choose.choice import (
     RatesSpread,
     SameLabels,
     TieBreak,
+    Told,
     TooFewLeft,
     Undecided,
     Unfit,
@@ -555,13 +555,13 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     why, out = choice.reason, choice.left_out
     few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
     without = f" without {few}" if out else ""
-    text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members), without)
-    if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
+    text = why.text if isinstance(why, Told) else _reason(why, len(choice.members), without)
+    if choice.heuristic and not isinstance(choice.reason, Measured | Told) and not choice.tied:
         text += ", found by a heuristic search"
     if (
         choice.trials is not None
         and choice.trials < FEWEST_TRIALS
-        and not isinstance(choice.reason, AllLeft | Measured | BestForJob)
+        and not isinstance(choice.reason, AllLeft | Measured | Told)
     ):
         text += f"; uncertain: some sets have {choice.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
     if choice.estimated:
@@ -597,20 +597,6 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
             if gain is not None:
                 over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {k}"
             return f"{fixed(gbs, 3)} GB/s {'simulated' if simulated else 'measured'}{over}"
-
-
-def _best_for_job(why: BestForJob) -> str:
-    """Return how long a step of the job communicates on the chosen set, and whether another finalist may be faster."""
-    if why.finalists < 2:
-        least = "the only finalist that did not fail"
-    elif why.tied:
-        least = f"{why.finalists} finalists tie"
-    elif why.significant:
-        least = f"the shortest of {why.finalists} finalists"
-    else:
-        least = f"none of {why.finalists} finalists is significantly faster"
-    how = "simulated" if why.simulated else "measured"
-    return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms ({how}): {least}"
 
 
 def _reaches(rates: Band) -> str:

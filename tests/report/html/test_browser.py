@@ -13,7 +13,7 @@ from collbench.jobs import html_page as job
 from collbench.jobs.calls import report
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
-from collbench.report.html.page import render, render_job
+from collbench.report.html.page import render
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.jobs.made import documented_job
@@ -408,7 +408,7 @@ def test_a_phone_scrolls_downwards_only(opened: Open, run: Callable[[], Run]) ->
 def test_a_phone_scrolls_a_recorded_jobs_page_downwards_only(opened: Open) -> None:
     job_report = report(documented_job())
     assert job_report is not None
-    tab = opened(render_job(job.content(job_report, "job.json", "0.1.0")), viewport=NARROW)
+    tab = opened(job.render(job_report, "job.json", "0.1.0"), viewport=NARROW)
     assert tab.locator("table").first.evaluate("(table) => table.scrollWidth") > NARROW["width"]  # its box scrolls
     assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 

@@ -340,12 +340,15 @@ class Predictor:
                     raise
         question = replace(question, gpus=tuple(sets))
         used = tuple(self._used) if question.step_seconds is not None else ()
-        assumed = (*map(Assumed, _general(question, overlap=bool(used))), *self._assumptions())
+        assumed = [Assumed(what) for what in _general(question, overlap=bool(used))]
+        for assumption, made_of in self._assumed.items():
+            operations, members = zip(*made_of, strict=True)
+            assumed.append(Assumed(assumption, tuple(dict.fromkeys(operations)), tuple(dict.fromkeys(members))))
         return Prediction(
             question=question,
             cases=tuple(cases),
             sets=sets,
-            assumed=assumed,
+            assumed=tuple(assumed),
             left_out=self._machine.left_out,
             overlap=used,
             registration=self._evidence.registration,
@@ -439,11 +442,6 @@ class Predictor:
                 timing = self._timings.of(operation, some)
                 for assumption in assumed_of(timing, bytes_sent):
                     self._assumed.setdefault(assumption, []).append((operation, tuple(sorted(some))))
-
-    def _assumptions(self) -> Iterator[Assumed]:
-        for assumption, made_of in self._assumed.items():
-            operations, sets = zip(*made_of, strict=True)
-            yield Assumed(assumption, tuple(dict.fromkeys(operations)), tuple(dict.fromkeys(sets)))
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:

@@ -51,17 +51,11 @@ def gradients(network: Network) -> Iterator[tuple[int, float]]:
     """Yield the parameters of each tensor and the share of backward after which its gradient is complete."""
     total, done = sum(unit.work for unit in network.units), 0.0
     for unit in reversed(network.units):
-        for tensor, share in _within(unit):
-            yield tensor, min((done + share * unit.work) / total, 1.0)
+        before = 0
+        for tensor in reversed(unit.tensors):
+            before += tensor  # the share of its backward that lies before each: as its parameters
+            yield tensor, min((done + before / unit.parameters * unit.work) / total, 1.0)
         done += unit.work
-
-
-def _within(unit: Unit) -> Iterator[tuple[int, float]]:
-    """Yield a unit's tensors backwards, with the share of its backward that lies before each: as its parameters."""
-    before = 0
-    for tensor in reversed(unit.tensors):
-        before += tensor
-        yield tensor, before / unit.parameters
 
 
 # How long a step takes if host, compute and communication run concurrently, each in its own order.

@@ -124,7 +124,8 @@ def measure(
                     loads[index] = load
                 run.seconds = opened.clock() - begin
             if not loads:
-                raise _none_left(arms)
+                failure = next((arm.failure for arm in arms if arm.failure is not None), None)
+                raise BackendError(f"every set failed, the first by {failure}", failure=failure)
             saved()
             progress(number + 1, request.trials)
         for index in loads:  # again: where earlier results are delivered, this is the first that differs
@@ -143,8 +144,10 @@ def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: 
     """Prepare and verify an arm, and return what `_load` returns."""
     backend.prepare(request.schedule, request.pauses, request.registration)
     _verified(arm, backend.verify())
-    once = backend.run(ReplayLoad(1, delay_s=_LEAST_DELAY_S), _slowest(request.schedule))
-    return _load(request.schedule, max(times.step for times in once), span_s)
+    schedule = request.schedule
+    sent = sum(unit.size_bytes * len(schedule.groups[unit.group]) for unit in schedule.ranks[0])
+    once = backend.run(ReplayLoad(1, delay_s=_LEAST_DELAY_S), schedule.pause_seconds + sent / _SLOWEST_RATE)
+    return _load(schedule, max(times.step for times in once), span_s)
 
 
 @contextmanager
@@ -158,11 +161,6 @@ def _failing(arm: Replay, *, alone: bool) -> Iterator[None]:
             raise
 
 
-def _none_left(arms: Sequence[Replay]) -> BackendError:
-    failure = next((arm.failure for arm in arms if arm.failure is not None), None)
-    return BackendError(f"every set failed, the first by {failure}", failure=failure)
-
-
 def _verified(replay: Replay, wrong: int | None) -> None:
     """Record the number of wrong elements. Raises DataCorruption."""
     replay.wrong = wrong
@@ -173,11 +171,6 @@ def _verified(replay: Replay, wrong: int | None) -> None:
             "'collbench check'",
             WrongData(work, replay.calls[0].size_bytes, replay.members, wrong),
         )
-
-
-def _slowest(schedule: Schedule) -> float:
-    sent = sum(unit.size_bytes * len(schedule.groups[unit.group]) for unit in schedule.ranks[0])
-    return schedule.pause_seconds + sent / _SLOWEST_RATE
 
 
 def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad, float]:

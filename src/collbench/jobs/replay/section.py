@@ -1,18 +1,231 @@
-"""How a run of `collbench replay` is shown: its page, its rows for other tools, and its answer in HTML."""
+"""How a replay is shown: its page, its answer in HTML, its rows for other tools (`report/sections.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from collbench.jobs.replay.page import answer, replay_page
-from collbench.jobs.replay.steps import summarize
-from collbench.model.run import Run
-from collbench.model.units import fixed
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
+from collbench.launch.ablation import Ratio
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Pauses, Replay, ReplayedCall, Run
+from collbench.model.units import amount, fixed, format_size, sentence
+from collbench.overlaps.factors import Figure
+from collbench.overlaps.page import half_interval, milliseconds
+from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
+from collbench.report.text.ablation import worth
+from collbench.report.text.frame import header, origin, sim, unhealthy_lines
+from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
+_LEGEND = """\
+step: pauses and calls, slowest rank, median of the trials with its 95% interval;
+exposed: step minus pauses alone; communication: sum of the calls in a step, each
+timed on the rank that waited least; back to back: the calls without pauses"""
+_MOST_KINDS = 12
 HELD = "a replay"
-page, draw = replay_page, None
+draw = None
+
+
+def page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
+    yield from whole("header", Lines(header(run)))
+    measured = [replay for replay in run.replays if replay.trials]
+    if measured:
+        names = _names(run)
+        for line in _worth(run, measured):
+            yield Lines(sentence(line + sim(run, " (sim)")))
+        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
+        yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
+        yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
+        # Of several sets only the first one's calls: a column for each set would be too wide.
+        called = measured[:1] if names else measured
+        yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
+        yield from whole("tables", _kinds(called, None))
+        yield from short(_kinds(called, _MOST_KINDS))
+        yield from both("tables", Text(_LEGEND))
+    else:
+        yield Lines("No step was replayed.")
+    lines = [*_notes(run)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def answer(run: Run) -> str:
+    """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
+    first, *others = [replay for replay in run.replays if replay.trials]
+    summary, names = summarize(first), _names(run)
+    text = f"{_what(first)} communicates for {milliseconds(summary.communication)} ms"
+    text += f"{_arm(first, names)} and takes {milliseconds(summary.exposed)} ms longer than its pauses alone"
+    for other in others:
+        change = ratio(first, other)
+        if change is not None:
+            where = _arm(other, names).strip()
+            text += f"; {where} its communication takes {change.communication.value:.2f}x as long"
+    return text
+
+
+def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
+    """Yield what the second of two arms costs in communication, and in the step where compute is replayed."""
+    if len(measured) != len(run.replays) or len(measured) != 2:
+        return
+    first, other = measured
+    change, names = ratio(first, other), _names(run)
+    base = f"on {names[first.members]}" if names else f"with {' and '.join(map(_lacking, other.without))}"
+    arms = base, _arm(other, names).strip()
+    parts = [("the communication of a step", None if change is None else change.communication)]
+    if first.pauses is Pauses.RECORDED:
+        parts.append(("a whole step", None if change is None else change.step))
+    for what, times in parts:
+        if times is None or times.interval is None:
+            yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
+        else:
+            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without])
+
+
+_Names = Mapping[tuple[int, ...], str]
+
+
+def _names(run: Run) -> _Names:
+    """Return the names of each set of devices that was replayed on; nothing for a single set."""
+    sets = dict.fromkeys(replay.members for replay in run.replays)
+    if len(sets) < 2:
+        return {}
+    return {devices: sentences.tags(devices, run.devices) for devices in sets}
+
+
+def _what(replay: Replay) -> str:
+    return f"the step of {replay.job} on {amount(len(replay.members), 'rank')}"
+
+
+def _arm(replay: Replay, names: _Names) -> str:
+    """Return " without P2P" or " on GPU0, GPU1", which distinguishes an arm; "" for the arm without a change."""
+    if replay.members in names:
+        return f" on {names[replay.members]}"
+    return f" {_without(replay)}" if replay.without else ""
+
+
+def _without(replay: Replay) -> str:
+    return "without " + " and ".join(map(_lacking, replay.without))
+
+
+def _lacking(denied: str) -> str:
+    return "NVLink" if denied == "nvlink" else denied.upper()
+
+
+def _title(replay: Replay) -> str:
+    pauses = "idle" if replay.pauses is Pauses.NONE else "matrix products"
+    memory = "" if replay.registration is Registration.NONE else f", registered memory ({replay.registration})"
+    return f"a step of {replay.job}, phase {replay.phase + 1}, {pauses} in the pauses{memory}"
+
+
+def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
+    """Return a row for each set of devices, in the order of the run, with its time over that of the first set."""
+    names = _names(run)
+    sets_table = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
+    for replay in measured:
+        summary, over = summarize(replay), ratio(measured[0], replay)
+        times = ""
+        if over is not None and replay is not measured[0]:
+            times = f"{over.communication.value:.2f}{half_interval(over.communication)}"
+        cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
+        sets_table.add_row(names[replay.members], *cells)
+    return sets_table
+
+
+def _figures(measured: list[Replay]) -> RenderableType:
+    """Return a row for each figure and a column for each arm; with several arms also the last one's ratio."""
+    summaries = [summarize(replay) for replay in measured]
+    change = ratio(measured[0], measured[-1]) if len(measured) > 1 else None
+    communication = [_with_half(one.communication) for one in summaries]
+    recorded = measured[0].recorded_seconds
+    rows: list[tuple[str, list[str], Figure | None]] = [
+        ("step", [_with_half(one.step) for one in summaries], change.step if change else None),
+        ("pauses alone", [_with_half(one.pauses) for one in summaries], None),
+        ("exposed", [_range(one.exposed) for one in summaries], None),
+        (
+            "communication",
+            communication,
+            change.communication if change else None,
+        ),
+        ("back to back", [_with_half(one.alone) for one in summaries], None),
+    ]
+    if recorded is not None:
+        rows.insert(-1, ("… in the job", [f"{recorded * 1e3:.3f}", *("" for _ in measured[1:])], None))
+    names = [_without(replay) if replay.without else "as it is" for replay in measured]
+    arms_table = table("", *names, *(["ratio"] if len(measured) > 1 else []), left=("",))
+    for name, cells, times in rows:
+        ratios = [f"{times.value:.2f}{half_interval(times)}" if times else ""] if len(measured) > 1 else []
+        arms_table.add_row(name, *cells, *ratios)
+    return arms_table
+
+
+def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
+    """Return a row for each kind of call, the longest in a step first."""
+    first = measured[0]
+    summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]
+    recorded = any(call.recorded_seconds is not None for call in first.calls)
+    heads = ["ms", *(_without(replay) for replay in measured[1:]), *(["in the job"] if recorded else [])]
+    calls_table = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
+    longest = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
+    for at in longest[:most]:
+        call = first.calls[at]
+        job = [] if not recorded else ["-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"]
+        cells = [milliseconds(summary.by_kind[at]) for summary in summaries]
+        rate = busbw_gbs(call, summaries[0].by_kind[at].value)
+        calls_table.add_row(
+            call.operation,
+            format_size(call.size_bytes),
+            str(call.ranks),
+            str(call.count),
+            *cells,
+            *job,
+            "-" if rate is None else f"{rate:.1f}",
+        )
+    if most is not None and len(longest) > most:
+        calls_table.add_row(f"and {len(longest) - most} more")
+    return calls_table
+
+
+def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
+    """Return a call's bus bandwidth in GB/s; None for messages between ranks and groups of several collectives."""
+    if call.operation not in set(Operation) or seconds <= 0:
+        return None
+    return call.size_bytes / seconds / 1e9 * Operation(call.operation).busbw_factor(call.ranks)
+
+
+def _notes(run: Run) -> Iterator[str]:
+    names = _names(run)
+    for replay in run.replays:
+        if replay.failure is not None:
+            yield f"failed    {_what(replay)}{_arm(replay, names)}: {sentences.failure(replay.failure, run.devices)}"
+        if replay.trials and replay.wrong is None:
+            yield f"verified  nothing{_arm(replay, names)}: none of its reductions has an exactly known result"
+        if capabilities(run.backend).nccl and not all(trial.kernels for trial in replay.trials):
+            yield f"timing    each call{_arm(replay, names)} includes its launch: no trace matches kernels with calls"
+        late = sum(1 for trial in replay.trials if not trial.queued)
+        if late:
+            yield (
+                f"host      in {late} of {len(replay.trials)} trials{_arm(replay, names)} a host was slower than its "
+                "GPU, so the times include its launches"
+            )
+
+
+def _with_half(figure: Figure) -> str:
+    return milliseconds(figure) + half_interval(figure)
+
+
+def _range(figure: Figure) -> str:
+    """Return a difference with the ends of its interval: it may be near zero, where a share says nothing."""
+    if figure.interval is None:
+        return milliseconds(figure)
+    low, high = (end * 1e3 for end in figure.interval)
+    return f"{milliseconds(figure)} [{low:.3f}, {high:.3f}]"
 
 
 def failed(_run: Run) -> str:

@@ -230,7 +230,8 @@ class Rank:
         """Run a step without pauses, on new data; compare each buffer after its first use, on the stream of that."""
         step, verification = self._prepared(), next(self._verifications)
         count = {
-            group: torch.zeros((), dtype=torch.int64, device=self._accelerator.device) for group in self._groups_used()
+            group: torch.zeros((), dtype=torch.int64, device=self._accelerator.device)
+            for group in {unit.group for unit in step.request.units}
         }
         for one in step.buffers.values():
             one.fill(self._rank, verification)
@@ -255,18 +256,12 @@ class Rank:
         request = self._prepared().request
         pauses = [*(unit.pause for unit in request.units), request.rest]
         units = Units([unit.group for unit in request.units], posts, pauses)
-        return self._accelerator.run(load, self._align, units)
-
-    def _align(self) -> None:
-        dist.all_reduce(self._tiny, group=self._world)
+        return self._accelerator.run(load, lambda: dist.all_reduce(self._tiny, group=self._world), units)
 
     def _prepared(self) -> PreparedStep:
         if self._step is None:
             raise RuntimeError("nothing is prepared: the first request must be a step")
         return self._step
-
-    def _groups_used(self) -> set[int]:
-        return {unit.group for unit in self._prepared().request.units}
 
     def _allocate(self, step: PreparedStep, group: int) -> None:
         """Make the buffers of one group: concurrent calls have their own, successive ones share."""

@@ -39,12 +39,12 @@ def render(content: Mapping[str, Any]) -> str:
     )
 
 
-def render_job(content: Mapping[str, Any]) -> str:
-    """Return the page of a recorded job as text, from what `job.content` returns; it has no script."""
+def render_plain(template: str, content: Mapping[str, Any]) -> str:
+    """Return an annex's page in the same style, from its template and content; it has no script."""
     environment = _environment()
     style = _joined(environment, _STYLES)
     markup = Markup(style)  # noqa: S704  # likewise
-    return environment.get_template("job.html").render(content, policy=_policy("", style), style=markup)
+    return environment.from_string(template).render(content, policy=_policy("", style), style=markup)
 
 
 def _environment() -> Environment:
