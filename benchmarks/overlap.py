@@ -26,10 +26,11 @@ from statistics import median
 
 from collbench.judge.stats import summarize
 from collbench.model.operations import Variant
-from collbench.model.run import Overlap, Run
+from collbench.model.run import Run
 from collbench.model.units import format_size
 from collbench.overlaps import factors as overlap
 from collbench.overlaps.page import condition_name
+from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.runfile import run_file
 
 CHANGE_BAR, ISOLATED_BAR, WALL_BAR_S = 0.03, 0.01, 15.0
@@ -116,7 +117,9 @@ def report(repeats: Sequence[Repeat], *, defaults: bool) -> tuple[list[str], boo
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     missed = False
-    for point in dict.fromkeys(_point_of(overlap_result) for overlap_result in first.overlaps if overlap_result.trials):
+    for point in dict.fromkeys(
+        _point_of(overlap_result) for overlap_result in overlaps_of(first) if overlap_result.trials
+    ):
         row, bad = _row(repeats, point)
         lines.append(row)
         missed |= bad
@@ -133,7 +136,7 @@ def _point_of(overlap_result: Overlap) -> tuple[overlap.Condition, int]:
 
 def _row(repeats: Sequence[Repeat], point: tuple[overlap.Condition, int]) -> tuple[str, bool]:
     condition, size = point
-    overlaps = [o for repeat in repeats for o in repeat.overlap.overlaps if _point_of(o) == point and o.trials]
+    overlaps = [o for repeat in repeats for o in overlaps_of(repeat.overlap) if _point_of(o) == point and o.trials]
     summaries = [overlap.summarize(o) for o in overlaps]
     factors: tuple[Callable[[overlap.OverlapSummary], float], ...] = (
         lambda summary: summary.collective_factor.value,
@@ -165,7 +168,7 @@ def _isolated_ratios(repeats: Sequence[Repeat], point: tuple[overlap.Condition, 
         return
     for repeat in repeats:
         ordinary_measurements = [m for m in repeat.ordinary.measured(Variant.IN_PLACE) if m.point.size_bytes == size]
-        overlaps = [o for o in repeat.overlap.overlaps if _point_of(o) == point and o.trials]
+        overlaps = [o for o in overlaps_of(repeat.overlap) if _point_of(o) == point and o.trials]
         if ordinary_measurements and overlaps:
             isolated, ordinary = (
                 overlap.summarize(overlaps[0]).collective_alone.value,

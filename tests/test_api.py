@@ -19,6 +19,7 @@ import pytest
 import collbench
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
+from collbench.jobs.replay.results import replays_of
 from collbench.judge.diagnose import judge
 from collbench.launch import torchrun
 from collbench.model.operations import Operation
@@ -498,7 +499,7 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
     )
     assert collbench.load_job(tmp_path / "job.json") == job
     run = collbench.replay(job, seed=1, trials=3, **REPLAYED_ON)
-    (replayed,) = run.replays
+    (replayed,) = replays_of(run)
     assert [(call.operation, call.count) for call in replayed.calls] == [("allreduce", 2), ("allreduce", 1)]
     assert (len(replayed.trials), replayed.failure) == (3, None)
     with pytest.raises(collbench.Error, match="exists"):

@@ -17,6 +17,7 @@ import pytest
 import collbench
 from collbench.choose.select import choose
 from collbench.model.operations import COLLECTIVES
+from collbench.overlaps.results import overlaps_of
 from collbench.report import formats, rows
 
 FABRIC: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v"}
@@ -201,7 +202,7 @@ def test_an_operation_has_the_command_lines_spellings(pairs: Path, typed: str) -
     assert run.settings.command_name == "allreduce"
     assert run.settings.command[0] == "allreduce"
     assert collbench.rank(collbench.load(pairs), typed) == collbench.rank(collbench.load(pairs), "allreduce")
-    assert collbench.overlap(typed, sizes="64M", **FABRIC, save=False).overlaps[0].work.operation == "allreduce"
+    assert overlaps_of(collbench.overlap(typed, sizes="64M", **FABRIC, save=False))[0].work.operation == "allreduce"
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from collbench.api.file_kinds import KINDS, Kind
-from collbench.report.sections import SECTIONS, Section
+from collbench.model.sections import SECTIONS, Results
+from collbench.report.sections import Section
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "collbench"
@@ -25,7 +26,7 @@ IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
 
 # What commands of the main house do not load: outside a launch they are complete without it.
-ANNEXES = ("collbench.cluster", "collbench.ranks")
+ANNEXES = ("collbench.cluster", "collbench.jobs", "collbench.overlaps", "collbench.ranks")
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
@@ -114,7 +115,11 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
 
 @pytest.mark.parametrize(
     ("module", "offers"),
-    [*((module, Section) for _, module in SECTIONS.values()), *((module, Kind) for module in KINDS.values())],
+    [
+        *((f"{annex.package}.section", Section) for annex in SECTIONS.values()),
+        *((f"{annex.package}.results", Results) for annex in SECTIONS.values()),
+        *((module, Kind) for module in KINDS.values()),
+    ],
 )
 def test_a_module_that_is_named_in_a_table_has_what_it_is_loaded_for(module: str, offers: type) -> None:
     assert set(offers.__annotations__) <= set(vars(import_module(module)))

@@ -16,6 +16,7 @@ from collbench.model.run import Run
 from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import condition_of, summarize
 from collbench.overlaps.protocol import OPERATIONS
+from collbench.overlaps.results import overlaps_of
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus
@@ -38,9 +39,9 @@ def measured_run(folder: Path, *arguments: str) -> Run:
 def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
     run = measured_run(tmp_path, "overlap")
     assert run.complete
-    assert len(run.overlaps) == 4
+    assert len(overlaps_of(run)) == 4
     assert run.machine.nccl
-    for overlap in run.overlaps:
+    for overlap in overlaps_of(run):
         assert (overlap.wrong, overlap.wrong_compute, overlap.failure) == (0, 0, None)
         assert len(overlap.trials) == run.settings.trials
         assert all(len(trial.beside_calls) >= 6 for trial in overlap.trials)
@@ -54,7 +55,7 @@ def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
 def test_isolated_it_takes_as_long_as_the_allreduce_command_measures(tmp_path: Path) -> None:
     sizes = ("--sizes", "64M,256M")
     overlap_summaries = {
-        overlap.size_bytes: summarize(overlap) for overlap in measured_run(tmp_path, "overlap", *sizes).overlaps
+        overlap.size_bytes: summarize(overlap) for overlap in overlaps_of(measured_run(tmp_path, "overlap", *sizes))
     }
     collective_run = measured_run(tmp_path, "allreduce", *sizes, "--dtype", "bfloat16", "--in-place")
     for measurement in collective_run.measured(Variant.IN_PLACE):
@@ -68,14 +69,14 @@ def test_isolated_it_takes_as_long_as_the_allreduce_command_measures(tmp_path: P
 def test_every_collective_with_every_compute(tmp_path: Path, operation: Operation) -> None:
     computes = ("--compute", "gemm:4096,memory:256,attention-like:2048")  # in one run: starting takes seconds
     run = measured_run(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
-    assert len(run.overlaps) == 6
-    for overlap in run.overlaps:
+    assert len(overlaps_of(run)) == 6
+    for overlap in overlaps_of(run):
         assert (overlap.failure, overlap.wrong, overlap.wrong_compute, len(overlap.trials)) == (None, 0, 0, 3)
 
 
 def test_ctas_and_priority_have_their_effect(tmp_path: Path) -> None:
     run = measured_run(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
-    summaries = {condition_of(overlap): summarize(overlap) for overlap in run.overlaps}
+    summaries = {condition_of(overlap): summarize(overlap) for overlap in overlaps_of(run)}
     isolated_seconds = {
         (condition.priority, condition.ctas): summary.collective_alone.value for condition, summary in summaries.items()
     }
@@ -98,13 +99,13 @@ def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Pa
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
     run = run_file.load(file)
-    assert run.overlaps[0].trials
+    assert overlaps_of(run)[0].trials
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_a_long_collective_is_measured_with_many_short_products(tmp_path: Path) -> None:
     """Hundreds of products of 2048³ in each of twenty rounds: more launches than a stream takes ahead."""
     run = measured_run(tmp_path, "overlap", "--sizes", "1G", "--compute", "gemm:2048", "--trials", "2")
-    (overlap,) = run.overlaps
+    (overlap,) = overlaps_of(run)
     assert (overlap.failure, overlap.wrong, overlap.wrong_compute) == (None, 0, 0)
     assert len(overlap.trials) == 2

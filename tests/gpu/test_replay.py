@@ -6,9 +6,10 @@ import pytest
 
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay.api import Replaying, ReplayOptions, on_sets, request_of
+from collbench.jobs.replay.results import Pauses, replays_of
 from collbench.measurement.backends import factory
 from collbench.model.operations import Registration
-from collbench.model.run import Pauses, Run
+from collbench.model.run import Run
 from tests.gpu.machine import need_gpus
 from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
@@ -39,7 +40,7 @@ def replayed(job: Job, **options: object) -> Run:
 @pytest.mark.parametrize("pauses", list(Pauses))
 def test_each_operation_is_verified(pauses: Pauses) -> None:
     job = job_of([(0, 1)], [[(call, False) for call in EVERY_CALL]] * 2, pause=200.0)
-    (replay,) = replayed(job, pauses=pauses).replays
+    (replay,) = replays_of(replayed(job, pauses=pauses))
     assert replay.wrong == 0
     for trial in replay.trials:
         assert min(trial.call_seconds) > 0
@@ -50,24 +51,24 @@ def test_each_operation_is_verified(pauses: Pauses) -> None:
 
 def test_calls_of_one_group_run_as_one() -> None:
     calls = [(call, number > 0) for number, call in enumerate(data_parallel(2, (2**20, 2**18, 2**10)).calls)]
-    (replay,) = replayed(job_of([(0, 1)], [calls] * 2)).replays
+    (replay,) = replays_of(replayed(job_of([(0, 1)], [calls] * 2)))
     assert (replay.wrong, [call.count for call in replay.calls]) == (0, [1])
 
 
 def test_stages_exchange_in_one_batch() -> None:
-    (replay,) = replayed(pipeline(2**22)).replays
+    (replay,) = replays_of(replayed(pipeline(2**22)))
     assert (replay.wrong, [call.operation for call in replay.calls]) == (0, ["p2p"])
 
 
 def test_two_arms() -> None:
     run = replayed(data_parallel(2, (2**26,)), without=("p2p",))
-    assert [replay.without for replay in run.replays] == [(), ("p2p",)]
-    assert [replay.wrong for replay in run.replays] == [0, 0]
+    assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
+    assert [replay.wrong for replay in replays_of(run)] == [0, 0]
 
 
 @pytest.mark.parametrize("registration", [Registration.BUFFER, Registration.WINDOW])
 def test_registered_memory(registration: Registration) -> None:
-    (replay,) = replayed(data_parallel(2, (2**24, 2**12)), registration=registration).replays
+    (replay,) = replays_of(replayed(data_parallel(2, (2**24, 2**12)), registration=registration))
     assert replay.wrong == 0
 
 
@@ -79,6 +80,6 @@ def test_sets_take_turns() -> None:
     done = Replaying(
         on_sets(request, [(first_gpu, second_gpu), (second_gpu, first_gpu)], independent=True), None
     ).finish()
-    assert [replay.members for replay in done.run.replays] == [(0, 1), (1, 0)]
-    assert [replay.wrong for replay in done.run.replays] == [0, 0]
-    assert [len(replay.trials) for replay in done.run.replays] == [3, 3]
+    assert [replay.members for replay in replays_of(done.run)] == [(0, 1), (1, 0)]
+    assert [replay.wrong for replay in replays_of(done.run)] == [0, 0]
+    assert [len(replay.trials) for replay in replays_of(done.run)] == [3, 3]

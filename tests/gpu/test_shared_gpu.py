@@ -9,10 +9,10 @@ import pytest
 
 from collbench.jobs.job import Call
 from collbench.jobs.replay.protocol import ReplayLoad
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
-from collbench.model.run import Pauses
 from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import Load, OverlapPoint
 from collbench.overlaps.worlds import OverlapWorld

@@ -15,11 +15,12 @@ from collbench.jobs.replay import worlds as backend
 from collbench.jobs.replay.api import ReplayOptions
 from collbench.jobs.replay.command import options_of
 from collbench.jobs.replay.protocol import ReplayArm, ReplayOpened
+from collbench.jobs.replay.results import Pauses, replays_of
 from collbench.launch.arguments import AblateJobArguments, split_ablation
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
 from collbench.model.errors import UsageError
-from collbench.model.run import CommandKind, Machine, Pauses
+from collbench.model.run import CommandKind, Machine
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program
@@ -60,7 +61,10 @@ def test_devices_against_devices(program: Program, folder: Path) -> None:
     assert first.endswith("less than on GPU0, GPU1 (sim).")
     run = run_file.load(folder / "run.json")
     assert (run.settings.kind, run.complete, len(run.devices)) == (CommandKind.REPLAY, True, 3)
-    assert [[run.devices[position].index for position in replay.members] for replay in run.replays] == [[0, 1], [0, 3]]
+    assert [[run.devices[position].index for position in replay.members] for replay in replays_of(run)] == [
+        [0, 1],
+        [0, 3],
+    ]
     assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
     other = program("ablate", "job.json", *SIM, "--devices", "0,3", "--against", "0,1", "--json")
     assert json.loads(other.out)["replays"][1]["members"] == [0, 2]
@@ -71,7 +75,10 @@ def test_equal_devices_make_no_difference_and_order_is_kept(program: Program, fo
     result = program("ablate", "stages.json", *SIM, "--devices", "3,0", "--against", "2,1", "-o", "run.json")
     assert result.out.splitlines()[0].startswith("No difference beyond ±")
     run = run_file.load(folder / "run.json")
-    assert [[run.devices[position].index for position in replay.members] for replay in run.replays] == [[3, 0], [2, 1]]
+    assert [[run.devices[position].index for position in replay.members] for replay in replays_of(run)] == [
+        [3, 0],
+        [2, 1],
+    ]
 
 
 def test_two_trials_say_so(program: Program, folder: Path) -> None:
@@ -175,8 +182,8 @@ def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.M
     assert "of a whole step to this job: without it a whole step takes 2.5" in step
     assert [dict(arm.settings) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]
     run = run_file.load(folder / "run.json")
-    assert [replay.without for replay in run.replays] == [(), ("p2p",)]
-    assert {replay.pauses for replay in run.replays} == {Pauses.RECORDED}
+    assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
+    assert {replay.pauses for replay in replays_of(run)} == {Pauses.RECORDED}
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 
@@ -224,4 +231,4 @@ def test_on_cores_for_real(program: Program, folder: Path) -> None:
         assert "both would use the same links" in result.line
         return
     assert result.status == 0, result.err
-    assert [replay.wrong for replay in run_file.load(folder / "run.json").replays] == [0, 0]
+    assert [replay.wrong for replay in replays_of(run_file.load(folder / "run.json"))] == [0, 0]

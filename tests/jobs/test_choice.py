@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak, Told, Undecided
 from collbench.jobs.choice import JobContest, Standing, contenders, contest, settle
+from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, ReplayTrial, replays_of
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Pauses, Replay, ReplayedCall, ReplayTrial, Run
+from collbench.model.run import Run
 from tests.builders import gpus, pair_run
 
 A, B, C = (0, 1), (2, 3), (0, 3)
@@ -39,7 +40,7 @@ def run_of(
     for some, count in (failed or {}).items():
         one = Replay("job.json", 0, some, 2, Pauses.NONE, Registration.NONE, calls, trials=[trial(1e-9)] * count)
         found.append(replace(one, failure=HANG))
-    return replace(pair_run(4, lambda *_: 300.0), measurements=[], replays=found)
+    return replace(pair_run(4, lambda *_: 300.0), measurements=[], sections={"replays": found})
 
 
 def found(run: Run, by_bandwidth: tuple[int, ...] = A) -> JobContest:
@@ -104,7 +105,7 @@ def test_what_failed_is_named_last_and_the_others_decide() -> None:
 
 def test_wrong_data_cannot_win() -> None:
     run = run_of({A: [1.0] * 4, B: [2.0] * 4})
-    run.replays[0].wrong = 3
+    replays_of(run)[0].wrong = 3
     assert standings(found(run)) == {B: Standing.BEST, A: Standing.FAILED}
 
 

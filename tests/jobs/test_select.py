@@ -27,6 +27,7 @@ from collbench.jobs.replay import simulated
 from collbench.jobs.replay import worlds as backend
 from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.jobs.replay.results import Pauses, replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.machine import numa
 from collbench.measurement.backends import factory
@@ -34,7 +35,7 @@ from collbench.measurement.backends.factory import Choice
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Registration
-from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
+from collbench.model.run import CommandKind, Health, Machine, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
@@ -262,7 +263,10 @@ def test_the_job_decides_against_bandwidth_and_the_run_is_kept(
     (path,) = kept(folder)
     run = run_file.load(path)
     assert (run.settings.kind, run.complete) == (CommandKind.REPLAY, True)
-    assert {tuple(run.devices[position].uuid for position in replay.members) for replay in run.replays} == {FIRST, FAST}
+    assert {tuple(run.devices[position].uuid for position in replay.members) for replay in replays_of(run)} == {
+        FIRST,
+        FAST,
+    }
     shown = program("show", str(path))
     assert shown.status == 0
     assert "on GPU0, GPU1" in shown.out
@@ -372,16 +376,18 @@ def test_two_sets_of_cores_take_turns_and_one_that_dies_leaves_the_other(folder:
     both = replaying.on_sets(request, [cores[:2], cores[1::-1]], independent=True)
     session = Replaying(both, folder / "run.json")
     try:
-        assert [replay.members for replay in session.finish().run.replays] == [(0, 1), (1, 0)]
+        assert [replay.members for replay in replays_of(session.finish().run)] == [(0, 1), (1, 0)]
     finally:
         session.close()
-    assert [(replay.wrong, len(replay.trials)) for replay in run_file.load(folder / "run.json").replays] == [(0, 3)] * 2
+    assert [(replay.wrong, len(replay.trials)) for replay in replays_of(run_file.load(folder / "run.json"))] == [
+        (0, 3)
+    ] * 2
 
     session = Replaying(both, folder / "other.json")
     worlds = session._opened.worlds
     os.kill(worlds[0].process_ids[1], signal.SIGKILL)  # type: ignore[attr-defined]
     run = session.finish().run
-    failed, finished = run.replays
+    failed, finished = replays_of(run)
     assert (failed.trials, len(finished.trials), finished.failure, run.complete) == ([], 3, None, True)
     assert failed.failure is not None
     assert (failed.failure.kind, failed.failure.devices) == (FailureKind.CRASH, (1,))

@@ -19,6 +19,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import condition_of, summarize
+from collbench.overlaps.results import overlaps_of
 from collbench.overlaps.section import COLUMNS
 from collbench.report.rows import ORIGIN, Type
 from collbench.runfile import run_file
@@ -74,7 +75,7 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     for name in ("a.json", "b.json"):
         assert program("overlap", *SIM, "--sizes", "1M,64M", "--trials", "3", "-o", name).status == 0
     first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
-    assert first.overlaps == again.overlaps
+    assert overlaps_of(first) == overlaps_of(again)
     assert first.complete
     assert first.settings.kind is CommandKind.OVERLAP
     assert not first.measurements
@@ -86,12 +87,12 @@ def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -
     args = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
     result = program("overlap", *SIM, *args, "--trials", "3")
     run = run_file.load(folder / "run.json")
-    conditions = [condition_of(overlap) for overlap in run.overlaps]
+    conditions = [condition_of(overlap) for overlap in overlaps_of(run)]
     assert len(conditions) == len(set(conditions)) == 8
     assert {(lever.priority, lever.ctas) for lever in conditions} == {(p, n) for p in Priority for n in (4, 16)}
     factors = {
         condition.priority: summarize(overlap).collective_factor.value
-        for condition, overlap in zip(conditions, run.overlaps, strict=True)
+        for condition, overlap in zip(conditions, overlaps_of(run), strict=True)
     }
     assert factors[Priority.HIGH] < factors[Priority.NORMAL]
     assert "priority" in result.out
@@ -116,7 +117,7 @@ def test_the_first_line_names_the_data_point_that_was_lost_and_why(
     args = ("--sizes", "1M,4M", "--priority", "high", "--ctas", "4", "--trials", "3", "-o", "run.json")
     assert program("overlap", *SIM, *args).status == 0
     run = run_file.load(folder / "run.json")
-    for overlap in run.overlaps[:lost]:
+    for overlap in overlaps_of(run)[:lost]:
         overlap.trials.clear()
         overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail="too few cores")
     run_file.save(run, folder / "run.json", replace=True)
@@ -165,7 +166,7 @@ def test_plot_draws_each_condition_and_names_the_simulation(program: Program, fo
         "sim overlap",
     ):
         assert name in drawn
-    for overlap in run_file.load(folder / "run.json").overlaps:
+    for overlap in overlaps_of(run_file.load(folder / "run.json")):
         assert f"{summarize(overlap).collective_factor.value:.2f}" in drawn
 
 
@@ -252,7 +253,7 @@ def test_python_measures_the_same(program: Program, folder: Path) -> None:
     run = collbench.overlap(
         "all-reduce", sizes=["1M"], trials=3, backend="sim", fabric="titan-rtx-nv2", seed=1, save=False
     )
-    assert run.overlaps == run_file.load(folder / "run.json").overlaps
+    assert overlaps_of(run) == overlaps_of(run_file.load(folder / "run.json"))
     with pytest.raises(collbench.Error, match="priority"):
         collbench.overlap(priority="low", backend="sim", fabric="titan-rtx-nv2")
 
@@ -266,7 +267,7 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="n
 def test_cores_measure_and_verify(program: Program, folder: Path) -> None:
     result = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
     assert (result.status, result.err) == (0, "")
-    (overlap,) = run_file.load(folder / "run.json").overlaps
+    (overlap,) = overlaps_of(run_file.load(folder / "run.json"))
     assert (overlap.work.operation, overlap.wrong, overlap.wrong_compute) == (Operation.ALLGATHER, 0, 0)
     assert len(overlap.trials) == 3
     assert all(len(trial.together) == 2 for trial in overlap.trials)
@@ -285,7 +286,7 @@ def begun(folder: Path, args: tuple[str, ...]) -> subprocess.Popen[str]:
     deadline = time.monotonic() + 300
     while not (
         (folder / "run.json").exists()
-        and any(overlap.trials for overlap in run_file.load(folder / "run.json").overlaps)
+        and any(overlap.trials for overlap in overlaps_of(run_file.load(folder / "run.json")))
     ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -306,7 +307,7 @@ def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: 
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (status, ""), err
     run = run_file.load(folder / "run.json")
-    assert run.overlaps
+    assert overlaps_of(run)
     assert not run.complete
     assert re.fullmatch(r"collbench: interrupted: \d+ data points? measured so far .*saved as .*run.json.*\n", err), err
     assert workers
@@ -324,9 +325,10 @@ def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, pr
     assert "killed by signal 9" in err
     assert "run.json" in err
     run = run_file.load(folder / "run.json")
-    assert any(overlap.trials for overlap in run.overlaps)
-    assert run.overlaps[-1].failure is not None
-    assert run.overlaps[-1].failure.kind is FailureKind.CRASH
+    assert any(overlap.trials for overlap in overlaps_of(run))
+    failure = overlaps_of(run)[-1].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.CRASH
     assert not run.complete
     shown = program("show", "run.json").out
     assert re.match(r"FAILED: CPU0-CPU1: allreduce of \w+ overlapping gemm:64: crash", shown), shown

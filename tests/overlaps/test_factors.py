@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from collbench.choose.restrict import restricted
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Flag, FlagKind, Overlap, OverlapTrial
+from collbench.model.run import Flag, FlagKind
 from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.overlaps.factors import by_condition, slowdown, spread, strongest, summarize
+from collbench.overlaps.results import Overlap, OverlapTrial, overlaps_of
 from tests.builders import gpus, run_of
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.MEMORY, 512)
@@ -141,8 +142,8 @@ def test_a_restricted_run_keeps_overlaps_inside_and_renumbers_them() -> None:
     inside, across = point(2**20, 2.0), point(2**20, 3.0)
     inside.members, across.members = (3, 2), (0, 2)
     inside.trials[0] = replace(inside.trials[0], flags=(Flag(FlagKind.HOT, (3,), 90),))
-    run.overlaps = [inside, across]
-    (kept,) = restricted(run, (2, 3)).overlaps
+    run.sections["overlaps"] = [inside, across]
+    (kept,) = overlaps_of(restricted(run, (2, 3)))
     assert kept.members == (1, 0)
     assert kept.trials[0].flags == (Flag(FlagKind.HOT, (1,), 90),)
     assert kept.trials[1:] == inside.trials[1:]

@@ -28,6 +28,7 @@ from collbench.overlaps.measure import (
     planned,
 )
 from collbench.overlaps.protocol import Load, OverlapOpened, OverlapPoint, RankTimes
+from collbench.overlaps.results import overlaps_of
 
 CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)
@@ -237,7 +238,7 @@ def measured_run(backend: FakeWorld, overlap_request: OverlapRequest, saves: lis
     saved_counts: list[int] = [] if saves is None else saves
     measured_run.run = run  # type: ignore[attr-defined]
     overlap.measure(
-        overlap_request, opened, run, lambda: saved_counts.append(len(run.overlaps)), lambda _done, _total: None
+        overlap_request, opened, run, lambda: saved_counts.append(len(overlaps_of(run))), lambda _done, _total: None
     )
     return run
 
@@ -247,11 +248,11 @@ def test_known_factors_come_out() -> None:
     run = measured_run(FakeWorld(), request(), saves)
     assert run.complete
     assert saves == [1, 2]
-    assert [(point.size_bytes, len(point.trials), point.wrong) for point in run.overlaps] == [
+    assert [(point.size_bytes, len(point.trials), point.wrong) for point in overlaps_of(run)] == [
         (2**20, 4, 0),
         (2**24, 4, 0),
     ]
-    for point in run.overlaps:
+    for point in overlaps_of(run):
         summary = summarize(point)
         assert summary.collective_alone.value == pytest.approx(CALL, rel=0.002)
         assert summary.compute_alone.value == pytest.approx(UNIT, rel=0.002)
@@ -266,7 +267,7 @@ def test_known_factors_come_out() -> None:
 def test_short_calls_that_wait_for_whole_units_are_covered_and_queued(call: float, unit: float) -> None:
     backend = WaitingWorld()
     backend.call, backend.unit = call, unit
-    (point,) = measured_run(backend, request(sizes=(2**20,), trials=3)).overlaps
+    (point,) = overlaps_of(measured_run(backend, request(sizes=(2**20,), trials=3)))
     assert (point.failure, len(point.trials)) == (None, 3)
     summary = summarize(point)
     assert summary.collective_alone.value == pytest.approx(call)
@@ -281,7 +282,7 @@ def test_what_no_queue_holds_is_refused_as_uncovered_and_not_blamed_on_the_host(
     backend.cover = 100.0
     backend.most_calls = 240
     run = measured_run(backend, request(sizes=(2**20,)))
-    assert [point.failure.detail for point in run.overlaps if point.failure] == [overlap._UNCOVERED]
+    assert [point.failure.detail for point in overlaps_of(run) if point.failure] == [overlap._UNCOVERED]
     assert all(load.delay_s < 0.5 for load in backend.loads)
 
 
@@ -301,7 +302,7 @@ def test_a_load_that_was_not_queued_in_time_runs_again_after_a_longer_delay() ->
     backend.shortest_delay = 0.06
     run = measured_run(backend, request())
     assert run.complete
-    assert all(len(point.trials) == 4 for point in run.overlaps)
+    assert all(len(point.trials) == 4 for point in overlaps_of(run))
     assert any(load.delay_s < 0.06 for load in backend.loads)
 
 
@@ -309,7 +310,7 @@ def test_a_host_that_never_queues_in_time_costs_the_data_points_and_says_so() ->
     backend = FakeWorld()
     backend.shortest_delay = 100
     run = measured_run(backend, request())
-    assert [point.failure.detail for point in run.overlaps if point.failure] == 2 * [overlap._UNQUEUED]
+    assert [point.failure.detail for point in overlaps_of(run) if point.failure] == 2 * [overlap._UNQUEUED]
     assert outcome(run).status is ExitStatus.FAILED
 
 
@@ -318,7 +319,7 @@ def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
     backend = FakeWorld(slower=slower)
     run = measured_run(backend, request(sizes=(2**20,)))
     spaced_loads = [load for load in backend.loads if load.idle_s]
-    assert len(run.overlaps[0].trials) == 4
+    assert len(overlaps_of(run)[0].trials) == 4
     assert spaced_loads[-1].compute_chunks > spaced_loads[0].compute_chunks
 
 
@@ -326,7 +327,7 @@ def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
 def test_no_more_is_queued_at_once_than_a_stream_takes_ahead(slower: float) -> None:
     """A call as long as hundreds of units: its rounds run a few at a time, and the factors are still right."""
     backend = FakeWorld(slower)
-    point = measured_run(backend, request(sizes=(2**20,), trials=2)).overlaps[0]
+    point = overlaps_of(measured_run(backend, request(sizes=(2**20,), trials=2)))[0]
     for load in backend.loads:
         compute_operations, collective_operations = (
             max(1, len(load.idle_s)) * 2 * load.compute_chunks,
@@ -357,16 +358,16 @@ def test_what_is_never_covered_fails_its_data_point_only() -> None:
     backend.cover = 1e-6
     run = measured_run(backend, request())
     assert run.complete
-    assert all(point.failure and point.failure.detail == overlap._UNCOVERED for point in run.overlaps)
+    assert all(point.failure and point.failure.detail == overlap._UNCOVERED for point in overlaps_of(run))
 
 
 def test_a_point_without_room_fails_and_no_other() -> None:
     backend = FakeWorld()
     backend.fails = {2**20: MachineError("no room")}
     run = measured_run(backend, request())
-    assert [bool(point.failure) for point in run.overlaps] == [True, False]
+    assert [bool(point.failure) for point in overlaps_of(run)] == [True, False]
     assert run.complete
-    assert len(run.overlaps[1].trials) == 4
+    assert len(overlaps_of(run)[1].trials) == 4
 
 
 @pytest.mark.parametrize(
@@ -379,9 +380,9 @@ def test_what_was_measured_stays_whatever_ends_the_run(error: Exception, overlap
     with pytest.raises(type(error)):
         measured_run(backend, request(), saves)
     run: Run = measured_run.run  # type: ignore[attr-defined]
-    assert saves[-1] == overlaps == len(run.overlaps)
+    assert saves[-1] == overlaps == len(overlaps_of(run))
     assert not run.complete
-    assert len(run.overlaps[0].trials) == 4
+    assert len(overlaps_of(run)[0].trials) == 4
 
 
 @pytest.mark.parametrize("field", ["wrong", "wrong_compute"])
@@ -391,7 +392,7 @@ def test_wrong_data_ends_the_run_and_is_counted(field: str) -> None:
     with pytest.raises(DataCorruption, match="rank 0"):
         measured_run(backend, request())
     run: Run = measured_run.run  # type: ignore[attr-defined]
-    assert getattr(run.overlaps[0], field) == 3
+    assert getattr(overlaps_of(run)[0], field) == 3
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 

@@ -10,12 +10,14 @@ import pathlib
 import re
 import typing
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
+from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, ReplayTrial
 from collbench.measurement.plan import Request
 from collbench.measurement.session import Session
 from collbench.model.errors import RunFileError
@@ -31,20 +33,16 @@ from collbench.model.run import (
     Layout,
     Measurement,
     NetworkPort,
-    Overlap,
-    OverlapTrial,
-    Pauses,
     RankLaunches,
-    Replay,
-    ReplayedCall,
-    ReplayTrial,
     Run,
     SkipKind,
     Skipped,
     StopReason,
 )
+from collbench.model.sections import SECTIONS
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.overlaps.results import Overlap, OverlapTrial
 from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
@@ -93,14 +91,16 @@ def rich_run() -> Run:
     times = (1e-3, 2e-3)
     overlap = OverlapTrial(times, times, times, times, times, times, times, times, 9, 9, 3, (shared(0),))
     compute = Compute(ComputeKind.GEMM, 8192)
-    run.overlaps.append(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, compute, ctas=4, trials=[overlap], wrong=0))
+    run.sections["overlaps"] = [
+        Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, compute, ctas=4, trials=[overlap], wrong=0)
+    ]
     replayed = ReplayTrial(times, times, times, times, (1e-4,), 5, flags=(shared(0),))
     call = ReplayedCall("allreduce", 2**20, 2, 3, 1e-4)
-    run.replays.append(
+    run.sections["replays"] = [
         Replay(
             "job.json", 0, (0, 1), 2, Pauses.NONE, Registration.NONE, (call,), recorded_seconds=1.0, trials=[replayed]
         )
-    )
+    ]
     run.ports_before = (NetworkPort("mlx5_0", 1, rate_gbits=400.0, counters={"symbol_error": 1}),)
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run
@@ -265,6 +265,21 @@ def test_ranks_and_their_times_agree(title: str, damage: Callable[[Any], None], 
         run_file.loads(json.dumps(data), "x")
 
 
+def test_what_no_part_of_collbench_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = rich_run()
+    run.settings = dataclasses.replace(run.settings, kind=CommandKind.OVERLAP)
+    text = run_file.dumps(run)
+    monkeypatch.delitem(SECTIONS, "overlaps")
+    with pytest.raises(RunFileError, match=r"^x is a damaged run file: run.settings.kind is 'overlap', which [^\n]*$"):
+        run_file.loads(text, "x")
+
+
+def test_a_section_is_not_taken_from_its_own_name() -> None:
+    data = as_json(rich_run())
+    data["sections"] = {"overlaps": data.pop("overlaps")}
+    assert [*run_file.loads(json.dumps(data), "x").sections] == ["replays"]
+
+
 def test_a_value_that_json_lacks_is_no_value() -> None:
     found = WrongData(Work(Operation.ALLREDUCE), 8, (0, 1), 1, 0, 1.0, math.nan)
     run = rich_run()
@@ -358,7 +373,12 @@ def described() -> dict[str, dict[str, bool]]:
 
 
 def test_the_schema_has_the_models_fields_and_requires_the_same() -> None:
-    assert described() == dict(fields(Run))
+    modelled = dict(fields(Run))
+    del modelled["Run"]["sections"]
+    for name, annex in SECTIONS.items():
+        modelled["Run"][name] = False
+        modelled |= fields(import_module(f"{annex.package}.results").RESULT)
+    assert described() == modelled
 
 
 def test_the_page_names_every_field() -> None:

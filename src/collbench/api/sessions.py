@@ -192,7 +192,7 @@ class WorkerSession(OpenSession, Generic[Workers]):
         try:
             self._measure(self._opened, self._writer.rewrite)
         finally:
-            if self.run.overlaps or self.run.replays:
+            if any(self.run.results):
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health
                     self.run.health_after = self._opened.health()
                 self._writer.end()

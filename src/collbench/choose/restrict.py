@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from collbench.model.failures import Failure
-from collbench.model.run import Device, Flag, Measurement, Overlap, Replay, Run, Sample, Skipped
-
-# An overlap or a replay: both have members, and trials with flags.
-_WithTrials = TypeVar("_WithTrials", Overlap, Replay)
+from collbench.model.run import Device, Flag, Measurement, Run, Sample, Skipped
 
 
 def part(run: Run, devices: Sequence[Device]) -> Run:
@@ -50,8 +47,10 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             for check in run.interference_checks
             if inside >= set(check.members)
         ],
-        overlaps=[_with_trials(overlap, new) for overlap in run.overlaps if inside >= set(overlap.members)],
-        replays=[_with_trials(replay, new) for replay in run.replays if inside >= set(replay.members)],
+        sections={
+            name: [_with_trials(result, new) for result in results if inside >= set(result.members)]
+            for name, results in run.sections.items()
+        },
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
@@ -65,7 +64,8 @@ def renumbered(measurement: Measurement, new: Mapping[int, int]) -> Measurement:
     return replace(measurement, point=point, samples=samples, failure=_failure(measurement.failure, new))
 
 
-def _with_trials(result: _WithTrials, new: Mapping[int, int]) -> _WithTrials:
+def _with_trials(result: Any, new: Mapping[int, int]) -> Any:
+    """Return what an annex measured (a Result) with other positions for its devices."""
     trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in result.trials]
     return replace(
         result, members=_renumbered(result.members, new), trials=trials, failure=_failure(result.failure, new)

@@ -61,7 +61,7 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     if measured_by is not None and layout in _OF_MEASUREMENTS:
         held = measured_by.HELD
         raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
-    if not run.measurements and not run.overlaps and not run.replays and layout != "nccl-tests":
+    if not run.measurements and not any(run.results) and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout, per_link=per_link)
     if isinstance(content, str):

@@ -10,12 +10,13 @@ from statistics import fmean
 
 from collbench.choose.choice import Choice, Members, TieBreak, Told
 from collbench.choose.search import MOST_FINALISTS
+from collbench.jobs.replay.results import Replay, replays_of
 from collbench.jobs.replay.steps import communication_seconds
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import DELTA, FEWEST_TRIALS, geometric_mean, simultaneous_quantile
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import Failure
-from collbench.model.run import Replay, Run
+from collbench.model.run import Run
 from collbench.model.units import amount, columns
 from collbench.overlaps.factors import Figure
 from collbench.report import sentences
@@ -99,8 +100,8 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     The sets took turns in each round of trials, so they are compared round by round: drift affects all alike. With n
     sets, each of n(n−1)/2 differences gets its share of the 5% (Bonferroni), because the best is not known before.
     """
-    sound = [replay for replay in run.replays if replay.trials and replay.failure is None and not replay.wrong]
-    failed = [replay for replay in run.replays if replay.failure is not None or replay.wrong]
+    sound = [replay for replay in replays_of(run) if replay.trials and replay.failure is None and not replay.wrong]
+    failed = [replay for replay in replays_of(run) if replay.failure is not None or replay.wrong]
     rounds = min((len(replay.trials) for replay in sound), default=0)
     if not rounds:
         return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import Measurement, Overlap, Replay, Run, SkipKind, Skipped
+from collbench.model.run import Measurement, Run, SkipKind, Skipped
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
@@ -180,8 +180,7 @@ def timed_points(run: Run) -> tuple[int, int]:
     """Return how many data points a run has, and how many of them have a trial."""
     timed = [
         *(bool(measurement.samples) for measurement in run.measurements),
-        *(bool(overlap.trials) for overlap in run.overlaps),
-        *(bool(replay.trials) for replay in run.replays),
+        *(bool(result.trials) for result in run.results),
     ]
     return len(timed), sum(timed)
 
@@ -200,12 +199,11 @@ def outcome(run: Run) -> Outcome:
             failed = measurement.failure
             kind = TroubleKind.WRONG_DATA if measurement.wrong or failed is None else _FAILURES[failed.kind]
             counts[kind, measurement.point.work.place(measurement.point.members)] += 1
-    others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
-    for other in others:
-        wrong = other.wrong or (isinstance(other, Overlap) and other.wrong_compute)
-        if wrong or other.failure is not None:
-            kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
-            counts[kind, tuple(sorted(other.members))] += 1
+    for result in run.results:
+        if result.wrong_data or result.failure is not None:
+            failed = result.failure
+            kind = TroubleKind.WRONG_DATA if result.wrong_data or failed is None else _FAILURES[failed.kind]
+            counts[kind, tuple(sorted(result.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     kinds = list(TroubleKind)
     troubles = sorted(

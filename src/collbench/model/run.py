@@ -10,13 +10,17 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
-from collbench.overlaps.compute import Compute, Priority
+
+if TYPE_CHECKING:
+    from collbench.model.sections import Result
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
@@ -471,97 +475,6 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlapTrial:
-    """One trial of a collective that overlaps compute: seconds by rank, in the order of `Overlap.members`.
-
-    `calls` and `units` are a fixed amount of the collective and of the compute.
-    """
-
-    collective_alone: tuple[Positive, ...]  # mean seconds a call
-    compute_alone: tuple[Positive, ...]  # mean seconds a unit of compute
-    collective_beside: tuple[Positive, ...]  # the same while the other runs
-    compute_beside: tuple[Positive, ...]
-    beside_calls: tuple[Positive, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
-    collective_amount: tuple[Positive, ...]  # the fixed amount alone
-    compute_amount: tuple[Positive, ...]
-    together: tuple[Positive, ...]  # both amounts at once, from their common start to the later end
-    calls: Ordinal
-    units: Ordinal
-    covered_units: Ordinal  # ran while the collective did, on every rank: the seconds of `compute_beside` are theirs
-    flags: tuple[Flag, ...] = ()  # as in Sample
-
-
-@dataclass(slots=True)
-class Overlap:
-    """What a collective and compute cost each other when they run at the same time on each GPU."""
-
-    work: Work
-    members: tuple[int, ...]  # positions in the order of ranks
-    size_bytes: Ordinal
-    compute: Compute
-    priority: Priority = Priority.NORMAL
-    ctas: Ordinal | None = None  # thread blocks that NCCL was given (its channels); None: its own choice
-    trials: list[OverlapTrial] = field(default_factory=list)
-    wrong: Count | None = None  # elements of the collective that were not what they are alone; None: nothing compared
-    wrong_compute: Count | None = None  # the same of the compute's result
-    failure: Failure | None = None
-
-
-class Pauses(StrEnum):
-    """What a replay does in the recorded pauses between calls."""
-
-    NONE = "none"  # the GPU idles
-    RECORDED = "recorded"  # it computes matrix products for as long
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedCall:
-    """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call."""
-
-    operation: str  # a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives
-    # As in a data point; of a group the sum, of sends and receives the most that a rank sends or gets.
-    size_bytes: Count
-    ranks: Ordinal  # that took part
-    count: Ordinal  # per step
-    recorded_seconds: Amount | None = None  # the mean that a call took in the job, None if unknown
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayTrial:
-    """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`."""
-
-    step: tuple[Positive, ...]  # with pauses and calls
-    pauses: tuple[Amount, ...]  # the pauses alone
-    calls: tuple[Positive, ...]  # the calls alone, one after another
-    # Within the step: the sum over a rank's calls, each as long as on the rank that waited least.
-    communication: tuple[Amount, ...]
-    call_seconds: tuple[Amount, ...]  # the same for each of `Replay.calls`: a call's mean
-    steps: Ordinal  # that the seconds are means over
-    queued: bool = True  # False: a host was too slow to keep its device supplied
-    kernels: bool = False  # a call is as long as its kernel; else as what lies between two events, its launch included
-    flags: tuple[Flag, ...] = ()  # as in Sample
-
-
-@dataclass(slots=True)
-class Replay:
-    """A recorded step on these devices."""
-
-    job: str  # its file's name
-    phase: Count  # which phase of the first rank it was, from 0
-    members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
-    recorded_ranks: Ordinal
-    pauses: Pauses
-    registration: Registration
-    calls: tuple[ReplayedCall, ...]
-    without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
-    # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
-    recorded_seconds: Amount | None = None
-    trials: list[ReplayTrial] = field(default_factory=list)
-    wrong: Count | None = None  # elements that did not arrive as sent; None: nothing was compared
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Health:
     """One device's state at one moment, as NVML gives it; None if NVML does not."""
 
@@ -617,8 +530,8 @@ class Run:
     skipped: list[Skipped] = field(default_factory=list)
     interference_checks: list[InterferenceCheck] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
-    overlaps: list[Overlap] = field(default_factory=list)
-    replays: list[Replay] = field(default_factory=list)
+    # What annexes measured, by the section's name: a list of the annex's own type, a Result (model/sections.py).
+    sections: dict[str, list[Any]] = field(default_factory=dict)
     # Seconds of warm-up, interference check, trials and single launches, which are most of `seconds`; of NCCL_START,
     # which came before; and "timed", those inside timed regions.
     phases: dict[str, Amount] = field(default_factory=dict)
@@ -635,10 +548,15 @@ class Run:
         """Return one line, for people: all fields would be a megabyte."""
         what = self.settings.command_name or "data points"
         where = f"simulated {self.machine.fabric}" if self.machine.fabric else self.machine.hostname
-        points = amount(len(self.measurements) + len(self.overlaps) + len(self.replays), "data point")
+        points = amount(len(self.measurements) + len([*self.results]), "data point")
         rest = "" if self.complete else ", incomplete"
         devices = counted(device.name for device in self.devices)
         return f"<Run of {what} on {devices}, {where}, {self.started}: {points}{rest}>"
+
+    @property
+    def results(self) -> Iterator[Result]:
+        """What annexes measured, of all sections."""
+        return chain.from_iterable(self.sections.values())
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
         """Return the measurements that hold at least one sample of the variant, in the file's order."""

@@ -64,4 +64,4 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **option_valu
     overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
     request = overlapping.request_of(overlap_options, options.command_line("overlap"), NOTICES)
     path = overlap_options.output or new_file("overlap", request.backend)
-    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.page", as_json=as_json)
+    measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.section", as_json=as_json)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from collbench.model.run import Overlap, Run
+from collbench.model.run import Run
 from collbench.overlaps.factors import Condition, Figure, OverlapSummary, by_condition, summarize
 from collbench.overlaps.page import condition_name
+from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.report import sentences
 from collbench.report.html.series import NOTHING, Bounds, Series, bounds, figure
 
@@ -16,7 +17,7 @@ _TIMES = "× as long"  # not "×", the unit of ratios between runs, which have o
 
 def series(run: Run) -> list[dict[str, Any]]:
     """Return a series for each operation of a run of `collbench overlap`, as JSON's own types."""
-    conditions = by_condition(run.overlaps)
+    conditions = by_condition(overlaps_of(run))
     operations = dict.fromkeys(condition.operation for condition in conditions)
     return [
         _overlaps(run, {key: overlaps for key, overlaps in conditions.items() if key.operation is operation})

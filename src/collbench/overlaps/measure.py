@@ -14,7 +14,7 @@ from collbench.measurement.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation
-from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Settings
+from collbench.model.run import CommandKind, Run, Settings
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.overlaps.compute import Compute, Priority
@@ -28,6 +28,7 @@ from collbench.overlaps.protocol import (
     OverlapPoint,
     RankTimes,
 )
+from collbench.overlaps.results import NAME, Overlap, OverlapTrial
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
 _CHUNK_S = 4e-4
@@ -420,10 +421,10 @@ def measure(
     begin = opened.clock()
     members = tuple(range(len(opened.devices)))
     points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
-    total = len(points) * request.trials
+    total, overlaps = len(points) * request.trials, run.sections.setdefault(NAME, [])
     for number, point in enumerate(points):
         overlap = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
-        run.overlaps.append(overlap)
+        overlaps.append(overlap)
         try:
             for trial in measure_point(opened.worlds[0], overlap, point, request.trials, opened.span_seconds, order):
                 overlap.trials.append(replace(trial, flags=opened.flags(members)))
@@ -437,7 +438,7 @@ def measure(
             raise
         finally:
             if not overlap.trials and overlap.failure is None and not overlap.wrong and not overlap.wrong_compute:
-                run.overlaps.remove(overlap)  # interrupted before its first trial
+                overlaps.remove(overlap)  # interrupted before its first trial
             run.seconds = opened.clock() - begin
             saved()
     run.complete = True

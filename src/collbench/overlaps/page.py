@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.model.run import Device, Overlap, Run
+from collbench.model.run import Device, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import Condition, Figure, by_condition, spread, strongest, summarize
+from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
@@ -26,7 +27,7 @@ _FEW_FAILURES = 3
 def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: the answer, a table for each compute, what failed."""
     yield from whole("header", Lines(header(run)))
-    worst = strongest(run.overlaps)
+    worst = strongest(overlaps_of(run))
     if worst is not None:
         yield Lines(sentence(answer(worst) + sim(run, " (sim)")))
         for heads, rows, brief in _tables(run):
@@ -74,7 +75,7 @@ def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
 
 def failures(run: Run) -> Iterator[str]:
     """Yield a line for each of the first data points that failed."""
-    failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
+    failed = [overlap for overlap in overlaps_of(run) if overlap.failure is not None]
     for overlap in failed[:_FEW_FAILURES]:
         yield f"failed    {failed_overlap(overlap, run.devices)}"
     if len(failed) > _FEW_FAILURES:
@@ -87,7 +88,7 @@ _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
     """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
-    measured = [overlap for overlap in run.overlaps if overlap.trials]
+    measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
     several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
     for compute in dict.fromkeys(overlap.compute for overlap in measured):
         points = [one for one in measured if one.compute == compute]
@@ -144,7 +145,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
     rows = table(
         "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
     )
-    for overlap in run.overlaps:
+    for overlap in overlaps_of(run):
         if overlap.trials:
             settings = _settings(overlap.priority, overlap.ctas)
             name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
@@ -160,7 +161,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
 def _verified(run: Run) -> Iterator[str]:
     """Yield how many data points were not verified: no line would look like agreement."""
     unknown = sum(
-        1 for overlap in run.overlaps if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
+        1 for overlap in overlaps_of(run) if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
     )
     if unknown:
         yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"

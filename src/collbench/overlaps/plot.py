@@ -9,6 +9,7 @@ from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.overlaps.factors import Condition, OverlapSummary, by_condition, summarize
 from collbench.overlaps.page import condition_name
+from collbench.overlaps.results import overlaps_of
 from collbench.report.plot import curves, heatmap
 from collbench.report.plot.figure import Named, Picture, clean, figure_of, origins
 from collbench.report.text.frame import sim
@@ -81,6 +82,6 @@ def _measured(run: Run) -> list[tuple[Condition, Summaries]]:
     """Return the measured data points of each condition that has any."""
     measured = [
         (condition, {one.size_bytes: summarize(one) for one in points if one.trials})
-        for condition, points in by_condition(run.overlaps).items()
+        for condition, points in by_condition(overlaps_of(run)).items()
     ]
     return [(condition, summaries) for condition, summaries in measured if summaries]

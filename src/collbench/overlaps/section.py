@@ -12,6 +12,7 @@ from collbench.model.run import Run
 from collbench.model.units import amount, fixed
 from collbench.overlaps.factors import strongest, summarize
 from collbench.overlaps.page import answer, failed_overlap, overlap_page
+from collbench.overlaps.results import overlaps_of
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
@@ -25,7 +26,7 @@ page = overlap_page
 
 def failed(run: Run) -> str:
     """Return the worst data point that failed and how many more did, as a clause; "" if none did."""
-    lost = [one for one in run.overlaps if one.failure or one.wrong or one.wrong_compute]
+    lost = [one for one in overlaps_of(run) if one.failure or one.wrong or one.wrong_compute]
     if not lost:
         return ""
     kinds = [None, *FailureKind]  # None: wrong data
@@ -36,7 +37,7 @@ def failed(run: Run) -> str:
 
 def html(run: Run) -> Html:
     """Return the data point whose collective slows down most, and a map for each operation."""
-    question, worst = "Cost of overlap", strongest(run.overlaps)
+    question, worst = "Cost of overlap", strongest(overlaps_of(run))
     if worst is None:
         return Html(question, "nothing measured")
     from collbench.overlaps.html_series import series  # late: only the HTML page has maps
@@ -90,7 +91,7 @@ COLUMNS = (
 
 def rows(run: Run) -> Iterator[Row]:
     """Yield the rows of a run's data points."""
-    for point in run.overlaps:
+    for point in overlaps_of(run):
         row: Row = {
             **devices_of(run, point.members),
             **outcome_of(run, point.trials, point.failure),
@@ -125,9 +126,9 @@ def draw(kind: str, runs: Sequence[tuple[Path, Named]], operations: Sequence[str
 
     named_runs = [named_run for _, named_run in runs]
     for path, named_run in runs:
-        if not named_run.run.overlaps:
+        if not overlaps_of(named_run.run):
             raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in named_run.run.overlaps):
+        if not any(overlap.trials for overlap in overlaps_of(named_run.run)):
             raise UsageError(f"{path}: no overlap was measured to the end: measure again")
     if operations or size is not None:
         raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")

@@ -13,7 +13,8 @@ from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
 from collbench.model.failures import Failure
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Measurement, OverlapTrial, ReplayTrial, Run, Sample
+from collbench.model.run import DataPoint, Measurement, Run
+from collbench.model.sections import Trial
 from collbench.model.skew import imbalance
 from collbench.report import sentences
 from collbench.report.sections import section
@@ -163,7 +164,7 @@ def devices_of(run: Run, members: Sequence[int]) -> Row:
     }
 
 
-def outcome_of(run: Run, trials: Sequence[Sample | OverlapTrial | ReplayTrial], failure: Failure | None) -> Row:
+def outcome_of(run: Run, trials: Sequence[Trial], failure: Failure | None) -> Row:
     """Return what its trials were flagged with and why it failed, as columns of its row."""
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in trials for flag in trial.flags)
     return {

@@ -1,4 +1,4 @@
-"""What an annex measured, a list in a run, and the annex's module that shows it. Nothing here imports it until then."""
+"""What shows a section of a run: the annex's module `section`, which nothing here imports until then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import Run
+from collbench.model.sections import SECTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
     from collbench.report.plot.figure import Named, Picture
     from collbench.report.rows import Column, Row
     from collbench.report.text.layout import Page
-
-# The command that measures it: the name of its list in a run, and the module.
-SECTIONS = {
-    CommandKind.OVERLAP: ("overlaps", "collbench.overlaps.section"),
-    CommandKind.REPLAY: ("replays", "collbench.jobs.replay.section"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +35,18 @@ Draw: TypeAlias = "Callable[[str, Sequence[tuple[Path, Named]], Sequence[str], i
 class Section(Protocol):
     """What such a module offers."""
 
-    @property
-    def HELD(self) -> str:  # noqa: N802
-        """What a run holds: "a replay"."""
-
-    @property
-    def COLUMNS(self) -> tuple[Column, ...]:  # noqa: N802
-        """Those of its rows, after those that the rows of all runs have."""
-
-    def rows(self, run: Run) -> Iterator[Row]:
-        """Yield its rows, without the columns that all runs have."""
-
-    def page(self, run: Run) -> Page:
-        """Return its page in the terminal."""
-
-    def html(self, run: Run) -> Html:
-        """Return what the HTML page shows."""
-
-    def failed(self, run: Run) -> str:
-        """Return what failed, the worst first, as a clause; "" where its devices and the kind of trouble say it."""
-
-    @property
-    def draw(self) -> Draw | None:
-        """What draws its figures; None for a section without."""
+    HELD: str  # what a run holds: "a replay"
+    COLUMNS: tuple[Column, ...]  # of its rows, after those that the rows of all runs have
+    rows: Callable[[Run], Iterator[Row]]  # without the columns that all runs have
+    page: Callable[[Run], Page]  # in the terminal
+    html: Callable[[Run], Html]
+    failed: Callable[[Run], str]  # the worst that failed, as a clause; "" where devices and a kind of trouble say it
+    draw: Draw | None  # None where it has no figures
 
 
 def section(run: Run) -> Section | None:
     """Return what shows a run that an annex measured, loaded now; None for a run of the main house."""
-    for kind, (name, module) in SECTIONS.items():
-        if run.settings.kind is kind or getattr(run, name):
-            return cast("Section", import_module(module))
+    for name, annex in SECTIONS.items():
+        if run.settings.kind is annex.kind or run.sections.get(name):
+            return cast("Section", import_module(f"{annex.package}.section"))
     return None

@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import (
-    DataPoint,
-    Latency,
-    Measurement,
-    Overlap,
-    OverlapTrial,
-    Replay,
-    ReplayTrial,
-    Run,
-    Settings,
-)
+from collbench.model.run import DataPoint, Latency, Measurement, Run, Settings
+from collbench.model.sections import SECTIONS, Result, Results
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal
 from collbench.runfile.codec import FileFormat, build, plain
@@ -90,7 +82,9 @@ def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
     `answer`, what the run means, comes before its fields; no file has it. Raises RunFileError for a number that JSON
     has not.
     """
-    fields = ({} if answer is None else {"answer": answer}) | plain(run)
+    fields: dict[str, Any] = {} if answer is None else {"answer": answer}
+    for name, value in plain(run).items():
+        fields |= {key: plain(value.get(key, [])) for key in SECTIONS} if name == "sections" else {name: value}
     try:
         first = _json({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
         return f"{first},\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
@@ -115,7 +109,7 @@ def loads(text: str, name: str) -> Run:
 
 
 def _build(fields: dict[str, Any]) -> Run:
-    run: Run = build(Run, fields, "run")
+    run: Run = build(Run, fields | {"sections": {}}, "run")
     _check_settings(run)
     for number, path in enumerate(run.paths):
         _check_members(path.devices, range(len(run.devices)), f"run.paths[{number}].devices")
@@ -123,7 +117,7 @@ def _build(fields: dict[str, Any]) -> Run:
     for name, results in by_name.items():
         for number, result in enumerate(results):
             _check_result(run, result, f"run.{name}[{number}]")
-    _check_ranks(run)
+    run.sections = {name: _section(run, name, fields[name]) for name in SECTIONS if fields.get(name, []) != []}
     for number, check in enumerate(run.interference_checks):
         _check_members(check.members, range(len(run.devices)), f"run.interference_checks[{number}].members")
     for number, left in enumerate(run.skipped):
@@ -137,6 +131,8 @@ def _check_settings(run: Run) -> None:
     settings = run.settings
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
+    if not settings.kind.of_links and settings.kind not in {annex.kind for annex in SECTIONS.values()}:
+        raise ValueError(f"run.settings.kind is '{settings.kind}', which this collbench lacks the part to read")
     if settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
     if settings.redop not in REDOPS:
@@ -199,34 +195,27 @@ def _check_latency(latency: Latency, where: str) -> None:
         raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
 
 
-def _check_ranks(run: Run) -> None:
-    """Raise ValueError where a trial of an overlap or a replay does not have one time for each rank."""
+def _section(run: Run, name: str, data: Any) -> list[Result]:
+    """Return what an annex measured. Raises ValueError where a trial does not have one time for each rank."""
     positions = range(len(run.devices))
-    by_name: dict[str, Sequence[Overlap | Replay]] = {"overlaps": run.overlaps, "replays": run.replays}
-    for name, results in by_name.items():
-        for number, result in enumerate(results):
-            where = f"run.{name}[{number}]"
-            _check_members(result.members, positions, f"{where}.members", fewest=1)
-            _check_failure(result.failure, positions, f"{where}.failure")
-            trials: Sequence[OverlapTrial | ReplayTrial] = result.trials
-            for index, trial in enumerate(trials):
-                _check_trial(trial, result, f"{where}.trials[{index}]")
-                for flag in trial.flags:
-                    _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
-
-
-def _check_trial(trial: OverlapTrial | ReplayTrial, result: Overlap | Replay, where: str) -> None:
-    by_rank = {name: times for name, times in plain(trial).items() if isinstance(times, list) and name != "flags"}
-    calls = by_rank.pop("beside_calls", [None])
-    if isinstance(result, Replay):
-        calls = by_rank.pop("call_seconds")
-        if len(calls) != len(result.calls):
-            raise ValueError(f"{where}.call_seconds has {len(calls)} times, but there are {len(result.calls)} calls")
-    if not calls:
-        raise ValueError(f"{where} has no calls")
-    for name, times in by_rank.items():
-        if len(times) != len(result.members):
-            raise ValueError(f"{where}.{name} has {len(times)} times, but there are {len(result.members)} members")
+    annex = cast("Results", import_module(f"{SECTIONS[name].package}.results"))
+    results: list[Result] = build(list[annex.RESULT], data, f"run.{name}")  # type: ignore[name-defined]  # late
+    for number, result in enumerate(results):
+        where = f"run.{name}[{number}]"
+        _check_members(result.members, positions, f"{where}.members", fewest=1)
+        _check_failure(result.failure, positions, f"{where}.failure")
+        for index, trial in enumerate(result.trials):
+            at = f"{where}.trials[{index}]"
+            annex.check_calls(result, trial, at)
+            for by_rank, times in plain(trial).items():
+                if not isinstance(times, list) or by_rank in ("flags", annex.CALLS):
+                    continue
+                if len(times) != len(result.members):
+                    members = f"there are {len(result.members)} members"
+                    raise ValueError(f"{at}.{by_rank} has {len(times)} times, but {members}")
+            for flag in trial.flags:
+                _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
+    return results
 
 
 def _check_failure(failure: Failure | None, positions: range, where: str) -> None:
@@ -296,7 +285,7 @@ class RunWriter:
 
     def rewrite(self) -> None:
         """Write the run whole while it is measured: what workers with torch measure has no lines in a journal."""
-        if self._file is None or self._streams or not (self._run.overlaps or self._run.replays):
+        if self._file is None or self._streams or not any(self._run.results):
             return
         try:
             self._file.write(dumps(self._run))

@@ -13,8 +13,9 @@ from collbench.jobs.predict.networks import Network, Unit
 from collbench.jobs.predict.predict import Prediction, Predictor, Question
 from collbench.jobs.predict.timing import gather
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Overlap, OverlapTrial, Run
+from collbench.model.run import Measurement, Run
 from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.overlaps.results import Overlap, OverlapTrial
 from collbench.sim import fabrics
 from tests.builders import ALL, gpus, measured, run_of
 from tests.sim.made import simulate
@@ -75,7 +76,7 @@ def overlapping(
         for number in range(trials):
             drift = 1 + spread * (number - trials // 2)
             found.trials.append(_overlap_trial(collective * drift, beside * drift, len(members)))
-        run.overlaps.append(found)
+        run.sections.setdefault("overlaps", []).append(found)
     return run
 
 

@@ -28,6 +28,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.overlaps.results import overlaps_of
 from tests.builders import gpus, run_of
 from tests.jobs.predict.made import MIB, SMALL, answer, curve, overlapping, pairs, question
 
@@ -321,9 +322,9 @@ def test_a_factor_below_one_is_noise_and_counts_as_one() -> None:
 
 def test_what_is_not_sound_is_left_out_and_counted() -> None:
     run = overlapping({MIB: (9.0, 1.0), 4 * MIB: (8.0, 1.0), 16 * MIB: (7.0, 1.0), 64 * MIB: (2.0, 1.0)})
-    run.overlaps[0].failure = Failure(FailureKind.ERROR, Cause.REFUSED)
-    run.overlaps[1].wrong = 3
-    del run.overlaps[2].trials[1:]
+    overlaps_of(run)[0].failure = Failure(FailureKind.ERROR, Cause.REFUSED)
+    overlaps_of(run)[1].wrong = 3
+    del overlaps_of(run)[2].trials[1:]
     (found,) = contention.gather(gather([("a.json", NVLINK_PAIR)]), [("o.json", run)])
     assert (found.sizes, found.unused) == ((64 * MIB, 64 * MIB), 3)
     assert found.at(MIB).collective == pytest.approx(2.0)
@@ -332,7 +333,7 @@ def test_what_is_not_sound_is_left_out_and_counted() -> None:
 def test_the_compute_that_was_measured_first_counts() -> None:
     run = overlapping(EVERYWHERE)
     other = overlapping(dict.fromkeys(SIZES, (9.0, 2.0)), compute=Compute(ComputeKind.MEMORY, 1024))
-    run.overlaps += other.overlaps
+    overlaps_of(run).extend(overlaps_of(other))
     (found,) = contention.gather(gather([("a.json", NVLINK_PAIR)]), [("o.json", run)])
     assert str(found.compute) == "gemm:8192"
     assert found.at(MIB).collective == pytest.approx(3.0)

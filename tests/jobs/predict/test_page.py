@@ -13,6 +13,7 @@ from collbench.jobs.predict.predict import Predictor, Question
 from collbench.jobs.predict.timing import gather
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from collbench.overlaps.results import overlaps_of
 from tests.jobs.predict.made import SMALL, answer, overlapping, pairs, question, simulated
 from tests.report.pages import text
 
@@ -197,7 +198,7 @@ def test_what_is_known_of_overlap_is_said_in_a_line(
 
 def test_an_overlap_of_another_nccl_or_with_lost_data_points_says_so() -> None:
     run = overlapping(ALL_SIZES)
-    del run.overlaps[1].trials[1:]
+    del overlaps_of(run)[1].trials[1:]
     newer = replace(run, machine=replace(run.machine, nccl="9.9.9"))
     (line,) = overlap_lines(shown(question(step_seconds=3e-3), NVLINK_PAIR, newer))
     assert "1 data point unused: failed, or fewer than three trials" in line
@@ -206,7 +207,7 @@ def test_an_overlap_of_another_nccl_or_with_lost_data_points_says_so() -> None:
 
 def test_a_simulated_factor_carries_the_word_sim() -> None:
     run = simulated("nvlink-pairs-2x2")
-    fake = replace(run, measurements=[], overlaps=overlapping(ALL_SIZES).overlaps)
+    fake = replace(run, measurements=[], sections=overlapping(ALL_SIZES).sections)
     lines = overlap_lines(shown(question(step_seconds=3e-3), run, fake))
     assert lines
     assert all("(sim)" in line for line in lines)

@@ -16,6 +16,7 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Job
+from collbench.jobs.replay.results import replays_of
 from collbench.jobs.replay.section import COLUMNS
 from collbench.model.run import CommandKind
 from collbench.runfile import run_file
@@ -69,7 +70,7 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     for name in ("a.json", "b.json"):
         assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0
     first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
-    assert first.replays == again.replays
+    assert replays_of(first) == replays_of(again)
     jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
     assert first.settings.kind is CommandKind.REPLAY
     assert first.complete
@@ -154,7 +155,7 @@ def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: 
     saved(pipeline(2**12), "stages.json")
     args = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")
     assert program(*args).status == 0
-    (replay,) = run_file.load(folder / "run.json").replays
+    (replay,) = replays_of(run_file.load(folder / "run.json"))
     assert (replay.wrong, len(replay.trials), [call.operation for call in replay.calls]) == (0, 3, ["p2p"])
 
 
@@ -164,12 +165,12 @@ def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
     command = command_of("replay", "small.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
     deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (path.exists() and run_file.load(path).replays):
+    while time.monotonic() < deadline and not (path.exists() and replays_of(run_file.load(path))):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "measured so far are saved" in err
     run = run_file.load(path)
-    assert run.replays[0].trials
+    assert replays_of(run)[0].trials
     assert not run.complete

@@ -10,13 +10,14 @@ import pytest
 from collbench.jobs.replay import measure as replay
 from collbench.jobs.replay.measure import ReplayRequest, trial_of
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.jobs.replay.results import Pauses, Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.jobs.replay.steps import ratio, summarize
 from collbench.judge.outcome import outcome
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Machine, Pauses, Replay, ReplayTrial, Run
+from collbench.model.run import Device, Machine, Run
 from collbench.runfile import run_file
 from tests.jobs.replay.made import data_parallel, job_of, pipeline
 
@@ -90,13 +91,13 @@ def prepared(
 def measured_run(fakes: Sequence[FakeWorld], trials: int = 4) -> tuple[Run, list[int]]:
     request, opened, run = prepared(fakes, trials)
     saves: list[int] = []
-    replay.measure(request, opened, run, lambda: saves.append(len(run.replays)), lambda _done, _total: None)
+    replay.measure(request, opened, run, lambda: saves.append(len(replays_of(run))), lambda _done, _total: None)
     return run, saves
 
 
 def test_a_trial_has_what_the_rank_that_waited_least_saw() -> None:
     run, _ = measured_run([FakeWorld([])])
-    (result,) = run.replays
+    (result,) = replays_of(run)
     summary = summarize(result)
     calls = sum(call.count for call in result.calls)
     assert summary.communication.value == pytest.approx(calls * CALL)
@@ -106,7 +107,7 @@ def test_a_trial_has_what_the_rank_that_waited_least_saw() -> None:
     assert [figure.value for figure in summary.by_kind] == pytest.approx([CALL] * len(result.calls))
     assert (run.complete, result.wrong, result.failure) == (True, 0, None)
     assert outcome(run).status is ExitStatus.DONE
-    assert run_file.again(run).replays == run.replays
+    assert replays_of(run_file.again(run)) == replays_of(run)
 
 
 @pytest.mark.parametrize("untraceable", [set(), {1}, {0, 1}], ids=["all", "rank 0 alone", "none"])
@@ -115,7 +116,7 @@ def test_calls_are_as_long_as_their_kernels_where_the_traces_of_all_ranks_have_t
     fake.kernel, fake.untraceable = 0.8 * CALL, untraceable
     request, opened, run = prepared([fake])
     replay.measure(request, replace(opened, traces=True), run, lambda: None, lambda _done, _total: None)
-    (result,) = run.replays
+    (result,) = replays_of(run)
     summary, expected = summarize(result), CALL if untraceable else 0.8 * CALL
     calls = sum(call.count for call in result.calls)
     assert summary.communication.value == pytest.approx(calls * expected)
@@ -124,14 +125,14 @@ def test_calls_are_as_long_as_their_kernels_where_the_traces_of_all_ranks_have_t
     assert summary.alone.value == pytest.approx(3 * calls * CALL)
     assert {trial.kernels for trial in result.trials} == {not untraceable}
     assert all(load.steps <= 5 for _, load in fake.log if load.traced)
-    assert run_file.again(run).replays == run.replays
+    assert replays_of(run_file.again(run)) == replays_of(run)
 
 
 def test_arms_take_turns_and_their_ratio_is_that_of_trials() -> None:
     log: list[tuple[FakeWorld, ReplayLoad]] = []
     fakes = [FakeWorld(log), FakeWorld(log, 3 * CALL)]
     run, saves = measured_run(fakes, trials=6)
-    plain, without = run.replays
+    plain, without = replays_of(run)
     assert (plain.without, without.without) == ((), ("p2p",))
     time_ratio = ratio(plain, without)
     assert time_ratio is not None
@@ -146,8 +147,8 @@ def test_without_pauses_only_steps_with_calls_run() -> None:
     request, opened, run = prepared([FakeWorld(log)], pause=None)
     replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
     assert all(load.calls for _, load in log)
-    assert {trial.pauses for trial in run.replays[0].trials} == {(0.0, 0.0)}
-    assert run_file.again(run).replays == run.replays
+    assert {trial.pauses for trial in replays_of(run)[0].trials} == {(0.0, 0.0)}
+    assert replays_of(run_file.again(run)) == replays_of(run)
 
 
 def test_a_short_step_is_repeated_and_a_long_one_is_not() -> None:
@@ -166,7 +167,7 @@ def test_a_worker_that_dies_leaves_the_trials_before_it() -> None:
     request, opened, run = prepared([fake])
     with pytest.raises(BackendError):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    (result,) = run.replays
+    (result,) = replays_of(run)
     assert len(result.trials) == 2
     assert result.failure is not None
     assert result.failure.kind is FailureKind.ERROR
@@ -180,7 +181,7 @@ def test_an_arm_that_does_not_fit_costs_the_run() -> None:
     request, opened, run = prepared([FakeWorld([]), fake])
     with pytest.raises(MachineError, match="out of memory"):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    assert [result.without for result in run.replays] == [("p2p",)]  # the other was not tried
+    assert [result.without for result in replays_of(run)] == [("p2p",)]  # the other was not tried
 
 
 def test_wrong_data_ends_it_and_stays() -> None:
@@ -189,7 +190,7 @@ def test_wrong_data_ends_it_and_stays() -> None:
     request, opened, run = prepared([fake])
     with pytest.raises(DataCorruption, match="3 elements of the replayed step"):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    assert run.replays[0].wrong == 3
+    assert replays_of(run)[0].wrong == 3
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 
@@ -199,7 +200,7 @@ def test_data_that_is_wrong_after_the_trials_ends_it_too() -> None:
     request, opened, run = prepared([fake])
     with pytest.raises(DataCorruption, match="2 elements of the replayed step"):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    (result,) = run.replays
+    (result,) = replays_of(run)
     assert (run.complete, result.wrong, len(result.trials)) == (False, 2, request.trials)
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
@@ -212,7 +213,7 @@ def test_ctrl_c_before_the_first_trial_leaves_nothing() -> None:
     request, opened, run = prepared([Interrupting([])])
     with pytest.raises(KeyboardInterrupt):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    assert run.replays == []
+    assert replays_of(run) == []
 
 
 def test_communication_is_a_ranks_own_and_kinds_are_all() -> None:
@@ -237,8 +238,8 @@ def test_communication_is_a_ranks_own_and_kinds_are_all() -> None:
 
 def test_intervals_need_three_trials() -> None:
     run, _ = measured_run([FakeWorld([])], trials=2)
-    assert summarize(run.replays[0]).step.interval is None
-    assert isinstance(run.replays[0], Replay)
+    assert summarize(replays_of(run)[0]).step.interval is None
+    assert isinstance(replays_of(run)[0], Replay)
 
 
 def test_what_is_hidden_has_an_interval_too() -> None:
@@ -248,7 +249,7 @@ def test_what_is_hidden_has_an_interval_too() -> None:
     ]
     run, _ = measured_run([FakeWorld([])])
     for some_trials in ([*trials], [*trials, *trials]):
-        exposed = summarize(replace(run.replays[0], trials=some_trials, calls=run.replays[0].calls[:1])).exposed
+        exposed = summarize(replace(replays_of(run)[0], trials=some_trials, calls=replays_of(run)[0].calls[:1])).exposed
         assert exposed.value == pytest.approx(0.0, abs=1e-9)
         assert exposed.interval is not None
         assert exposed.interval[0] < 0 < exposed.interval[1]
@@ -270,12 +271,12 @@ def test_an_independent_arm_that_fails_leaves_the_others_to_go_on(steps_before_f
     fakes[1].fails_after = steps_before_failure
     request, opened, run = prepared_independently(fakes)
     replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    first, failed, last = run.replays
+    first, failed, last = replays_of(run)
     assert (len(first.trials), len(last.trials), run.complete) == (5, 5, True)
     assert (first.members, failed.members, last.members) == ((0, 1), (2, 3), (3, 0))
     assert (len(failed.trials) < 5) == (failed.failure is not None)
     assert len(fakes[1].log) <= steps_before_failure + 1  # it ran nothing more
-    assert run_file.again(run).replays == run.replays
+    assert replays_of(run_file.again(run)) == replays_of(run)
 
 
 def test_an_independent_arm_without_room_is_no_reason_to_stop() -> None:
@@ -283,7 +284,7 @@ def test_an_independent_arm_without_room_is_no_reason_to_stop() -> None:
     fakes[0].room = False
     request, opened, run = prepared_independently(fakes)
     replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    failed, measured_arm = run.replays
+    failed, measured_arm = replays_of(run)
     assert (failed.trials, len(measured_arm.trials)) == ([], 5)
     assert failed.failure is not None
     assert "out of memory" in failed.failure.detail
@@ -297,9 +298,9 @@ def test_where_all_independent_arms_fail_it_ends(steps_before_failure: int) -> N
     request, opened, run = prepared_independently(fakes)
     saves: list[int] = []
     with pytest.raises(BackendError, match=r"every set failed, the first by .*killed by signal 9"):
-        replay.measure(request, opened, run, lambda: saves.append(len(run.replays)), lambda _done, _total: None)
+        replay.measure(request, opened, run, lambda: saves.append(len(replays_of(run))), lambda _done, _total: None)
     assert not run.complete
-    assert all(result.failure is not None for result in run.replays)
+    assert all(result.failure is not None for result in replays_of(run))
     assert saves[-1] == 2
 
 
@@ -309,4 +310,4 @@ def test_wrong_data_of_one_independent_arm_ends_it() -> None:
     request, opened, run = prepared_independently(fakes)
     with pytest.raises(DataCorruption):
         replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
-    assert [(result.members, result.wrong) for result in run.replays] == [((2, 3), 1)]
+    assert [(result.members, result.wrong) for result in replays_of(run)] == [((2, 3), 1)]

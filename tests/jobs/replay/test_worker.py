@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay import simulated
 from collbench.jobs.replay.protocol import Prepare, ReplayArm, ReplayLoad, ReplayTimes
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import Post, Unit, schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld, open_replay
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Registration
-from collbench.model.run import Pauses
 from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -12,9 +12,10 @@ from collbench.jobs.predict.timing import INSTEAD, SENT, Evidence, belongs, posi
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Overlap, Run
+from collbench.model.run import Run
 from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.factors import Slowdown, by_condition, slowdown
+from collbench.overlaps.results import Overlap, overlaps_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +128,7 @@ def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
     """Yield a curve for each operation and set of devices, for the first compute that was measured with both."""
     here = positions_in(base, run)
     known: set[tuple[Operation, Members]] = set()
-    for condition, ones in by_condition(run.overlaps).items():
+    for condition, ones in by_condition(overlaps_of(run)).items():
         if condition.operation not in SENT or (condition.priority, condition.ctas) != (Priority.NORMAL, None):
             continue
         for members in dict.fromkeys(one.members for one in ones):

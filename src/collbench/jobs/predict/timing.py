@@ -18,6 +18,7 @@ from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Run
+from collbench.overlaps.results import overlaps_of
 
 # The evidence of several runs of one machine: the run that ranks its pairs, and all curves.
 
@@ -61,7 +62,7 @@ def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registr
     those on it, and so are the pairs if any were measured on it.
     """
     for name, run in runs:
-        if run.overlaps and not run.measurements:
+        if overlaps_of(run) and not run.measurements:
             raise UsageError(f"{name} timed a collective overlapping compute, not alone: name it with --overlap")
     if registration is not Registration.NONE:
         return _on_registered(runs, registration)

@@ -16,12 +16,13 @@ from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import Assumption, Schedule, schedule_of, step_number
 from collbench.launch import ablation
 from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Pauses, Run
+from collbench.model.run import Device, Run
 from collbench.model.units import amount
 from collbench.runfile import run_file
 

@@ -19,6 +19,7 @@ from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.measure import ReplayRequest
+from collbench.jobs.replay.results import Pauses
 from collbench.launch import ablation as ablations
 from collbench.launch.arguments import AblateJobArguments, two_changes, whole_option
 from collbench.machine import visible_devices
@@ -27,7 +28,7 @@ from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
-from collbench.model.run import Device, Pauses
+from collbench.model.run import Device
 from collbench.model.units import amount
 
 

@@ -17,13 +17,14 @@ from collbench.jobs.replay.protocol import (
     ReplayTimes,
     operation_of,
 )
+from collbench.jobs.replay.results import NAME, Pauses, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.plan import device_words
 from collbench.measurement.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
 from collbench.model.operations import Registration, Work
-from collbench.model.run import CommandKind, Pauses, Replay, ReplayTrial, Run, Settings
+from collbench.model.run import CommandKind, Run, Settings
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
 _MOST_STEPS = 20
@@ -109,7 +110,8 @@ def measure(
         )
         for arm in request.arms
     ]
-    run.replays += arms
+    replays = run.sections.setdefault(NAME, [])
+    replays += arms
     loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
     try:
         for index, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
@@ -135,7 +137,7 @@ def measure(
     finally:
         for arm in arms:
             if not arm.trials and arm.failure is None and not arm.wrong:
-                run.replays.remove(arm)  # interrupted before its first trial
+                replays.remove(arm)  # interrupted before its first trial
         run.seconds = opened.clock() - begin
         saved()
 

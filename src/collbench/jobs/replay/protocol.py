@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import MIXED, P2P, Schedule, Unit
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Pauses
 
 
 def operation_of(name: str) -> Operation:

@@ -13,9 +13,9 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
+from collbench.jobs.replay.results import ReplayedCall
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import ReplayedCall
 from collbench.model.units import DTYPE_BYTES, REDOPS, format_size
 
 P2P, MIXED = "p2p", "mixed"

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from rich.console import RenderableType
 from rich.text import Text
 
+from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, replays_of
 from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Pauses, Replay, ReplayedCall, Run
+from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.page import half_interval, milliseconds
@@ -34,7 +35,7 @@ draw = None
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
     yield from whole("header", Lines(header(run)))
-    measured = [replay for replay in run.replays if replay.trials]
+    measured = [replay for replay in replays_of(run) if replay.trials]
     if measured:
         names = _names(run)
         for line in _worth(run, measured):
@@ -58,7 +59,7 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
 
 def answer(run: Run) -> str:
     """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
-    first, *others = [replay for replay in run.replays if replay.trials]
+    first, *others = [replay for replay in replays_of(run) if replay.trials]
     summary, names = summarize(first), _names(run)
     text = f"{_what(first)} communicates for {milliseconds(summary.communication)} ms"
     text += f"{_arm(first, names)} and takes {milliseconds(summary.exposed)} ms longer than its pauses alone"
@@ -72,7 +73,7 @@ def answer(run: Run) -> str:
 
 def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
     """Yield what the second of two arms costs in communication, and in the step where compute is replayed."""
-    if len(measured) != len(run.replays) or len(measured) != 2:
+    if len(measured) != len(replays_of(run)) or len(measured) != 2:
         return
     first, other = measured
     change, names = ratio(first, other), _names(run)
@@ -93,7 +94,7 @@ _Names = Mapping[tuple[int, ...], str]
 
 def _names(run: Run) -> _Names:
     """Return the names of each set of devices that was replayed on; nothing for a single set."""
-    sets = dict.fromkeys(replay.members for replay in run.replays)
+    sets = dict.fromkeys(replay.members for replay in replays_of(run))
     if len(sets) < 2:
         return {}
     return {devices: sentences.tags(devices, run.devices) for devices in sets}
@@ -201,7 +202,7 @@ def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
 
 def _notes(run: Run) -> Iterator[str]:
     names = _names(run)
-    for replay in run.replays:
+    for replay in replays_of(run):
         if replay.failure is not None:
             yield f"failed    {_what(replay)}{_arm(replay, names)}: {sentences.failure(replay.failure, run.devices)}"
         if replay.trials and replay.wrong is None:
@@ -236,7 +237,7 @@ def failed(_run: Run) -> str:
 def html(run: Run) -> Html:
     """Return the answer of a run's first arm."""
     question = "Communication of a step"
-    first = next((arm for arm in run.replays if arm.trials), None)
+    first = next((arm for arm in replays_of(run) if arm.trials), None)
     if first is None:
         return Html(question, "nothing measured")
     milliseconds = summarize(first).communication.value * 1e3
@@ -280,7 +281,7 @@ COLUMNS = (
 
 def rows(run: Run) -> Iterator[Row]:
     """Yield the rows of a run's arms."""
-    for arm in run.replays:
+    for arm in replays_of(run):
         row: Row = {
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),

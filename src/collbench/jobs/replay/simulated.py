@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes, operation_of
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
 from collbench.model.operations import Registration
-from collbench.model.run import Pauses
 from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
 

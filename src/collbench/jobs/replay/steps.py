@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collbench.model.run import Replay, ReplayTrial
+from collbench.jobs.replay.results import Replay, ReplayTrial
 from collbench.overlaps.factors import Figure, median_figure
 
 

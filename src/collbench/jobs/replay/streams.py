@@ -20,8 +20,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from collbench.jobs.replay.protocol import ReplayLoad, ReplayTimes
+from collbench.jobs.replay.results import Pauses
 from collbench.model.operations import Registration
-from collbench.model.run import Pauses
 from collbench.overlaps.streams import captured, repeat, sleep_cycles_a_second
 
 _cuda: Any = torch.cuda  # only half of it has types

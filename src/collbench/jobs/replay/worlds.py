@@ -16,6 +16,7 @@ from collbench.jobs.replay.protocol import (
     Verified,
     Verify,
 )
+from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import Schedule
 from collbench.machine import cuda_variables
 from collbench.measurement.backends.factory import Choice
@@ -24,7 +25,6 @@ from collbench.measurement.backends.torch_world import Starter, TorchWorld, open
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
-from collbench.model.run import Pauses
 
 # NCCL takes 1 s for a communicator, longer where it first looks for networks; each of a job's groups has its own.
 _PREPARE_S = 120.0

@@ -1,0 +1,91 @@
+"""What a run holds of `collbench replay`: the arms of a recorded step, their calls and trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from collbench.model.failures import Failure
+from collbench.model.operations import Registration
+from collbench.model.ranges import Amount, Count, Ordinal, Positive
+from collbench.model.run import Flag, Run
+from collbench.model.sections import Result, Trial
+
+
+class Pauses(StrEnum):
+    """What a replay does in the recorded pauses between calls."""
+
+    NONE = "none"  # the GPU idles
+    RECORDED = "recorded"  # it computes matrix products for as long
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCall:
+    """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call."""
+
+    operation: str  # a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives
+    # As in a data point; of a group the sum, of sends and receives the most that a rank sends or gets.
+    size_bytes: Count
+    ranks: Ordinal  # that took part
+    count: Ordinal  # per step
+    recorded_seconds: Amount | None = None  # the mean that a call took in the job, None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTrial:
+    """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`."""
+
+    step: tuple[Positive, ...]  # with pauses and calls
+    pauses: tuple[Amount, ...]  # the pauses alone
+    calls: tuple[Positive, ...]  # the calls alone, one after another
+    # Within the step: the sum over a rank's calls, each as long as on the rank that waited least.
+    communication: tuple[Amount, ...]
+    call_seconds: tuple[Amount, ...]  # the same for each of `Replay.calls`: a call's mean
+    steps: Ordinal  # that the seconds are means over
+    queued: bool = True  # False: a host was too slow to keep its device supplied
+    kernels: bool = False  # a call is as long as its kernel; else as what lies between two events, its launch included
+    flags: tuple[Flag, ...] = ()  # as in Sample
+
+
+@dataclass(slots=True)
+class Replay:
+    """A recorded step on these devices."""
+
+    job: str  # its file's name
+    phase: Count  # which phase of the first rank it was, from 0
+    members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
+    recorded_ranks: Ordinal
+    pauses: Pauses
+    registration: Registration
+    calls: tuple[ReplayedCall, ...]
+    without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
+    # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
+    recorded_seconds: Amount | None = None
+    trials: list[ReplayTrial] = field(default_factory=list)
+    wrong: Count | None = None  # elements that did not arrive as sent; None: nothing was compared
+    failure: Failure | None = None
+
+    @property
+    def wrong_data(self) -> bool:
+        """True if something did not arrive as sent."""
+        return bool(self.wrong)
+
+
+# What the run file's reader needs (model/sections.py).
+NAME, CALLS = "replays", "call_seconds"
+RESULT: type[Result] = Replay
+
+
+def check_calls(result: Result, trial: Trial, where: str) -> None:
+    """Raise ValueError for a trial whose times are not one for each kind of call, and for none."""
+    times, calls = getattr(trial, CALLS), cast("Replay", result).calls
+    if len(times) != len(calls):
+        raise ValueError(f"{where}.{CALLS} has {len(times)} times, but there are {len(calls)} calls")
+    if not times:
+        raise ValueError(f"{where} has no calls")
+
+
+def replays_of(run: Run) -> list[Replay]:
+    """Return the replays of a run."""
+    return run.sections.get(NAME, [])

@@ -1,0 +1,70 @@
+"""What a run holds of `collbench overlap`: its data points and their trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collbench.model.failures import Failure
+from collbench.model.operations import Work
+from collbench.model.ranges import Count, Ordinal, Positive
+from collbench.model.run import Flag, Run
+from collbench.model.sections import Result, Trial
+from collbench.overlaps.compute import Compute, Priority
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapTrial:
+    """One trial of a collective that overlaps compute: seconds by rank, in the order of `Overlap.members`.
+
+    `calls` and `units` are a fixed amount of the collective and of the compute.
+    """
+
+    collective_alone: tuple[Positive, ...]  # mean seconds a call
+    compute_alone: tuple[Positive, ...]  # mean seconds a unit of compute
+    collective_beside: tuple[Positive, ...]  # the same while the other runs
+    compute_beside: tuple[Positive, ...]
+    beside_calls: tuple[Positive, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
+    collective_amount: tuple[Positive, ...]  # the fixed amount alone
+    compute_amount: tuple[Positive, ...]
+    together: tuple[Positive, ...]  # both amounts at once, from their common start to the later end
+    calls: Ordinal
+    units: Ordinal
+    covered_units: Ordinal  # ran while the collective did, on every rank: the seconds of `compute_beside` are theirs
+    flags: tuple[Flag, ...] = ()  # as in Sample
+
+
+@dataclass(slots=True)
+class Overlap:
+    """What a collective and compute cost each other when they run at the same time on each GPU."""
+
+    work: Work
+    members: tuple[int, ...]  # positions in the order of ranks
+    size_bytes: Ordinal
+    compute: Compute
+    priority: Priority = Priority.NORMAL
+    ctas: Ordinal | None = None  # thread blocks that NCCL was given (its channels); None: its own choice
+    trials: list[OverlapTrial] = field(default_factory=list)
+    wrong: Count | None = None  # elements of the collective that were not what they are alone; None: nothing compared
+    wrong_compute: Count | None = None  # the same of the compute's result
+    failure: Failure | None = None
+
+    @property
+    def wrong_data(self) -> bool:
+        """True if a result of the collective or of the compute was not what it is alone."""
+        return bool(self.wrong or self.wrong_compute)
+
+
+# What the run file's reader needs (model/sections.py).
+NAME, CALLS = "overlaps", "beside_calls"
+RESULT: type[Result] = Overlap
+
+
+def check_calls(_result: Result, trial: Trial, where: str) -> None:
+    """Raise ValueError for a trial without a call beside compute."""
+    if not getattr(trial, CALLS):
+        raise ValueError(f"{where} has no calls")
+
+
+def overlaps_of(run: Run) -> list[Overlap]:
+    """Return the overlaps of a run."""
+    return run.sections.get(NAME, [])
