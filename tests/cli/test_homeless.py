@@ -14,7 +14,7 @@ import pytest
 
 from collbench.api import suitable_run
 from collbench.api.notices import SILENT
-from collbench.api.selecting import FinalistRequest, measure_finalists
+from collbench.api.select_by_run import FinalistRequest, measure_finalists
 from collbench.api.sessions import Measured
 from collbench.model.run import Run
 from collbench.runfile import saved_runs

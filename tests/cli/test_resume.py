@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.api.measuring import MeasureOptions
-from collbench.cli import options
-from collbench.cli.measuring import RunPrinter
+from collbench.cli.measuring import RunPrinter, make_request
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
@@ -275,7 +274,7 @@ def test_files_named_in_a_foreign_run_are_not_touched(
         return path
 
     def judged(measure_options: MeasureOptions) -> Run:
-        return run_file.load(measured(options.make_request("check", measure_options), measure_options.file))
+        return run_file.load(measured(make_request("check", measure_options), measure_options.file))
 
     for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)

@@ -12,8 +12,7 @@ import pytest
 
 from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Run
-from collbench.overlaps.compute import Priority
+from collbench.model.run import Priority, Run
 from collbench.overlaps.factors import condition_of, summarize
 from collbench.overlaps.protocol import OPERATIONS
 from collbench.runfile import run_file

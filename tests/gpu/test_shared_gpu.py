@@ -12,8 +12,7 @@ from collbench.jobs.replay.protocol import ReplayLoad
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
-from collbench.model.run import Pauses
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.model.run import Compute, ComputeKind, Pauses, Priority
 from collbench.overlaps.protocol import Load, OverlapPoint
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from collbench.choose.freshness import Here, parse_duration, refusal
+from collbench.choose.freshness import Here, refusal
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
+from collbench.model.units import parse_duration
 from collbench.report.stale_runs import unfit
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)

@@ -16,8 +16,7 @@ import pytest
 import collbench
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import CommandKind
-from collbench.overlaps.compute import Priority
+from collbench.model.run import CommandKind, Priority
 from collbench.overlaps.factors import condition_of, summarize
 from collbench.overlaps.section import COLUMNS
 from collbench.report.rows import ORIGIN, Type

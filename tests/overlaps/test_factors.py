@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from collbench.choose.restrict import restricted
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Flag, FlagKind, Overlap, OverlapTrial
-from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
+from collbench.model.run import Compute, ComputeKind, Flag, FlagKind, Overlap, OverlapTrial, Priority
+from collbench.overlaps.compute import parse_compute
 from collbench.overlaps.factors import by_condition, slowdown, spread, strongest, summarize
 from tests.builders import gpus, run_of
 

@@ -14,9 +14,8 @@ from collbench.judge.outcome import outcome
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Machine, Run
+from collbench.model.run import Compute, ComputeKind, Device, Machine, Priority, Run
 from collbench.overlaps import measure as overlap
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.factors import summarize
 from collbench.overlaps.measure import (
     OverlapRequest,

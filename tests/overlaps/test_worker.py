@@ -20,7 +20,7 @@ import pytest
 from collbench.model.errors import BackendError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Operation
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.model.run import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import OPERATIONS, UNIT_LAUNCHES, Load, OverlapPoint
 from collbench.overlaps.simulated import open_overlap, overlapped, unit_seconds
 from collbench.overlaps.worlds import OverlapWorld

@@ -24,6 +24,8 @@ from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import (
     Chosen,
     CommandKind,
+    Compute,
+    ComputeKind,
     DataPoint,
     Health,
     InterferenceCheck,
@@ -44,7 +46,6 @@ from collbench.model.run import (
     StopReason,
 )
 from collbench.model.units import DTYPE_BYTES, REDOPS
-from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared

@@ -16,7 +16,6 @@ from collbench.model.operations import COLLECTIVES, Operation, Registration, Var
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
-from collbench.overlaps.compute import Compute, Priority
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
@@ -468,6 +467,33 @@ class Chosen:
     def multicast(self) -> bool:
         """Whether NVSwitches reduce or multiply: NVLS, or a symmetric kernel that loads or stores by multicast."""
         return self.algorithm.startswith("NVLS") or any(part in self.algorithm for part in ("LDMC", "STMC"))
+
+
+class ComputeKind(StrEnum):
+    """The compute that a collective overlaps."""
+
+    GEMM = "gemm"
+    MEMORY = "memory"
+    ATTENTION = "attention-like"
+
+
+class Priority(StrEnum):
+    """The priority of the collective's stream; that of compute is always normal."""
+
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One kind of compute. `size`: N of a product of two N × N matrices, MiB of each operand of a sum, or tokens."""
+
+    kind: ComputeKind
+    size: Ordinal
+
+    def __str__(self) -> str:
+        """Return what the option --compute calls it: "gemm:8192"."""
+        return f"{self.kind}:{self.size}"
 
 
 @dataclass(frozen=True, slots=True)

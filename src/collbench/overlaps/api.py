@@ -15,10 +15,10 @@ from collbench.api.sessions import WorkerSession, new_seed
 from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Run
+from collbench.model.run import Compute, ComputeKind, Priority, Run
 from collbench.model.units import parse_sizes
 from collbench.overlaps import measure as bench
-from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
+from collbench.overlaps.compute import parse_compute
 from collbench.overlaps.measure import OverlapRequest
 from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.runfile import run_file

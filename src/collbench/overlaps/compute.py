@@ -1,47 +1,17 @@
-"""What a GPU computes during a collective: the kinds of compute, their names, and a stream's priority."""
+"""What a GPU computes during a collective, by name: "gemm:8192"."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum
 
 from collbench.model.errors import UsageError
-from collbench.model.ranges import Ordinal
-
-
-class ComputeKind(StrEnum):
-    """The compute that a collective overlaps. The row below defines one unit of it."""
-
-    GEMM = "gemm"
-    MEMORY = "memory"
-    ATTENTION = "attention-like"
-
-
-class Priority(StrEnum):
-    """The priority of the collective's stream; that of compute is always normal."""
-
-    NORMAL = "normal"
-    HIGH = "high"
-
+from collbench.model.run import Compute, ComputeKind
 
 # The unit's default size: of a matrix product its rows, of a copy its MiB, of attention its tokens.
 DEFAULT_SIZES = {ComputeKind.GEMM: 8192, ComputeKind.MEMORY: 1024, ComputeKind.ATTENTION: 4096}
 # Rows of a matrix, MiB, tokens: 65536² elements of bf16 are 8 GiB.
 _LARGEST = 65536
 _WORD = re.compile(r"([a-z-]+?)(?::(\d{1,6}))?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """One kind of compute. `size`: N of a product of two N × N matrices, MiB of each operand of a sum, or tokens."""
-
-    kind: ComputeKind
-    size: Ordinal
-
-    def __str__(self) -> str:
-        """Return what the option --compute calls it: "gemm:8192"."""
-        return f"{self.kind}:{self.size}"
 
 
 def parse_compute(text: str) -> Compute:

@@ -11,8 +11,7 @@ import numpy as np
 
 from collbench.judge.stats import difference_interval, mean_interval, median_interval
 from collbench.model.operations import Operation
-from collbench.model.run import Overlap, OverlapTrial
-from collbench.overlaps.compute import Compute, Priority
+from collbench.model.run import Compute, Overlap, OverlapTrial, Priority
 
 Interval = tuple[float, float]
 

@@ -14,10 +14,9 @@ from collbench.measurement.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation
-from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Settings
+from collbench.model.run import CommandKind, Compute, Overlap, OverlapTrial, Priority, Run, Settings
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.protocol import (
     DTYPE,
     QUEUE_ENTRIES,

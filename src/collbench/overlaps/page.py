@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.model.run import Device, Overlap, Run
+from collbench.model.run import Device, Overlap, Priority, Run
 from collbench.model.units import amount, format_size, sentence
-from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import Condition, Figure, by_condition, spread, strongest, summarize
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines

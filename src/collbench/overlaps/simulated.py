@@ -10,7 +10,7 @@ import numpy as np
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.model.run import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
 from collbench.sim.fabrics import Fabric, OverlapFactors
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from collbench.overlaps.compute import Priority
+from collbench.model.run import Priority
 
 _cuda: Any = torch.cuda  # only half of it has types
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from collbench.measurement.backends.torch_collectives import Call, call_of, hashed, layout_of
 from collbench.measurement.backends.torch_rank import Answers, run
 from collbench.model.operations import Operation
+from collbench.model.run import Compute, ComputeKind
 from collbench.model.units import DTYPE_BYTES
-from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
 from collbench.overlaps.streams import Accelerator, CpuAccelerator, CudaAccelerator, StreamWork
 

@@ -13,8 +13,7 @@ from collbench.jobs.predict.networks import Network, Unit
 from collbench.jobs.predict.predict import Prediction, Predictor, Question
 from collbench.jobs.predict.timing import gather
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Overlap, OverlapTrial, Run
-from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.model.run import Compute, ComputeKind, Measurement, Overlap, OverlapTrial, Run
 from collbench.sim import fabrics
 from tests.builders import ALL, gpus, measured, run_of
 from tests.sim.made import simulate

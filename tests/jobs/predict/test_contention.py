@@ -26,8 +26,7 @@ from collbench.jobs.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import Run
-from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.model.run import Compute, ComputeKind, Run
 from tests.builders import gpus, run_of
 from tests.jobs.predict.made import MIB, SMALL, answer, curve, overlapping, pairs, question
 

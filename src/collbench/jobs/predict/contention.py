@@ -12,8 +12,7 @@ from collbench.jobs.predict.timing import INSTEAD, SENT, Evidence, belongs, posi
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Overlap, Run
-from collbench.overlaps.compute import Compute, Priority
+from collbench.model.run import Compute, Overlap, Priority, Run
 from collbench.overlaps.factors import Slowdown, by_condition, slowdown
 
 

@@ -18,7 +18,7 @@ from collbench.model.operations import Registration
 from collbench.model.run import Pauses
 
 
-@click.command(short_help="Time the communication of a recorded job's step.")
+@click.command()
 @click.argument("job", metavar="JOB", type=options.FILE)
 @options.apply(
     click.option(

@@ -15,7 +15,7 @@ from collbench.model.run import Pauses, Replay, ReplayedCall, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.page import half_interval, milliseconds
-from collbench.report import sentences
+from collbench.report import prose, sentences
 from collbench.report.text.ablation import worth
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
@@ -92,7 +92,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {devices: sentences.tags(devices, run.devices) for devices in sets}
+    return {devices: prose.tags(devices, run.devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:
