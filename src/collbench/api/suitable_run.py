@@ -194,7 +194,9 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
 
-    settings = Settings((), (), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={})
+    settings = Settings(
+        operations=(), sizes=(), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={}
+    )
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = replace(factory.here(), fabric=fabric or "")
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)

@@ -206,9 +206,9 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
         if launch.rank > 0:
             launched().serve_rank_0(launch, request)
         ranks = functools.partial(launched().open_ranks, launch)
-    path = path or new_file(request.name, request.backend)
+    path = path or new_file(request.command_name, request.backend)
     page = "collbench.report.text.measured"
-    title = f"measuring {request.name}"
+    title = f"measuring {request.command_name}"
 
     def meanwhile() -> None:  # the page takes as long to load as the GPUs to open
         from collbench.report.text.measured import page_of
