@@ -142,7 +142,7 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
         def measure(self, _progress: object) -> None: ...
 
     monkeypatch.setattr("collbench.measurement.session.Session", FakeSession)
-    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda _: None)
+    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
     finalists = FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
     assert measure_finalists(finalists, SILENT)[1] is None
     assert measured == [None]

@@ -210,7 +210,7 @@ def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, args: str) -
 
     monkeypatch.setattr("collbench.measurement.session.Session", session)
     monkeypatch.setattr("collbench.measurement.backends.factory.resolve", lambda _name: ("cuda", None))
-    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda _name: None)
+    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
     monkeypatch.setattr("collbench.measurement.backends.factory.present_devices", lambda _name: gpus(4))
     assert program(*args.split()).status == 2
     return requests[0]
