@@ -30,7 +30,7 @@ from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw, over_links
 from rows import save_rows
 
-from collbench.api.selecting import by_finalists
+from collbench.api.select_by_run import by_finalists
 from collbench.choose.select import choose
 from collbench.model.run import Run
 

@@ -150,13 +150,13 @@ class MadeBackend(Backend):
         return timing
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
-        if step.operation.is_collective:
+        if step.work.operation.is_collective:
             ring = [*zip(members, (*members[1:], members[0]), strict=True)]
             return list(ring) if len(members) > 2 else [(members[0], members[1]), (members[1], members[0])]
-        if step.variant is Variant.STAGED:
+        if step.work.variant is Variant.STAGED:
             return [(members[0], None), (None, members[1])]
-        if step.variant.host_memory:
-            out = step.operation in (Operation.D2H_CE, Operation.D2H_SM)
+        if step.work.variant.host_memory:
+            out = step.work.operation in (Operation.D2H_CE, Operation.D2H_SM)
             return [(members[0], None) if out else (None, members[0])]
         return [(members[0], members[1])]
 
@@ -167,7 +167,7 @@ class MadeBackend(Backend):
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
         typical = self._typical(step, members, gbs)
         slow = self._situation.noise.of(members, (step.work, members, step.size_bytes), self._seconds)
-        least = step.size_bytes * step.operation.busbw_factor(len(members)) / (_FASTEST * limit * 1e9)
+        least = step.size_bytes * step.work.operation.busbw_factor(len(members)) / (_FASTEST * limit * 1e9)
         return tuple(
             max(least, typical * math.exp(slow + _BATCH * float(self._rng.standard_normal())))
             for _ in range(step.batches)
@@ -175,7 +175,7 @@ class MadeBackend(Backend):
 
     def _typical(self, step: Step, members: tuple[int, ...], gbs: float) -> float:
         """Return the seconds of an iteration without noise."""
-        operation = step.operation
+        operation = step.work.operation
         share = _SHARES.get(operation, 1.0) * (self._made.nccl if operation.is_collective else 1.0)
         bytes_moved = step.size_bytes * operation.busbw_factor(len(members))
         if self._situation.slower is not None:

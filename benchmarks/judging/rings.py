@@ -32,7 +32,7 @@ class RingsBackend(MadeBackend):
 
     def time(self, step: Step) -> Timing:
         """Return drawn times."""
-        if not step.operation.is_collective or min(map(len, step.groups)) < 3:
+        if not step.work.operation.is_collective or min(map(len, step.groups)) < 3:
             return super().time(step)
         drawn = [self._drawn(step, some, self._gbs[tuple(sorted(some))], limit=np.inf) for some in step.groups]
         timing = Timing(seconds=tuple(drawn))

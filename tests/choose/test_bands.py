@@ -10,7 +10,7 @@ from collbench.choose.choice import Band, How
 from collbench.choose.wiring import Wiring, wiring
 from collbench.model.operations import Operation
 from collbench.model.run import InterferenceCheck, Path
-from collbench.report.sentences import band, band_basis
+from collbench.report.choice_text import band, band_basis
 from tests.builders import gpus
 
 Pair = tuple[int, int]

@@ -8,7 +8,7 @@ from collbench.choose.problem import broken_pairs, left_out, marks
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
-from collbench.report import sentences
+from collbench.report import choice_text
 from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled
 
 GIB = 2**30
@@ -56,7 +56,7 @@ def four(first: Health, after: Health = IDLE) -> Run:
     ],
 )
 def test_what_leaves_a_gpu_out(title: str, before: Health, after: Health, reason: str) -> None:
-    assert [(left.member, sentences.left_out(left)) for left in left_out(four(before, after))] == [(0, reason)]
+    assert [(left.member, choice_text.left_out(left)) for left in left_out(four(before, after))] == [(0, reason)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def flagged(flag: Flag, trials: int) -> Run:
 )
 def test_flags_of_trials(title: str, flag: Flag, trials: int, out: str, suspect: bool) -> None:
     run = flagged(flag, trials)
-    assert [(left.member, sentences.left_out(left)) for left in left_out(run)] == ([(0, out)] if out else [])
+    assert [(left.member, choice_text.left_out(left)) for left in left_out(run)] == ([(0, out)] if out else [])
     assert marks(run, range(4))[1] == [suspect, False, False, False]
 
 
@@ -139,11 +139,11 @@ def test_what_is_excluded_is_named_and_not_judged() -> None:
 
 @pytest.mark.parametrize("kind", Unfit)
 def test_every_reason_has_its_words_and_is_of_one_sort_at_most(kind: Unfit) -> None:
-    assert sentences.unfit(Why(kind, 3, 80 * GIB, ("SW power cap",)))
+    assert choice_text.unfit(Why(kind, 3, 80 * GIB, ("SW power cap",)))
     assert not {kind} & BUSY & FAULTY
     # What the words begin with is for people; that they fit the sort is for those who read both.
-    assert (kind in FAULTY) == sentences.unfit(Why(kind)).startswith("faulty")
-    assert (kind in BUSY) == sentences.unfit(Why(kind)).startswith("busy")
+    assert (kind in FAULTY) == choice_text.unfit(Why(kind)).startswith("faulty")
+    assert (kind in BUSY) == choice_text.unfit(Why(kind)).startswith("busy")
 
 
 def failed(members: tuple[int, int]) -> Measurement:

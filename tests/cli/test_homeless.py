@@ -14,7 +14,7 @@ import pytest
 
 from collbench.api import suitable_run
 from collbench.api.notices import SILENT
-from collbench.api.selecting import FinalistRequest, measure_finalists
+from collbench.api.select_by_run import FinalistRequest, measure_finalists
 from collbench.api.sessions import Measured
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
@@ -142,7 +142,7 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
         def measure(self, _progress: object) -> None: ...
 
     monkeypatch.setattr("collbench.measurement.session.Session", FakeSession)
-    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda _: None)
+    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
     finalists = FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
     assert measure_finalists(finalists, SILENT)[1] is None
     assert measured == [None]

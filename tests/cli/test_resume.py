@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.api.measuring import MeasureOptions
-from collbench.cli import options
-from collbench.cli.measuring import RunPrinter
+from collbench.cli.measuring import RunPrinter, make_request
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
@@ -211,7 +210,7 @@ def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, args: str) -
 
     monkeypatch.setattr("collbench.measurement.session.Session", session)
     monkeypatch.setattr("collbench.measurement.backends.factory.resolve", lambda _name: ("cuda", None))
-    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda _name: None)
+    monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
     monkeypatch.setattr("collbench.measurement.backends.factory.present_devices", lambda _name: gpus(4))
     assert program(*args.split()).status == 2
     return requests[0]
@@ -275,7 +274,7 @@ def test_files_named_in_a_foreign_run_are_not_touched(
         return path
 
     def judged(measure_options: MeasureOptions) -> Run:
-        return run_file.load(measured(options.make_request("check", measure_options), measure_options.file))
+        return run_file.load(measured(make_request("check", measure_options), measure_options.file))
 
     for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api import selecting, suitable_run
+from collbench.api import select_by_run, suitable_run
 from collbench.choose.freshness import Here
 from collbench.measurement.backends import factory
 from collbench.model.run import Health, Run
@@ -37,7 +37,7 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path)
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
     monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 

@@ -63,7 +63,7 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
     assert pairs.measure([(2, 0), (1, 3)], one_way) == pytest.approx([gbs, gbs])
     first = (4, 5, 0, 1) if one_way else (0, 1, 4, 5)  # only a direction has an order
     assert {step.groups for step in backend.steps} == {(first, (2, 3, 6, 7))}
-    assert {step.operation for step in backend.steps} == {operation}
+    assert {step.work.operation for step in backend.steps} == {operation}
     assert [measurement.point.members for measurement in run.measurements] == [first, (2, 3, 6, 7)]
     assert {len(measurement.samples) for measurement in run.measurements} == {3}
     assert backend.reserved == [MIB]

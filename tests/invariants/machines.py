@@ -129,7 +129,7 @@ def _run(made: Made, works: tuple[Work, ...], trials: int) -> Run:
             found = Measurement(DataPoint(work.operation, members, SIZE, work.variant, work.numa_node))
             try:
                 for _ in range(trials):
-                    step = Step(work.operation, (members,), SIZE, 4, 2, variant=work.variant)
+                    step = Step(work, (members,), SIZE, 4, 2)
                     found.samples.append(Sample(time_step(backend, step).seconds[0], 4, concurrent=False))
                 found.stop = StopReason.PRECISION
             except StepFailed as error:

@@ -21,7 +21,7 @@ from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason
-from collbench.report import sentences
+from collbench.report import choice_text
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
 from collbench.report.text.measured import page
@@ -78,7 +78,7 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
     ranking = rank_pairs(broken, point.operation, SIZE)
     if len(point.members) == 2 and ranking is not None:
         assert not ranking.all_tied
-        assert "tie within" not in sentences.tiers(ranking)
+        assert "tie within" not in choice_text.tiers(ranking)
     shown = Console(file=io.StringIO(), width=200)
     for block in verdicts.page(broken, judge(broken), 80):
         shown.print(block)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import collbench
-from collbench.api import selecting, suitable_run
+from collbench.api import select_by_run, selecting, suitable_run
 from collbench.api.notices import SILENT
 from collbench.choose.freshness import Here
 from collbench.jobs import job_file
@@ -225,7 +225,7 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -
     monkeypatch.setattr(factory, "present_devices", lambda _: gpus(4))
     monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(4))
 

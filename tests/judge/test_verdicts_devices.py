@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.api.checking import planned
+from collbench.api.measuring import planned
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.judge.diagnose.evidence import Extent

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from collbench.choose.freshness import Here, parse_duration, refusal
+from collbench.choose.freshness import Here, refusal
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
+from collbench.model.units import parse_duration
 from collbench.report.stale_runs import unfit
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
@@ -22,7 +23,16 @@ SAMPLE = Sample((1e-3,), 1, concurrent=False)
 def a_run(**changes: Any) -> Run:
     """Return a complete run of yesterday on the three GPUs with these changes."""
     machine = Machine("node1", "Linux", "Xeon", driver="580.159.04", nccl="2.28.9")
-    settings = Settings((Operation.ALLREDUCE,), (8, 2**26), "float32", "sum", 3, 1, (), {})
+    settings = Settings(
+        operations=(Operation.ALLREDUCE,),
+        sizes=(8, 2**26),
+        dtype="float32",
+        redop="sum",
+        trials=3,
+        seed=1,
+        command=(),
+        environment={},
+    )
     fields: dict[str, Any] = {"complete": True, "started": "2026-11-20T02:00:00+00:00", "backend": "cuda"}
     return Run(version="1", machine=machine, devices=GPUS, paths=(), settings=settings, **{**fields, **changes})
 

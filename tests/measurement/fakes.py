@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, Refusal
+from collbench.model.run import Asked, DataPoint, Device, Refusal
 from tests.builders import gpus
+
+ASKED = Asked(dtype="float32", redop="sum", seed=0, command=())  # with no wish of its own
 
 
 class FakeBackend(Backend):
@@ -81,5 +83,5 @@ class FakeBackend(Backend):
         pair = frozenset(group)
         share = self._concurrency(pair) if len(step.groups) > 1 else 1.0
         jitter = self._jitter[(len(self.steps) + batch) % len(self._jitter)]
-        moved = DataPoint(step.operation, group, step.size_bytes, step.variant).moved_bytes
+        moved = DataPoint(step.work.operation, group, step.size_bytes, step.work.variant).moved_bytes
         return moved / (self._rates.get(pair, self._gbs) * share * 1e9) * jitter

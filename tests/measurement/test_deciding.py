@@ -89,7 +89,7 @@ def test_noisy_pairs_get_no_more_trials_past_the_deadline() -> None:
 
 def test_a_pair_that_fails_gets_no_more_trials() -> None:
     def on_step(_number: int, step: Step) -> None:
-        if step.operation is Operation.ALLREDUCE and (0, 1) in step.groups:
+        if step.work.operation is Operation.ALLREDUCE and (0, 1) in step.groups:
             raise StepFailed("hang: no answer within 5 s")
 
     run = swept(FakeBackend(4, jitter=RESTLESS, on_step=on_step), plan_for(4))

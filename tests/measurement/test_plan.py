@@ -10,6 +10,7 @@ from collbench.measurement.plan import BATCHES_A_TRIAL, Plan, directed_links, un
 from collbench.measurement.sweep import points_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint
+from tests.measurement.fakes import ASKED
 
 MIB = 2**20
 SIZES = (8, MIB, 64 * MIB)
@@ -25,9 +26,8 @@ def plan_for(n: int, *, all_devices: bool = False) -> Plan:
             SUM: (tuple(range(n)),) if all_devices else unordered_pairs(n),
         },
         sizes={COPY: SIZES, SUM: SIZES[1:]},
-        dtype="float32",
-        redop="sum",
         batch_bytes=128 * MIB,
+        asked=ASKED,
     )
 
 
@@ -77,7 +77,7 @@ def test_only_isolated_points_run_by_themselves(n: int, seed: int, data: st.Data
 
 def test_the_whole_set_is_one_group() -> None:
     steps = plan_for(4, all_devices=True).passes(random.Random(3), set(plan_for(4, all_devices=True).points()))
-    assert [step.groups for step in steps if step.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
+    assert [step.groups for step in steps if step.work.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
 
 
 def test_steps_come_in_random_order_over_the_whole_plan() -> None:
@@ -86,7 +86,7 @@ def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     steps, same_seed, other_seed = (plan.passes(random.Random(seed), points) for seed in (1, 1, 2))
     assert steps == same_seed
     assert steps != other_seed
-    in_plan_order = sorted(steps, key=lambda step: (step.operation, step.size_bytes))
+    in_plan_order = sorted(steps, key=lambda step: (step.work.operation, step.size_bytes))
     assert [s.size_bytes for s in steps] != [s.size_bytes for s in in_plan_order]
 
 
@@ -132,7 +132,7 @@ def test_the_largest_allreduce_decides() -> None:
 def test_only_collectives_have_a_launch_loop() -> None:
     plan = replace(plan_for(3), launches=20)
     steps = plan.passes(random.Random(0), set(plan.points()))
-    assert {(step.operation.is_collective, step.launches) for step in steps} == {(False, 0), (True, 20)}
+    assert {(step.work.operation.is_collective, step.launches) for step in steps} == {(False, 0), (True, 20)}
 
 
 def test_every_pass_warms_small_messages_up() -> None:
@@ -143,12 +143,12 @@ def test_every_pass_warms_small_messages_up() -> None:
 
 
 def test_iterations_and_warmup_can_be_given() -> None:
-    step = replace(plan_for(2), iterations=30, warmup=3).step(SUM, [PAIR], MIB)
+    step = replace(plan_for(2), asked=replace(ASKED, iterations=30, warmup=3)).step(SUM, [PAIR], MIB)
     assert (step.iterations, step.warmup) == (30, 3)
 
 
 def test_more_iterations_than_a_chain_holds_are_left_to_the_launch_loop() -> None:
-    plan = replace(plan_for(2), iterations=100, launches=100)
+    plan = replace(plan_for(2), asked=replace(ASKED, iterations=100), launches=100)
     steps = [step for step in plan.passes(random.Random(0), set(plan.points())) if step.work == SUM]
     assert {(step.iterations, step.launches) for step in steps} == {(32, 100)}  # 32: csrc/collective_layout.cpp
 
@@ -164,7 +164,7 @@ def test_groups_that_share_a_device_or_the_host_run_in_turn(variant: Variant) ->
 
 def test_disjoint_sets_run_at_once_where_requested() -> None:
     halves = ((0, 1), (2, 3))
-    plan = replace(plan_for(4), groups={SUM: halves}, sizes={SUM: (MIB,)}, together=True)
+    plan = replace(plan_for(4), groups={SUM: halves}, sizes={SUM: (MIB,)}, asked=replace(ASKED, split=2))
     one_point = {next(iter(plan.points()))}
     for points in (set(plan.points()), one_point):
         assert [step.groups for step in plan.passes(random.Random(1), points)] == [halves]

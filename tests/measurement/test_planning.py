@@ -104,7 +104,7 @@ def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_o
 
 def test_a_request_asks_for_no_more_than_it_says() -> None:
     plan = plan_of(ALL)
-    assert (plan.root, plan.launches, plan.verify, plan.isolated) == (0, 0, True, frozenset())
+    assert (plan.asked.root, plan.launches, plan.asked.verify, plan.isolated) == (0, 0, True, frozenset())
     assert (ALL.resume, ALL.algorithms, ALL.isolated, ALL.quick, ALL.chase) == (False,) * 5
 
 
@@ -311,7 +311,9 @@ def test_every_pass_measures_every_kind_of_registration() -> None:
         (k, s) for k in Registration for s in (8, MIB)
     }
     steps = plan.passes(random.Random(1), points)
-    assert {(step.registration, step.size_bytes) for step in steps} == {(k, s) for k in Registration for s in (8, MIB)}
+    assert {(step.work.registration, step.size_bytes) for step in steps} == {
+        (k, s) for k in Registration for s in (8, MIB)
+    }
     assert len(steps) == 6
     assert request.nccl_options.registrations == (Registration.BUFFER, Registration.WINDOW)
 
@@ -409,7 +411,7 @@ def test_steps_and_samples_keep_their_node() -> None:
     backend.nodes = (0, 1)
     plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
     sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
-    assert {step.numa_node for step in backend.steps} == {0, 1}
+    assert {step.work.numa_node for step in backend.steps} == {0, 1}
     assert {(measurement.point.members, measurement.point.numa_node) for measurement in run.measurements} == {
         (member, node) for member in ((0,), (1,)) for node in (0, 1)
     }

@@ -23,6 +23,7 @@ from collbench.model.run import CommandKind, DataPoint, Device, Latency, Measure
 from collbench.report.text.measured import page
 from collbench.runfile import journal, run_file
 from collbench.sim import fabrics
+from tests.measurement.fakes import ASKED
 from tests.report.pages import text as text_of
 
 ALLREDUCE = Work(Operation.ALLREDUCE)
@@ -107,7 +108,7 @@ def time_missing_singles(run: Run, backend: Counting) -> list[Measurement | Late
     """Time the single launches that the run lacks; return what was finished."""
     finished: list[Measurement | Latency] = []
     work = Work(Operation.ALLREDUCE)
-    plan = Plan(8, {work: (tuple(range(8)),)}, {work: (8, 2**20)}, "float32", "sum", 2**27, latency=100)
+    plan = Plan(8, {work: (tuple(range(8)),)}, {work: (8, 2**20)}, 2**27, dataclasses.replace(ASKED, latency=100))
     time_singles(backend, plan, run, random.Random(1), Watcher(lambda _d, _t: None, finished.append))  # type: ignore[arg-type]
     return finished
 
@@ -171,7 +172,7 @@ def test_a_simulated_straggler_is_named_on_the_page() -> None:
     late = fabrics.Fault(fabrics.FaultKind.LATE_GPU, (2,), us=50)
     backend = SimBackend(dataclasses.replace(fabric, faults=(late,)), 1)
     run = measured_run(None, request(latency=0))
-    step = Step(Operation.ALLREDUCE, (tuple(range(8)),), 8, 4, 1, singles=500)
+    step = Step(Work(Operation.ALLREDUCE), (tuple(range(8)),), 8, 4, 1, singles=500)
     point = DataPoint(Operation.ALLREDUCE, tuple(range(8)), 8)
     run.latencies.append(latency_of(point, time_step(backend, step).singles[0], run.devices))
     (tail,) = tails(run)

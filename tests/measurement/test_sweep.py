@@ -15,7 +15,7 @@ from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Path, Run, StopReason
 from tests.builders import gpus, paths, run_of
-from tests.measurement.fakes import FakeBackend
+from tests.measurement.fakes import ASKED, FakeBackend
 from tests.measurement.interrupted import saved_after_ctrl_c
 
 MIB = 2**20
@@ -31,7 +31,7 @@ HURRIED = StoppingRule(
 
 def plan_for(n: int, *, launches: int = 0) -> Plan:
     groups = {Work(Operation.CE_WRITE): directed_links(n), Work(Operation.ALLREDUCE): unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, SIZES), "float32", "sum", PATIENT.batch_bytes, launches=launches)
+    return Plan(n, groups, dict.fromkeys(groups, SIZES), PATIENT.batch_bytes, ASKED, launches=launches)
 
 
 def swept(
@@ -81,7 +81,7 @@ def test_recorded_times_keep_seven_digits() -> None:
 def test_what_is_recorded_is_what_was_done() -> None:
     backend = FakeBackend(4)
     run = swept(backend, plan_for(4))
-    done = {(step.operation, step.size_bytes): step.iterations for step in backend.steps}
+    done = {(step.work.operation, step.size_bytes): step.iterations for step in backend.steps}
     assert len(set(done.values())) > 1
     for measurement in run.measurements:
         for sample in measurement.samples:
@@ -269,14 +269,14 @@ def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
     tried: list[Step] = []
 
     def on_step(_number: int, step: Step) -> None:
-        if step.operation is Operation.CE_WRITE:
+        if step.work.operation is Operation.CE_WRITE:
             tried.append(step)
             raise StepFailed("hang")
 
     backend = FakeBackend(4, on_step=on_step)
     warm_up(backend, plan_for(4), random.Random(1))
     assert len(tried) == 1
-    assert {step.operation for step in backend.steps} == {Operation.ALLREDUCE}
+    assert {step.work.operation for step in backend.steps} == {Operation.ALLREDUCE}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
 )
 def test_the_message_that_warms(title: str, sizes: tuple[int, ...], size: int) -> None:
     backend, work = FakeBackend(2), Work(Operation.CE_WRITE)
-    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, "float32", "sum", PATIENT.batch_bytes)
+    plan = Plan(2, {work: directed_links(2)}, {work: sizes}, PATIENT.batch_bytes, ASKED)
     warm_up(backend, plan, random.Random(1))
     assert {step.size_bytes for step in backend.steps} == {size}
 
@@ -312,7 +312,7 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
             return Timing(tuple(tuple(batch * factor for batch in batches) for batches in timing.seconds))
 
     backend = Settling(2)
-    warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, "float32", "sum", MIB), random.Random(1))
+    warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, MIB, ASKED), random.Random(1))
     assert len(backend.steps) == steps
 
 

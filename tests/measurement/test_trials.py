@@ -13,7 +13,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import DataPoint, Latency, MarkKind, Measurement, Run, StopReason
 from tests.builders import gpus, hot, in_words, paths, run_of
-from tests.measurement.fakes import FakeBackend
+from tests.measurement.fakes import ASKED, FakeBackend
 
 MIB = 2**20
 COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
@@ -24,7 +24,7 @@ RULE = StoppingRule(
 
 def plan_for(n: int) -> Plan:
     groups = {COPY: directed_links(n), SUM: unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", RULE.batch_bytes)
+    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), RULE.batch_bytes, ASKED)
 
 
 def empty(n: int) -> Run:
@@ -48,7 +48,10 @@ def backend_that_hangs(point: DataPoint) -> FakeBackend:
     """Return a machine on which one data point never comes back, wherever it is tried."""
 
     def on_step(_number: int, step: Step) -> None:
-        if (step.operation, step.size_bytes) == (point.operation, point.size_bytes) and point.members in step.groups:
+        if (step.work.operation, step.size_bytes) == (
+            point.operation,
+            point.size_bytes,
+        ) and point.members in step.groups:
             raise StepFailed("hang: no answer within 5 s")
 
     return FakeBackend(4, on_step=on_step)
@@ -78,7 +81,7 @@ def test_when_everything_fails_it_stops_soon_and_says_why() -> None:
 
 def test_collectives_that_all_fail_cost_no_copy() -> None:
     def on_step(_number: int, step: Step) -> None:
-        if step.operation.is_collective:
+        if step.work.operation.is_collective:
             raise StepFailed("NCCL did not start")
 
     run = measure(FakeBackend(4, on_step=on_step), empty(4))
@@ -159,7 +162,7 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
 @pytest.mark.parametrize(("title", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
 def test_a_clock_without_time_fails_the_point(title: str, jitter: float) -> None:
     def on_step(_number: int, step: Step) -> None:
-        backend.jitter = jitter if (0, 1) in step.groups and step.operation is Operation.ALLREDUCE else 1.0
+        backend.jitter = jitter if (0, 1) in step.groups and step.work.operation is Operation.ALLREDUCE else 1.0
 
     class Clockless(FakeBackend):
         jitter = 1.0
@@ -202,7 +205,7 @@ def test_unverified_results_are_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
     }
-    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", RULE.batch_bytes)
+    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), RULE.batch_bytes, ASKED)
     run = empty(2)
     sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
     unchecked = {measurement.point.operation for measurement in run.measurements if measurement.wrong is None}

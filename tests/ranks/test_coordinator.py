@@ -23,7 +23,7 @@ ALLREDUCE = Operation.ALLREDUCE
 
 
 def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **changes: int) -> Step:
-    return Step(ALLREDUCE, groups, size, iterations=1, batches=2, **changes)  # type: ignore[arg-type]
+    return Step(Work(ALLREDUCE), groups, size, iterations=1, batches=2, **changes)  # type: ignore[arg-type]
 
 
 def workers(*seconds: float) -> list[FakeRankWorker]:
@@ -234,7 +234,7 @@ def test_copies_are_refused() -> None:
         assert coordinator.can_run(Work(ALLREDUCE), (0,)) is None
         assert coordinator.can_run(Work(Operation.CE_WRITE), (0, 1)) is not None
         with pytest.raises(UsageError, match="without torchrun"):
-            coordinator.time(Step(Operation.CE_WRITE, ((0, 1),), 8, 1, 1))
+            coordinator.time(Step(Work(Operation.CE_WRITE), ((0, 1),), 8, 1, 1))
 
 
 def test_the_coordinator_is_a_backend() -> None:

@@ -9,7 +9,7 @@ import pytest
 from collbench.measurement.backends.cuda import spans_hosts
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Machine, Path
 from collbench.ranks import introductions
 from collbench.ranks.coordinator import slowest
@@ -196,7 +196,7 @@ def test_only_groups_of_several_hosts_are_timed_by_plain_launches() -> None:
 
 
 def test_plain_launches_are_reported_for_their_group_only() -> None:
-    step = Step(Operation.ALLREDUCE, ((0, 1), (2, 3)), 8, 1, 1)
+    step = Step(Work(Operation.ALLREDUCE), ((0, 1), (2, 3)), 8, 1, 1)
     plain, replays = Timing(((1.0,), (1.0,)), plain=(True, False)), Timing(((1.0,), (1.0,)))
     assert slowest(step, [plain, plain, replays, replays]).plain == (True, False)
     assert slowest(step, [replays] * 4).plain == ()

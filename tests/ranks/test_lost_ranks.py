@@ -21,7 +21,7 @@ ALLREDUCE = Operation.ALLREDUCE
 
 
 def step(*groups: tuple[int, ...]) -> Step:
-    return Step(ALLREDUCE, groups, 8, 1, 2)
+    return Step(Work(ALLREDUCE), groups, 8, 1, 2)
 
 
 def make_workers(count: int) -> list[FakeRankWorker]:

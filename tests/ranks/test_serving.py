@@ -5,13 +5,13 @@ import threading
 import pytest
 
 from collbench.measurement.backends.protocol import Step
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
 from collbench.ranks.messages import Abandon, Alive, Leave, OpenRank, Order, RankFacts, TakeHealth
 from collbench.ranks.rank_worker import serve
 from tests.ranks.fakes import PATIENCE_S, FakeRankWorker
 
-STEP = Step(Operation.ALLREDUCE, ((0, 1),), 8, 1, 1)
+STEP = Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 1, 1)
 
 
 class Serving:

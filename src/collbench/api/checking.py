@@ -7,35 +7,8 @@ from dataclasses import dataclass, replace
 from collbench.machine import nvidia_smi
 from collbench.machine.nvidia_smi import with_reported
 from collbench.measurement.backends import factory
-from collbench.measurement.plan import Request
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
-from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
-
-# One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
-# long on old ones. Cores show it at a quarter of that.
-_SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
-# Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
-_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
-_COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
-_QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
-
-
-def planned(request: Request) -> Request:
-    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once.
-
-    A resumed request is returned unchanged.
-    """
-    if request.resume:
-        return request
-    sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
-    if request.quick:
-        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
-        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
-    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
-
 
 # As a health check for prologs and timers, `collbench check` fails if anything could not be measured.
 
@@ -57,14 +30,14 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
         tags = ", ".join(device.tag for device in run.devices)
         return f"{len(run.devices)} devices were checked ({tags}), --expect requires {expected}"
     from collbench.judge.diagnose import coverage  # late: numpy
-    from collbench.report import sentences
+    from collbench.report import prose, sentences
 
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first = covered.lacking[0]
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    pair = sentences.device_sets([first.pair], run.devices)
+    pair = prose.device_sets([first.pair], run.devices)
     return f"cannot vouch for {pair}: {sentences.absence(first.absence, run)}; {share}"
 
 

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
-from collbench.machine import numa, nvidia_smi
-from collbench.machine.nvml import Nvml
-from collbench.measurement.backends import factory
 from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
 from collbench.model.run import Path as LinkPath
 from collbench.model.units import counted
-from collbench.runfile import saved_runs
 
 if TYPE_CHECKING:
     from collbench.machine.doctor.findings import Finding
@@ -53,17 +49,24 @@ def topo(
         file = keywords.path(file)
         if fabric is not None or backend != "auto":
             raise UsageError(f"{file} holds the labels of its machine: leave out --backend and --fabric")
+        from collbench.machine import nvidia_smi  # late, as all below: each source of labels alone
+
         return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(file)))
     if is_simulated(backend):
-        from collbench.sim import labels  # late: simulations are rare
+        from collbench.measurement.backends import factory
+        from collbench.sim import labels
 
         present = factory.simulated(fabric)
         return Topology(labels.devices(present), labels.paths(present), SIM.name, present.name)
     if fabric is not None:
         raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
     if backend in BACKENDS and BACKENDS[backend].cores:
+        from collbench.machine import numa
+
         cores = numa.devices()
         return Topology(cores, numa.paths(cores), backend)
+    from collbench.machine.nvml import Nvml
+
     with Nvml() as nvml:
         devices = _visible(nvml.devices(), notices)
         return Topology(devices, nvml.paths(devices))
@@ -74,6 +77,8 @@ def _visible(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return devices  # CUDA need not be asked: NVML alone gives the labels
+    from collbench.measurement.backends import factory
+
     visible_gpus = factory.present_devices(CUDA.name)
     if not visible_gpus:
         raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
@@ -90,6 +95,7 @@ def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = No
     from collbench.machine.doctor import collect  # late: pynvml, the extension
     from collbench.machine.doctor.facts import Folder
     from collbench.machine.doctor.judge import judge
+    from collbench.runfile import saved_runs
 
     keywords.text("backend", backend, choices=[name for name, row in BACKENDS.items() if not row.simulated])
     library = keywords.optional(keywords.file_name, nccl)

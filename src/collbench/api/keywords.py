@@ -8,12 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from collbench.api.notices import SILENT
 from collbench.machine.launchers import find_launch
+from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
-from collbench.model.run import Run
 from collbench.model.units import fixed, parse_size
-from collbench.runfile import saved_runs
 
 Value = TypeVar("Value")
 Named = TypeVar("Named", bound=str)
@@ -130,6 +128,8 @@ def mapping(name: str, value: object) -> Mapping[str, Any]:
 
 def check_run(value: object, what: str, call: str = "") -> None:
     """Raise UsageError if `value` is not a run, most often a file name. `call` is the function's name if not `what`."""
+    from collbench.model.run import Run  # late, as what other checks need: the command line checks numbers and words
+
     if not isinstance(value, Run):
         advice = "collbench.load returns one"
         if isinstance(value, str | os.PathLike):
@@ -150,6 +150,19 @@ def check_only_process(call: str) -> None:
         )
 
 
+def check_fabric(backend: str, fabric: str | None) -> None:
+    """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
+    if not is_simulated(backend):
+        if fabric is not None:
+            raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+        return
+    from collbench.measurement.backends import factory  # late: simulations are rare
+
+    factory.simulated(fabric)
+    if find_launch(os.environ) is not None:
+        raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
+
+
 def command_line(words: Iterable[str], options: Mapping[str, str | bool | None]) -> tuple[str, ...]:
     """Return the command line that would ask for the same, for people: options that are None or False are left out."""
     line = list(words)
@@ -165,4 +178,7 @@ def run_path(command: str, backend: str, output: object, save: object) -> Path |
     """Return the file for a new run: `output`, else a new file that `runs` lists, or None unless `save`."""
     if output is not None:
         return path(output)
+    from collbench.api.notices import SILENT
+    from collbench.runfile import saved_runs
+
     return saved_runs.new_run(command, backend, SILENT.say) if flag("save", save) else None

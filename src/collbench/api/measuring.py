@@ -11,14 +11,13 @@ from pathlib import Path
 
 from collbench import untrusted
 from collbench.api import keywords, sessions
-from collbench.api.checking import planned
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, requested
-from collbench.model.capabilities import BACKENDS, capabilities, is_simulated
+from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import checked_config
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
@@ -110,7 +109,7 @@ def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
 
     Raises UsageError for a fabric that does not go with the backend.
     """
-    check_fabric(backend, fabric)
+    keywords.check_fabric(backend, fabric)
     name, reason = factory.resolve(backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
@@ -149,17 +148,6 @@ def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
         if fabric not in names():
             raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
     return requested(run, options.nccl, fabric)
-
-
-def check_fabric(backend: str, fabric: str | None) -> None:
-    """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
-    if not is_simulated(backend):
-        if fabric is not None:
-            raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
-        return
-    factory.simulated(fabric)
-    if find_launch(os.environ) is not None:
-        raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
 
 
 # What the commands time. A request that resumes has it already.
@@ -229,6 +217,30 @@ def latency(request: Request) -> Request:
 def collective(operation: Operation) -> Callable[[Request], Request]:
     """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
     return lambda request: replace(request, collectives=(Work(operation),), launches=True)
+
+
+# One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
+# long on old ones. Cores show it at a quarter of that.
+_SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
+# Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
+_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
+_COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
+# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
+_QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
+
+
+def planned(request: Request) -> Request:
+    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once.
+
+    A resumed request is returned unchanged.
+    """
+    if request.resume:
+        return request
+    sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
+    if request.quick:
+        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
+        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
+    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
 COMMANDS: dict[str, Callable[[Request], Request]] = {

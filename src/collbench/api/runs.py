@@ -226,13 +226,13 @@ def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run:
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.diagnose.causes import Check, LikelyCause
     from collbench.judge.tiers import Ranking
-    from collbench.report import causes, sentences
+    from collbench.report import causes, choice_text, sentences
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):
         return sentences.what(found, run)
     if isinstance(found, Ranking):
-        return sentences.tiers(found)
+        return choice_text.tiers(found)
     if isinstance(found, LikelyCause):
         return causes.cause(found, run)
     if not isinstance(found, tuple) or not all(isinstance(one, Check) for one in found):

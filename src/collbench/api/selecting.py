@@ -5,44 +5,32 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import file_kinds, keywords, suitable_run
-from collbench.api.measuring import check_fabric, present_devices
+from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
-from collbench.api.sessions import measure, named_nccl, new_seed
-from collbench.api.suitable_run import RunCriteria, SuitableRun
-from collbench.judge.outcome import outcome
-from collbench.launch import formats, torchrun
+from collbench.launch import formats
 from collbench.machine import nvidia_smi, visible_devices
-from collbench.measurement.backends import factory
-from collbench.measurement.plan import Request
-from collbench.model.capabilities import BACKENDS, CUDA, capabilities
+from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import (
-    CollbenchError,
-    DataCorruption,
     ExitStatus,
-    Interrupted,
-    MachineError,
     NotTrusted,
     UsageError,
 )
-from collbench.model.operations import Operation, Work
-from collbench.model.run import CommandKind, Device, Run
-from collbench.model.units import format_size, parse_size
-from collbench.runfile import run_file, saved_runs
+from collbench.model.run import Device
+from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
+    from collbench.api.file_kinds import Scorer
     from collbench.choose.choice import Choice
-    from collbench.choose.select import Decision, Origin, Selection
+    from collbench.choose.select import Origin, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
-_ADVICE = "measure again, or add --elsewhere to judge it as another machine's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +53,14 @@ class SelectRequest:
     allow_busy: bool = False
     verify: bool | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)
-    scorer: file_kinds.Scorer | None = None
+    scorer: Scorer | None = None
     max_age: timedelta = timedelta(days=7)
     fresh: bool = False
     nccl: str | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for wishes that contradict each other."""
-        check_fabric(self.backend, self.fabric)
+        keywords.check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
             raise UsageError(
                 f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: use only one"
@@ -123,150 +111,34 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
     """Return the best devices, and why. Raises CollbenchError, Interrupted."""
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
+    from collbench.api import select_by_run  # late: labels need none of it
+
     if request.elsewhere and request.run is not None:
-        return _by_a_run_of_elsewhere(request, request.run)
-    return _by_measurement(request, notices)
+        return select_by_run.by_a_run_of_elsewhere(request, request.run)
+    return select_by_run.by_measurement(request, notices)
 
 
 def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
+    from collbench.report import choice_text
 
-    with suitable_run.refusals():
-        choice = choose_by_labels(devices, paths, request.count, exclude=_excluded(request, devices))
-    return _named(choice, devices, Origin("labels", f"labels in {topology}"))
-
-
-def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
-    from collbench.choose.select import Origin, choose  # late: numpy
-
-    run = run_file.load(Path(file))
-    with suitable_run.refusals():
-        choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
-    mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
-    source = f"{mark}{torchrun.saved_run(run.started, file)}"
-    origin = Origin.of(run, run.backend, source)
-    return _answer(run, choice, origin)
+    with choice_text.refusals():
+        choice = choose_by_labels(devices, paths, request.count, exclude=excluded(request, devices))
+    return named(choice, devices, Origin("labels", f"labels in {topology}"))
 
 
-def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
-    criteria = _run_criteria(request)
-    settle_by = None
-    if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
-        settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, ("select",))
-    found, run = _suitable_run(request, criteria, notices)
-    from collbench.choose.select import Origin, choose  # late: numpy
-
-    with suitable_run.refusals():
-        choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
-    origin = Origin.of(run, criteria.backend, found.source)
-    if settle_by is not None:
-        settled = settle_by(choice, run)
-        origin = replace(origin, verification=str(settled.path or ""))
-        return _answer(run, settled.choice, origin, settled.decision)
-    # A set in which something failed cannot win, and measuring it may hang again.
-    sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
-    if _worth_measuring(request, choice, sets, criteria.backend):
-        finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
-        choice, files = by_finalists(
-            choice, run, lambda sets: measure_finalists(replace(finalists, sets=tuple(sets)), notices)
-        )
-        origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
-    return _answer(run, choice, origin)
-
-
-def by_finalists(
-    choice: Choice, run: Run, measured_sets: Callable[[Iterable[tuple[int, ...]]], tuple[Run, Path | None]]
-) -> tuple[Choice, list[Path]]:
-    """Return the choice, made from `run`, that `measured_sets` of its sound finalists decides, and the files of that.
-
-    If that leaves other sets a chance, these are measured, too, with the winner and the first k once more, so that all
-    that is compared was measured in turn.
-    """
-    from collbench.choose.search import FURTHER_ROUNDS
-    from collbench.choose.select import further_finalists, settle
-
-    measured, path = measured_sets(some.members for some in choice.finalists if some.sound)
-    settled, files = settle(choice, measured), [path]
-    for _ in range(FURTHER_ROUNDS):
-        more = [some for some in further_finalists(choice, run, measured) if some.sound]
-        if not more:
-            break
-        default = [some.members for some in choice.finalists if some.default and some.sound]
-        choice = replace(choice, finalists=(*choice.finalists, *more))
-        again = dict.fromkeys([settled.members, *default, *(some.members for some in more)])
-        new, path = measured_sets(again)
-        measured = replace(measured, measurements=[*measured.measurements, *new.measurements])
-        settled, files = settle(choice, measured), [*files, path]
-    return settled, [file for file in files if file]
-
-
-def _run_criteria(request: SelectRequest) -> RunCriteria:
-    """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
-    backend, why = factory.resolve(request.backend)
-    if why is not None:
-        raise MachineError(
-            f"no GPU to choose from: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
-            "--backend host for CPU cores"
-        )
-    return RunCriteria(
-        backend,
-        request.run,
-        request.max_age,
-        request.fresh,
-        request.nccl,
-        undone="nothing was chosen",
-        advice=_ADVICE,
-        fabric=request.fabric,
-        allow_busy=request.allow_busy,
-    )
-
-
-def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
-    """Return what to choose from, and it with the current health.
-
-    Raises UsageError for more devices than there are, MachineError for none.
-    """
-    present, count = present_devices(criteria.backend, criteria.fabric), request.count
-    if not present:
-        raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
-    excluded = _excluded(request, present)
-    available = tuple(device for position, device in enumerate(present) if position not in excluded)
-    if count > len(available):
-        tags = ", ".join(device.tag for device in available) or "none"
-        raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
-    if count == len(present) and request.run is None:
-        found = suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
-        return found, found.as_now()
-    return suitable_run.find(criteria, present, notices)
-
-
-def _excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
+def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
     """Return the positions that are excluded. Raises UsageError."""
     if request.exclude is None:
         return ()
     return tuple(devices.index(device) for device in visible_devices.select(devices, request.exclude))
 
 
-def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[int, ...], ...], backend: str) -> bool:
-    if request.verify is not None:
-        return request.verify and bool(sets)
-    return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(sets) > 1
-
-
-def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None = None) -> Selected:
-    from collbench.report.text import selection, verdicts
-
-    binding = selection.line(run, choice.members)
-    status = outcome(run).status if choice.failed else ExitStatus.DONE
-    named = _named(choice, run.devices, origin, binding)
-    return Selected(replace(named, job=decision, contradiction=verdicts.contradiction(run)), status)
-
-
-def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
+def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
     """Return the choice among these devices, whose positions it holds, by name."""
     from collbench.choose.select import Finalist, Omitted, Selection
-    from collbench.report import sentences
+    from collbench.report import choice_text
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
@@ -283,96 +155,23 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     return Selection(
         devices=tuple(chosen),
         environment=formats.variables(chosen) if origin.acts else {},
-        reason=sentences.reason(choice, devices),
+        reason=choice_text.reason(choice, devices),
         origin=origin,
         predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=sentences.band_basis(choice.band) if choice.band else "",
+        predicted_how=choice_text.band_basis(choice.band) if choice.band else "",
         finalists=tuple(
             Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
             for one in choice.finalists
         ),
         gain=choice.gain,
-        decided_by=sentences.tie_breaks(choice.decided_by),
+        decided_by=choice_text.tie_breaks(choice.decided_by),
         tied=choice.tied,
         heuristic=choice.heuristic,
         estimated=choice.estimated,
-        left_out=tuple(Omitted(devices[left.member].tag, sentences.left_out(left)) for left in choice.left_out),
+        left_out=tuple(Omitted(devices[left.member].tag, choice_text.left_out(left)) for left in choice.left_out),
         binding=binding,
         failed=tuple(failure(members) for members in choice.failed),
     )
-
-
-# The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
-
-
-@dataclass(frozen=True, slots=True)
-class FinalistRequest:
-    """What one measuring of finalists needs: the devices that a choice's positions mean, sets, a size, an NCCL."""
-
-    backend: str
-    devices: Sequence[Device]
-    sets: tuple[tuple[int, ...], ...]
-    size_bytes: int
-    nccl: str | None
-    fabric: str | None = None
-
-
-def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
-    """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
-
-    Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
-    Interrupted.
-    """
-    used = sorted({position for members in request.sets for position in members})
-    path = None
-    if not capabilities(request.backend).simulated:
-        # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
-        path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
-    notices.say(f"measuring {len(request.sets)} sets at {format_size(request.size_bytes)}")
-    try:
-        measured = measure(_finalists_request(request, used), path, notices, "measuring the finalists")
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
-    except DataCorruption:
-        raise  # its text names the link
-    except CollbenchError as error:
-        raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
-    run = run_file.again(measured.run)
-    if status := outcome(run).status:
-        from collbench.report.text.frame import headline
-
-        advice = "nothing was chosen; leave these devices out with --exclude"
-        saved = f"; the run is {measured.path}" if measured.path else ""
-        raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
-    return _over_all(run, request.devices, used), measured.path
-
-
-def _finalists_request(request: FinalistRequest, used: Sequence[int]) -> Request:
-    position = {member: number for number, member in enumerate(used)}
-    return Request(
-        backend=request.backend,
-        devices=",".join(request.devices[member].uuid for member in used),
-        sizes=(request.size_bytes,),
-        collectives=(Work(Operation.ALLREDUCE),),
-        nccl=named_nccl(request.nccl),
-        seed=new_seed(),
-        command=("select", str(len(request.sets[0]))),
-        kind=CommandKind.SELECT,
-        sets=tuple(tuple(position[member] for member in members) for members in request.sets),
-        fabric=request.fabric,
-    )
-
-
-def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
-    """Return the run with its members as positions in `devices`."""
-    measurements = [
-        replace(
-            measurement,
-            point=replace(measurement.point, members=tuple(used[position] for position in measurement.point.members)),
-        )
-        for measurement in run.measurements
-    ]
-    return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
 
 
 # The Python call.
@@ -407,6 +206,8 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         _check_cuda_is_down()
     scorer = None
     if job is not None:
+        from collbench.api import file_kinds
+
         scorer = file_kinds.kind(file_kinds.JOB).scorer(job, "job")
         if size is not None:
             raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")

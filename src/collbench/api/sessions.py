@@ -20,7 +20,6 @@ from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.run import Run
-from collbench.report.stale_runs import unfit
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
@@ -106,6 +105,8 @@ class RequestSession(OpenSession):
             try:
                 self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             except NotResumed as error:
+                from collbench.report.stale_runs import unfit  # late: only for a refusal
+
                 # A run file names no library to load: the user repeats --nccl.
                 nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
                 advice = f"{nccl}measure again, without --resume"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import CollbenchError, Interrupted, RunFileError, UsageError
+from collbench.model.errors import CollbenchError, Interrupted, RunFileError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
@@ -194,7 +194,9 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
 
-    settings = Settings((), (), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={})
+    settings = Settings(
+        operations=(), sizes=(), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={}
+    )
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = replace(factory.here(), fabric=fabric or "")
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
@@ -282,18 +284,6 @@ def _probe_request(criteria: RunCriteria) -> Request:
         budget_seconds=None if on_cores else _PROBE_SECONDS,
         fabric=criteria.fabric,
     )
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Return the text of the UsageError for a refused choice: the reasons why devices are excluded are typed values."""
-    from collbench.choose.choice import TooFewLeft  # late: numpy
-    from collbench.report import sentences
-
-    try:
-        yield
-    except TooFewLeft as error:
-        raise UsageError(sentences.refusal(error)) from None
 
 
 def _unfit(run: Run) -> Unfit | None:

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
 from collbench.model.units import TELLING_BYTES
 
 if TYPE_CHECKING:
     from collbench.choose.choice import LeftOut  # late: numpy
-
-UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
-# Six digits stay far inside timedelta's range of 999,999,999 days.
-_DURATION = re.compile(r"([0-9]{1,6})([dhms])")
-
-
-def parse_duration(text: str) -> timedelta:
-    """Return the time that `text` names: "7d", "12h", "30m" or "90s". Raises UsageError."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"duration '{text}' is not a whole number and a unit: write 7d, 12h, 30m or 90s")
-    duration = int(match[1]) * UNITS[match[2]]
-    if not duration:
-        raise UsageError(f"duration '{text}' is zero, and every saved run is older: write --fresh to ignore them")
-    return duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,6 @@ from collbench.choose.problem import (
 )
 from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.choose.search import best, finalists, further, search, with_default
-from collbench.judge import between_runs
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import most_measured, simultaneous_quantile, summarize
@@ -239,6 +238,8 @@ def settle(choice: Choice, verification: Run) -> Choice:
         # The winner is the fastest of several, so its figure is high by selection: all of their gains hold at once.
         difference = by_set[winner].middle - by_set[default].middle
         # The job gets communicators of its own. What a run does to all sets alike cancels.
+        from collbench.judge import between_runs  # late: only a measured gain needs it
+
         between = between_runs.default(points[winner].point.work, summarize(points[winner]).seconds).own
         error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error, math.sqrt(2) * between)
         width = error * simultaneous_quantile(by_set[winner].freedom, len(by_set) - 1)

@@ -127,7 +127,6 @@ _options_in_help = options.apply(
 
 @click.command(
     cls=_Ablate,
-    short_help="Measure what P2P is worth to your training job.",
     options_metavar="--without WHAT (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] -- SCRIPT [ARGS]...",
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )

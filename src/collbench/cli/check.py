@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from collbench.api.checking import ToolTexts, planned, refuse_cores, shortfall
-from collbench.api.measuring import MeasureOptions
+from collbench.api.checking import ToolTexts, refuse_cores, shortfall
+from collbench.api.measuring import MeasureOptions, planned
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, measured
+from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.model.run import Run
@@ -34,9 +34,9 @@ _expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
-@click.command(short_help="Find where labels and measurement disagree.")
+@click.command()
 @_file
-@options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
+@measuring_options(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
     measure_options: MeasureOptions,
     *,
@@ -76,7 +76,7 @@ def _measured(measure_options: MeasureOptions) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
     if measure_options.quick:
         refuse_cores(measure_options.backend)
-    request = planned(options.make_request("check", measure_options))
+    request = planned(make_request("check", measure_options))
     begun: list[OpenSession] = []
     try:
         done = measured(request, measure_options.file, SILENTLY, begun)

@@ -16,13 +16,19 @@ from collbench.api import measuring
 from collbench.api.keywords import MOST_COUNT
 from collbench.api.measuring import MeasureOptions, parse_skew, present_devices
 from collbench.cli import options
-from collbench.cli.measuring import RunPrinter, measure_and_show
+from collbench.cli.measuring import (
+    RunPrinter,
+    make_request,
+    measure_and_show,
+    measuring_options,
+    nccl_config,
+    registration,
+)
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.nccl_options import parse_config
-from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
+from collbench.model.operations import COLLECTIVES, Collective, Operation, Variant, Work
 from collbench.model.skew import Skew
 from collbench.model.units import DTYPE_BYTES, REDOPS, format_size, parse_dtype, parse_size
 
@@ -354,14 +360,6 @@ _latency = click.option(
     type=_COUNT,
     help="Also time N single launches.",
 )
-registration = click.option(
-    "--registration",
-    metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), measuring.EVERY_REGISTRATION]),
-    default=Registration.NONE.value,
-    show_default=True,
-    help="Registered memory: none, buffer, window, or all (each in turn).",
-)
 _skew = click.option(
     "--skew",
     metavar="KIND",
@@ -369,12 +367,6 @@ _skew = click.option(
     show_default=True,
     callback=options.parsed(parse_skew),
     help="Block sizes: zipf:1.2, or FILE.",
-)
-nccl_config = click.option(
-    "--nccl-config",
-    metavar="LIST",
-    callback=options.parsed(parse_config),
-    help="Set in ncclConfig_t: maxCTAs=8,CTAPolicy=2.",
 )
 
 
@@ -426,7 +418,7 @@ def _command(operation: Operation) -> click.Command:
 
     ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
 
-    @options.measuring(*((_skew,) if row.irregular else ()), *ours, options.layout, options.json, *NCCL_FLAGS)
+    @measuring_options(*((_skew,) if row.irregular else ()), *ours, options.layout, options.json, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
         measure_options: MeasureOptions,
         *,
@@ -449,7 +441,7 @@ def _command(operation: Operation) -> click.Command:
         if pairs and nccl_flags.root > 1:
             raise UsageError(f"--root {nccl_flags.root} is not a rank of a pair: write 0 or 1")
         printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
-        request = options.make_request(operation.value, measure_options)
+        request = make_request(operation.value, measure_options)
         if not request.resume:
             launch = find_launch(os.environ)
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
@@ -473,7 +465,6 @@ def _command(operation: Operation) -> click.Command:
         operation.value,
         cls=CollectiveCommand,
         help=_HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example),
-        short_help=f"Time {row.title}: {row.summary}.",
     )(measure)
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
     for option in command.params:

@@ -21,7 +21,7 @@ from collbench.runfile import run_file
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
-@click.command(short_help="Show what became faster or slower between runs.")
+@click.command()
 @click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=options.RUN)
 @click.option(
     "--fail-below",

@@ -11,8 +11,14 @@ import click
 from collbench.api import measuring
 from collbench.api.measuring import PATTERNS, MeasureOptions
 from collbench.cli import options
-from collbench.cli.collectives import nccl_config, registration
-from collbench.cli.measuring import RunPrinter, measure_and_show
+from collbench.cli.measuring import (
+    RunPrinter,
+    make_request,
+    measure_and_show,
+    measuring_options,
+    nccl_config,
+    registration,
+)
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -48,8 +54,8 @@ _sizes = click.option(
 )
 
 
-@click.command(short_help="Time raw copies in every pattern, host memory included.")
-@options.measuring(_patterns, options.json, sized=_sizes)
+@click.command()
+@measuring_options(_patterns, options.json, sized=_sizes)
 def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
@@ -66,13 +72,13 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    request = options.make_request("copies", measure_options)
+    request = make_request("copies", measure_options)
     request = request if request.resume else measuring.copies(request, patterns)
     measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
-@click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
-@options.measuring(options.json, sized=None)
+@click.command()
+@measuring_options(options.json, sized=None)
 def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
@@ -85,7 +91,7 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
     """
-    request = options.make_request("latency", measure_options)
+    request = make_request("latency", measure_options)
     request = request if request.resume else measuring.latency(request)
     measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
@@ -101,8 +107,8 @@ _operations = click.option(
 )
 
 
-@click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
-@options.measuring(
+@click.command()
+@measuring_options(
     _operations, options.dtype, options.redop, registration, nccl_config, options.json, sized=options.survey_sizes
 )
 def pairs(
@@ -125,7 +131,7 @@ def pairs(
       collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
       collbench pairs --operations allreduce --backend host
     """
-    request = options.make_request("pairs", measure_options)
+    request = make_request("pairs", measure_options)
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
         request = measuring.pairs(request, timed, raw=None in operations)

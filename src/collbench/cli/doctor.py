@@ -12,7 +12,7 @@ from collbench.cli.terminal import echo, leave, prose_width, show_page
 from collbench.model.capabilities import BACKENDS, CUDA
 
 
-@click.command(short_help="Find what would disturb a run on this machine.")
+@click.command()
 @click.option(
     "--backend",
     metavar="NAME",

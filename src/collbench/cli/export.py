@@ -26,7 +26,7 @@ _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
-@click.command(short_help="Write a saved run in other tools' formats.")
+@click.command()
 @options.run_file
 @click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option(
@@ -102,7 +102,7 @@ def _print_bytes(content: bytes) -> None:
 _PLOT_REFUSAL = ("write the figure", "--output")
 
 
-@click.command(short_help="Draw a figure from saved runs.")
+@click.command()
 @options.run_files
 @click.option("--kind", type=click.Choice(("heatmap", "curves", "scaling")), required=True, help="What to draw.")
 @click.option(
@@ -154,7 +154,7 @@ _SUFFIXES = (".html", ".htm")
 _REPORT_REFUSAL = ("write the report as", "--output")
 
 
-@click.command(short_help="Make one HTML page of saved runs.")
+@click.command()
 @options.run_files
 @click.option(
     "-o",

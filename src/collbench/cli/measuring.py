@@ -1,30 +1,110 @@
-"""Measure a request, print its page, and report the run's file, also after an interruption."""
+"""The options of commands that measure; a request measured, its page printed, its file reported, whatever ends it."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
-from collbench.api.measuring import MeasureOptions
+from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, request_of
 from collbench.api.sessions import Measured, OpenSession, RequestSession
-from collbench.cli.launched import launched
+from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
-from collbench.cli.terminal import NOTICES, echo, say, show_page
+from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
+from collbench.model.nccl_options import parse_config
+from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
-from collbench.model.units import amount
+from collbench.model.units import amount, parse_budget, parse_precision
 from collbench.runfile import atomic_write, run_file, saved_runs
+
+# How long to measure.
+_stopping = (
+    click.option(
+        "--precision",
+        metavar="SHARE",
+        callback=options.parsed(parse_precision),
+        help="Repeat each data point until half its 95% interval is this share of its median, for at most 60 s or "
+        "--budget.  [default: 1% from 1M on, 3% below]",
+    ),
+    click.option(
+        "--budget",
+        metavar="TIME",
+        callback=options.parsed(parse_budget),
+        help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
+    ),
+    click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
+)
+
+
+# Of collectives on pairs and on all devices.
+registration = click.option(
+    "--registration",
+    metavar="KIND",
+    type=click.Choice([*(one.value for one in Registration), EVERY_REGISTRATION]),
+    default=Registration.NONE.value,
+    show_default=True,
+    help="Registered memory: none, buffer, window, or all (each in turn).",
+)
+nccl_config = click.option(
+    "--nccl-config",
+    metavar="LIST",
+    callback=options.parsed(parse_config),
+    help="Set in ncclConfig_t: maxCTAs=8,CTAPolicy=2.",
+)
+
+# Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so
+# it names no file to be loaded, read or written: these options are given again, as are those for printing.
+_SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
+
+
+_SHARED = [field.name for field in fields(MeasureOptions)]
+
+
+def measuring_options(
+    *own_options: options.Command, sized: options.Command | None = options.sizes
+) -> Callable[[options.Command], options.Command]:
+    """Return the options of every command that measures, with the command's own after the sizes.
+
+    The command gets the shared ones as its first argument, MeasureOptions, and its own by name. With --resume it
+    refuses those that the file answers.
+    """
+    first = (options.devices,) if sized is None else (options.devices, sized)
+    run = (options.backend, options.fabric, options.output, options.force, options.resume, options.nccl, options.seed)
+    add_options = options.apply(*first, *own_options, *_stopping, *run, verbose_option)
+
+    def decorate(function: options.Command) -> options.Command:
+        @functools.wraps(function)
+        def command(**option_values: Any) -> Any:
+            measure_options = MeasureOptions(
+                **{name: option_values.pop(name) for name in _SHARED if name in option_values}
+            )
+            if measure_options.resume is not None and (others := options.typed_besides(("resume", *_SAID_AGAIN))):
+                raise UsageError(
+                    f"--resume takes all options from {measure_options.resume}: leave out {', '.join(others)}"
+                )
+            return function(measure_options, **option_values)
+
+        return add_options(command)
+
+    return decorate
+
+
+def make_request(command: str, measure_options: MeasureOptions) -> Request:
+    """Return what the shared options ask for. Raises UsageError, RunFileError."""
+    return request_of(command, measure_options, options.command_line(command), NOTICES)
+
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
 _JSON = ("write", "-J")
@@ -62,11 +142,10 @@ class RunPrinter:
 
     def show(self, run: Run) -> None:
         """Print the run, and write its JSON. Raises RunFileError, and UsageError if the layout does not suit it."""
-        # Late: numpy need not be there before something was measured.
-        from collbench.report import nccl_tests
-        from collbench.report.text.measured import page
-
+        # All late: numpy need not be there before something was measured.
         if self.layout == NCCL_TESTS:
+            from collbench.report import nccl_tests
+
             for line in nccl_tests.lines(run):
                 echo(line)
         elif self.layout == _RUN:
@@ -74,8 +153,12 @@ class RunPrinter:
 
             echo(run_file.dumps(run, answer.as_json(run)), end="")
         elif self.layout == TABLE:
+            from collbench.report.text.measured import page
+
             show_page(page(run))
         if self.json is not None:
+            from collbench.report import nccl_tests
+
             atomic_write.write(nccl_tests.dumps(run), self.json, *_JSON, force=self.force)
 
     def report_file(self, path: Path) -> None:
@@ -116,16 +199,23 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
         say(f"{path} is complete: there is nothing left to measure")
         printer.show(run)
         return Measured(run, path)
-    launch = find_launch(os.environ)
-    if launch is not None and launch.rank > 0:
-        launched().serve_rank_0(launch, request)
-    path = path or new_file(request.name, request.backend)
+    ranks, launch = None, find_launch(os.environ)
+    if launch is not None:
+        from collbench.cli.launched import launched  # late: few processes are launched with others
+
+        if launch.rank > 0:
+            launched().serve_rank_0(launch, request)
+        ranks = functools.partial(launched().open_ranks, launch)
+    path = path or new_file(request.command_name, request.backend)
     page = "collbench.report.text.measured"
-    title = f"measuring {request.name}"
-    # The page takes as long to load as the GPUs to open.
-    meanwhile = partial(import_module, page)
-    ranks = None if launch is None else partial(launched().open_ranks, launch)
-    open_session = partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
+    title = f"measuring {request.command_name}"
+
+    def meanwhile() -> None:  # the page takes as long to load as the GPUs to open
+        from collbench.report.text.measured import page_of
+
+        page_of(request.kind, collectives_only=not request.copies)
+
+    open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
     return _measured_in(open_session, printer, page, begun)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +12,11 @@ import click
 from click.core import ParameterSource
 
 from collbench.api.keywords import MOST_COUNT, as_typed
-from collbench.api.measuring import MeasureOptions, request_of
 from collbench.cli.terminal import NOTICES, verbose_option
-from collbench.measurement.backends import factory
-from collbench.measurement.plan import Request
+from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.units import DTYPE_BYTES, REDOPS, parse_budget, parse_dtype, parse_precision, parse_sizes
+from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_sizes
 
 Value = TypeVar("Value")
 
@@ -84,35 +80,12 @@ operation = click.option(
     help="Only this operation: allreduce, ce-write, …  [default: all]",
 )
 
-# How long to measure.
-_stopping = (
-    click.option(
-        "--precision",
-        metavar="SHARE",
-        callback=parsed(parse_precision),
-        help="Repeat each data point until half its 95% interval is this share of its median, for at most 60 s or "
-        "--budget.  [default: 1% from 1M on, 3% below]",
-    ),
-    click.option(
-        "--budget",
-        metavar="TIME",
-        callback=parsed(parse_budget),
-        help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
-    ),
-    click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
-)
-
-
 resume = click.option(
     "--resume",
     metavar="FILE",
     type=FILE,
     help="Finish this interrupted run, with its options, in its file. Nothing is measured twice.",
 )
-
-# Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so
-# it names no file to be loaded, read or written: these options are given again, as are those for printing.
-_SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
 def typed_besides(allowed: Collection[str]) -> list[str]:
@@ -142,10 +115,11 @@ def sizes_option(default: str) -> Command:
 sizes = sizes_option("8:1G; host: 8:64M")
 # Every link of a machine has many data points: a curve in steps of four, so that they take seconds.
 survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
+_BACKENDS = ("auto", *BACKENDS)  # auto never takes sim
 backend = click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(factory.NAMES),
+    type=click.Choice(_BACKENDS),
     default="auto",
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda if there is a GPU, else host.",
@@ -156,7 +130,7 @@ backend = click.option(
 backend_of_a_machine = click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(factory.NAMES),
+    type=click.Choice(_BACKENDS),
     default="auto",
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
@@ -222,42 +196,6 @@ def apply(*options: Command) -> Callable[[Command], Command]:
         return function
 
     return decorate
-
-
-_SHARED = [field.name for field in fields(MeasureOptions)]
-
-
-def measuring(*own_options: Command, sized: Command | None = sizes) -> Callable[[Command], Command]:
-    """Return the options of every command that measures, with the command's own after the sizes.
-
-    The command gets the shared ones as its first argument, MeasureOptions, and its own by name. With --resume it
-    refuses those that the file answers.
-    """
-    first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(
-        *first, *own_options, *_stopping, backend, fabric, output, force, resume, nccl, seed, verbose_option
-    )
-
-    def decorate(function: Command) -> Command:
-        @functools.wraps(function)
-        def command(**option_values: Any) -> Any:
-            measure_options = MeasureOptions(
-                **{name: option_values.pop(name) for name in _SHARED if name in option_values}
-            )
-            if measure_options.resume is not None and (others := typed_besides(("resume", *_SAID_AGAIN))):
-                raise UsageError(
-                    f"--resume takes all options from {measure_options.resume}: leave out {', '.join(others)}"
-                )
-            return function(measure_options, **option_values)
-
-        return add_options(command)
-
-    return decorate
-
-
-def make_request(command: str, measure_options: MeasureOptions) -> Request:
-    """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, measure_options, command_line(command), NOTICES)
 
 
 def command_line(command: str) -> tuple[str, ...]:

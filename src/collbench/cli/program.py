@@ -6,69 +6,88 @@ import importlib
 import io
 import os
 import sys
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import click
 
 from collbench.cli import exit_codes
-from collbench.cli.launched import launched
 from collbench.machine.launchers import find_launch
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
-# In the order of a first session: each command, and the module of collbench that holds it under its name, or in a
-# dictionary COMMANDS.
-_HOMES = {
-    "pairs": "cli.copies",
-    "copies": "cli.copies",
-    "latency": "cli.copies",
-    **{operation.value: "cli.collectives" for operation in COLLECTIVES},
-    "overlap": "overlaps.command",
-    "replay": "jobs.replay.command",
-    "topo": "cli.topo",
-    "doctor": "cli.doctor",
-    "runs": "cli.runs",
-    "show": "cli.show",
-    "rank": "cli.show",
-    "plot": "cli.export",
-    "report": "cli.export",
-    "export": "cli.export",
-    "check": "cli.check",
-    "compare": "cli.compare",
-    "select": "cli.select",
-    "nodes": "cluster.command",
-    "predict": "jobs.predict.command",
-    "train": "cli.train",
-    "ablate": "cli.ablate",
-    "record": "jobs.command",
-    "import": "jobs.command",
+# In the order of a first session: each command, the module of collbench that holds it under its name or in a dictionary
+# COMMANDS, and what `collbench --help` says of it, without loading it.
+_COMMANDS = {
+    "pairs": ("cli.copies", "Measure every link and pair of GPUs, and rank the pairs."),
+    "copies": ("cli.copies", "Time raw copies in every pattern, host memory included."),
+    "latency": ("cli.copies", "Time one memory access, one small copy, one small all-reduce."),
+    **{
+        operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.summary}.")
+        for operation in COLLECTIVES
+    },
+    "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
+    "replay": ("jobs.replay.command", "Time the communication of a recorded job's step."),
+    "topo": ("cli.topo", "Print the labels of all paths, or explain one pair."),
+    "doctor": ("cli.doctor", "Find what would disturb a run on this machine."),
+    "runs": ("cli.runs", "List the saved runs, newest first."),
+    "show": ("cli.show", "Print a saved run again, or maps of one operation."),
+    "rank": ("cli.show", "Rank the links and pairs of a saved run."),
+    "plot": ("cli.export", "Draw a figure from saved runs."),
+    "report": ("cli.export", "Make one HTML page of saved runs."),
+    "export": ("cli.export", "Write a saved run in other tools' formats."),
+    "check": ("cli.check", "Find where labels and measurement disagree."),
+    "compare": ("cli.compare", "Show what became faster or slower between runs."),
+    "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
+    "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),
+    "predict": ("jobs.predict.command", "Predict what communication costs a training step."),
+    "train": ("cli.train", "Start a training script with torchrun on the best GPUs."),
+    "ablate": ("cli.ablate", "Measure what P2P is worth to your training job."),
+    "record": ("jobs.command", "Record every NCCL call of a job."),
+    "import": ("jobs.command", "Import a job that another tool traced."),
 }
 
 
 class _Commands(click.Group):
-    """Commands in the order of a first session, each loaded when needed: loading all of them takes 0.1 s."""
+    """Commands in the order of a first session, each loaded when it is called: loading all of them takes 0.2 s."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_HOMES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _HOMES:
+        if cmd_name not in _COMMANDS:
             return None
-        home = vars(importlib.import_module(f"collbench.{_HOMES[cmd_name]}"))
+        home = vars(importlib.import_module(f"collbench.{_COMMANDS[cmd_name][0]}"))
         return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short_help) for name, (_module, short_help) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=short_help)
+            for name, (_module, short_help) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Take "all-reduce" and "all_reduce" for "allreduce"; for an unknown word, suggest the nearest command."""
         plain = args[0].replace("-", "").replace("_", "")
-        name = plain if plain in _HOMES else args[0]
-        if name not in _HOMES and not name.startswith("-") and not ctx.resilient_parsing:
+        name = plain if plain in _COMMANDS else args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             import difflib
 
-            near = difflib.get_close_matches(name, _HOMES, n=1)
+            near = difflib.get_close_matches(name, _COMMANDS, n=1)
             advice = f" Did you mean '{near[0]}'?" if near else ""
             raise click.UsageError(f"No such command '{name}'.{advice}", ctx)
         return super().resolve_command(ctx, [name, *args[1:]])
@@ -134,6 +153,8 @@ def run() -> int:
             _complete(question)
         launch = find_launch(os.environ)
         if launch is not None:
+            from collbench.cli.launched import launched  # late: few processes are launched with others
+
             return launched().run_together(launch, sys.argv[1:], _invoke)
         _invoke()
     except click.exceptions.Exit as leave:

@@ -25,7 +25,7 @@ def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> t
     return files or (newest(NOTICES, of_links=of_links),)
 
 
-@click.command(short_help="List the saved runs, newest first.")
+@click.command()
 @click.option(
     "--limit",
     metavar="N",

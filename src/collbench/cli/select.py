@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from collbench.api.file_kinds import job_scorer
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
-from collbench.choose.freshness import parse_duration
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_size
-from collbench.runfile.codec import plain
+from collbench.model.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collbench.choose.select import Selection
@@ -126,7 +123,7 @@ _own_options = options.apply(
 )
 
 
-@click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
+@click.command(cls=_Select)
 @click.argument("count", metavar="K", type=options.COUNT)
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
 @_own_options
@@ -164,6 +161,8 @@ def select(
     if job is not None:
         if click.get_current_context().get_parameter_source("size_bytes") is ParameterSource.COMMANDLINE:
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
+        from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
+
         option_values["scorer"] = job_scorer(job)
     request = SelectRequest(run=file or older_file, **option_values)
     _check_layout(request, layout)
@@ -211,5 +210,7 @@ def _print(answer: Selection, layout: str) -> None:
 
 def _json(answer: Selection) -> str:
     """Return the selection as one JSON object, for docs/python.md describes its fields."""
+    from collbench.runfile.codec import plain
+
     head = {"format": "collbench-selection", "format_version": _VERSION}
     return json.dumps({**head, **plain(answer)}, ensure_ascii=False, indent=2, allow_nan=False)

@@ -24,7 +24,7 @@ from collbench.report.text.layout import SECTIONS
 from collbench.runfile import run_file as runfile_run_file
 
 
-@click.command(short_help="Print a saved run again, or maps of one operation.")
+@click.command()
 @options.run_file
 @click.option("--operation", metavar="OP", help="Show only this operation: heat maps, tiers, figures over the sizes.")
 @click.option(
@@ -117,7 +117,7 @@ def _show_run(
     show_page(page(run, works, size_bytes))
 
 
-@click.command(short_help="Rank the links and pairs of a saved run.")
+@click.command()
 @options.run_file
 @options.operation
 @click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")

@@ -70,7 +70,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
-    from collbench.report.text.layout import WIDE  # late: it loads rich and numpy
+    from collbench.report.prose import WIDE  # late: it loads rich and numpy
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     return max(_NARROWEST_PROSE, min(columns, WIDE))

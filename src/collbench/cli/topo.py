@@ -9,13 +9,11 @@ import click
 from collbench.api import inspecting
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo
-from collbench.machine import visible_devices
 from collbench.model.errors import UsageError
 from collbench.report.text.topology import explain_pair, render_topology
-from collbench.runfile.codec import plain
 
 
-@click.command(short_help="Print the labels of all paths, or explain one pair.")
+@click.command()
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
 @click.option(
     "--from",
@@ -47,12 +45,16 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     topology_shown = inspecting.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
     paths = topology_shown.paths
     if pair:
+        from collbench.machine import visible_devices  # late, as the next: most calls show all labels
+
         wanted = {
             topology_shown.devices.index(device)
             for device in visible_devices.select(topology_shown.devices, ",".join(pair))
         }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
     if as_json:
+        from collbench.runfile.codec import plain
+
         head = {"format": "collbench-topology", "format_version": 1}
         head |= {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
         echo(

@@ -99,7 +99,6 @@ _options_in_help = options.apply(
 
 @click.command(
     cls=ScriptCommand,
-    short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
     epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",
 )

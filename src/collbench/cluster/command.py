@@ -82,7 +82,7 @@ _own_options = options.apply(
 )
 
 
-@click.command(short_help="Find slow nodes and uplinks of a cluster, and choose nodes.")
+@click.command()
 @_own_options
 def nodes(  # noqa: PLR0913 - options
     *,

@@ -21,7 +21,7 @@ from collbench.measurement.backends.protocol import Backend, Step, Timing, time_
 from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.failures import Failure
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
 from collbench.model.units import algbw, format_size
 
@@ -302,7 +302,7 @@ class NodePairs:
         self._repeated = not missing
         if missing and not self._complete:
             begin = time.monotonic()
-            step = Step(operation, missing, self._size_bytes, 1, 1, WARMUP)
+            step = Step(Work(operation), missing, self._size_bytes, 1, 1, WARMUP)
             if one_way not in self._iterations and (tried := self._tried(step)):
                 self._iterations[one_way] = tried
             step = replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES)
@@ -367,7 +367,7 @@ class NodePairs:
 
     def _allreduce(self, groups: tuple[Members, ...]) -> None:
         size = self._size_bytes
-        self._trial(Step(Operation.ALLREDUCE, groups, size, iterations(size), BATCHES, WARMUP))
+        self._trial(Step(Work(Operation.ALLREDUCE), groups, size, iterations(size), BATCHES, WARMUP))
 
     def _tried(self, step: Step) -> int:
         """Return how many calls make a batch of the step, by timing one call now; 0 if it fails.
@@ -408,7 +408,7 @@ class NodePairs:
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
         for group in groups:
-            point = DataPoint(step.operation, group, step.size_bytes)
+            point = DataPoint(step.work.operation, group, step.size_bytes)
             measurement = self._measurements.get(point) or Measurement(point)
             measurement.stop, measurement.failure = StopReason.FAILED, failure
             self._enter(measurement)
@@ -416,7 +416,7 @@ class NodePairs:
     def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
         """Keep the samples of one of the step's groups, and return busbw of the median trial."""
         group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
-        point = DataPoint(step.operation, group, step.size_bytes)
+        point = DataPoint(step.work.operation, group, step.size_bytes)
         measurement = self._measurements.get(point) or Measurement(point)
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
@@ -427,7 +427,7 @@ class NodePairs:
             measurement.samples.append(sample)
             measurement.stop = measurement.failure = None  # of an earlier round
             self._enter(measurement)
-        return _busbw(step.size_bytes, step.operation, group, trials)
+        return _busbw(step.size_bytes, step.work.operation, group, trials)
 
     def _enter(self, measurement: Measurement) -> None:
         """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""

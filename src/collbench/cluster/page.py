@@ -28,7 +28,8 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.report import sentences
-from collbench.report.text.layout import WIDE, named, table
+from collbench.report.prose import WIDE, named
+from collbench.report.text.layout import table
 from collbench.runfile.codec import plain
 
 # The page of --plan: how long a survey will take.

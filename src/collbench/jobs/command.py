@@ -19,7 +19,6 @@ _output = click.option(
 
 
 @click.command(
-    short_help="Record every NCCL call of a job.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] --",
 )
@@ -81,7 +80,7 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
     raise click.exceptions.Exit(ended.status or failed)
 
 
-@click.command(name="import", short_help="Import a job that another tool traced.")
+@click.command(name="import")
 @options.apply(
     _output,
     click.option(

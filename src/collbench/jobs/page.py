@@ -14,7 +14,8 @@ from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timel
 from collbench.jobs.job import Call, Ending, Job, PointToPoint, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.report.text.layout import NARROW, Block, Lines, both, filled, more, named, short, table, whole
+from collbench.report.prose import NARROW, filled, named
+from collbench.report.text.layout import Block, Lines, both, more, short, table, whole
 
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
 _FEW_RANKS, _MOST_RANKS = 6, 64

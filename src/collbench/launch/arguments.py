@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from collbench.choose.freshness import parse_duration
 from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_budget, parse_precision
+from collbench.model.units import parse_budget, parse_duration, parse_precision
 
 # The options that may stand before the script of `collbench train`: its own and torchrun's.
 #

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collbench.machine.slurm import expand_node_list
 from collbench.model.errors import UsageError
 
 # Slurm's compressed lists of nodes and tasks: "node[01-03,7]" and "2(x3),1".
@@ -16,6 +15,8 @@ _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 def first_host(nodes: str) -> str:
     """Return the first host of a node list: "node01" of "node[01-03,7],login". Raises UsageError."""
+    from collbench.machine.slurm import expand_node_list  # late: every command looks for a launcher, few find Slurm
+
     try:
         return expand_node_list(nodes)[0]
     except UsageError as error:

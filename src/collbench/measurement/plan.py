@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
@@ -12,14 +13,13 @@ from collbench.model.errors import UsageError
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
-    CommandKind,
+    Asked,
     DataPoint,
     Layout,
     Run,
     Settings,
     SkipKind,
     Skipped,
-    command_name,
 )
 from collbench.model.skew import whole_blocks, whole_size
 from collbench.model.units import format_approximate_size, format_size, whole_elements
@@ -190,25 +190,23 @@ class Plan:
     """The data points of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
 
     `batch_bytes` is how much a batch moves. `launches` is how many ungraphed launches of each collective are timed in
-    addition to its batches, `latency` how many are timed one by one after the trials. `together` runs all groups of a
-    collective concurrently, as the user requested. `iterations` and `warmup`, if given, replace what a step would
-    choose. `isolated` lists (work, members) that must never run concurrently with others.
+    addition to its batches; `asked.latency` are timed one by one after the trials. `asked.iterations` and
+    `asked.warmup`, if given, replace what a step would choose. `isolated` lists (work, members) that must never run
+    concurrently with others.
     """
 
     devices: int
     groups: dict[Work, tuple[Members, ...]]
     sizes: dict[Work, tuple[int, ...]]
-    dtype: str
-    redop: str
     batch_bytes: int
+    asked: Asked
     launches: int = 0
-    root: int = 0
-    together: bool = False
-    iterations: int | None = None
-    warmup: int | None = None
-    verify: bool = True
-    latency: int = 0
     isolated: frozenset[tuple[Work, Members]] = frozenset()
+
+    @property
+    def together(self) -> bool:
+        """Whether all groups of a collective run concurrently, as the user requested."""
+        return self.asked.split > 1
 
     def points(self) -> Iterable[DataPoint]:
         """Return every data point, in a stable order."""
@@ -223,24 +221,21 @@ class Plan:
 
     def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
         """Return the step that measures these data points together."""
-        warmup = int(size < _SELF_WARMING) if self.warmup is None else self.warmup
+        asked = self.asked
+        warmup = int(size < _SELF_WARMING) if asked.warmup is None else asked.warmup
         return Step(
-            work.operation,
+            work,
             tuple(groups),
             size,
-            requested_iterations(self.iterations)
-            if self.iterations
+            requested_iterations(asked.iterations)
+            if asked.iterations
             else iterations(work, len(groups[0]), size, self.batch_bytes),
             BATCHES_A_TRIAL,
             warmup=warmup,
-            dtype=self.dtype,
-            redop=self.redop,
-            root=self.root,
-            variant=work.variant,
-            verify=self.verify,
-            numa_node=work.numa_node,
-            registration=work.registration,
-            skew=work.skew,
+            dtype=asked.dtype,
+            redop=asked.redop,
+            root=asked.root,
+            verify=asked.verify,
         )
 
     def decides(self, point: DataPoint) -> bool:
@@ -327,55 +322,27 @@ QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Asked):
     """What to measure. `sizes` None means the backend's default; `backend` is "cuda", "host" or "sim".
 
-    `copies` lists the variants of raw copies, `chase` adds the pointer chase. `collectives` run on all devices, on each
-    pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets` of equal size, which may overlap: each
-    isolated, in turn, at least six trials. `isolated`: no link or pair runs concurrently with another. `launches` also
-    times the ungraphed loop, `latency` so many single launches. `iterations`, `warmup`, `precision` and
-    `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards what it chose, in a separate
-    process. `fabric` is the name or file of the sim backend's machine. `resume` continues the saved run, `force`
-    overwrites another file. `kind` is the command, `command` its command line as text, `graph` the value of nccl-tests'
-    -G. `nccl_config` has fields of ncclConfig_t for the communicators.
+    `collectives` run on all devices, on each pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets`
+    of equal size, which may overlap: each isolated, in turn, at least six trials. `fabric` is the name or file of the
+    sim backend's machine, `nccl` a library. `resume` continues the saved run, `force` overwrites another file.
     """
 
+    dtype: str = "float32"
+    redop: str = "sum"
+    seed: int = 0
+    command: tuple[str, ...] = ()
     backend: str
     devices: str | None = None
     sizes: tuple[int, ...] | None = None
-    copies: tuple[Variant, ...] = ()
-    collectives: tuple[Work, ...] = ()
     pairs: bool = False
-    dtype: str = "float32"
-    redop: str = "sum"
+    sets: tuple[Members, ...] | None = None
     nccl: str | None = None
-    seed: int = 0
-    command: tuple[str, ...] = ()
-    chase: bool = False
-    split: int = 1
-    root: int = 0
-    launches: bool = False
-    iterations: int | None = None
-    warmup: int | None = None
-    verify: bool = True
-    precision: float | None = None
-    budget_seconds: float | None = None
-    quick: bool = False
+    fabric: str | None = None
     resume: bool = False
     force: bool = False
-    algorithms: bool = False
-    sets: tuple[Members, ...] | None = None
-    isolated: bool = False
-    fabric: str | None = None
-    kind: CommandKind = CommandKind.PAIRS
-    graph: int = 0
-    latency: int = 0
-    nccl_config: dict[str, int] = field(default_factory=dict, hash=False)
-
-    @property
-    def name(self) -> str:
-        """The name of the command that asks: "pairs", "allreduce"."""
-        return command_name(self.kind, self.collectives)
 
     @property
     def nccl_options(self) -> NcclOptions:
@@ -399,9 +366,12 @@ class Request:
         )
 
 
-# Fields with the same name and meaning in a request and in the settings of its run.
-_IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in fields(Settings)}
-_IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
+def _asked(source: Asked) -> dict[str, Any]:
+    """Return what a request and the settings of its run have in common."""
+    return {name: getattr(source, name) for name in _ASKED}
+
+
+_ASKED = tuple(field.name for field in fields(Asked))
 
 
 def device_words(wanted: str | None) -> tuple[str, ...]:
@@ -427,7 +397,7 @@ def settings_of(
         layout=_layout(request),
         sets=request.sets or (),
         fabric=request.fabric or "",
-        **{name: getattr(request, name) for name in _IN_BOTH},
+        **_asked(request),
     )
 
 
@@ -443,7 +413,7 @@ def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
         nccl=nccl,
         fabric=fabric,
         resume=True,
-        **{name: getattr(settings, name) for name in _IN_BOTH},
+        **_asked(settings),
     )
 
 
@@ -513,20 +483,13 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         devices=len(devices),
         groups=kept,
         sizes={work: works[work] for work in kept},
-        dtype=request.dtype,
-        redop=request.redop,
         batch_bytes=batch_bytes(kept, works, len(devices), request.stopping_rule()),
+        asked=request,
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
-        root=request.root,
-        together=request.split > 1,
         # Finalists share GPUs, and represent jobs that run alone.
         isolated=frozenset(
             (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
         ),
-        iterations=request.iterations,
-        warmup=request.warmup,
-        verify=request.verify,
-        latency=request.latency,
     ), list(dict.fromkeys(skipped))
 
 

@@ -15,7 +15,6 @@ from typing import Protocol, Self
 
 from collbench.choose.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
-from collbench.measurement.backends.nccl_choices import ask, probe, questions
 from collbench.measurement.backends.protocol import OpenDevices, Opened
 from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Plan, Request, check_nccl_options, make_plan, settings_of
@@ -140,6 +139,8 @@ class Session:
 
     def _ask_nccl(self) -> None:
         """Record what NCCL chose. A separate process finds out; this one frees memory on the GPUs for it."""
+        from collbench.measurement.backends.nccl_choices import ask, probe, questions  # late: only for --algorithms
+
         self._opened.vacate()
         planned = (
             self._plan.step(work, (members,), size)

@@ -179,7 +179,7 @@ class Trials:
     def _affordable(self, steps: list[Step], deadline: float) -> Iterator[Step]:
         """Yield the steps that are required or that time allows; each is decided when it is drawn."""
         for step in steps:
-            if step.operation.is_collective in self._given_up:
+            if step.work.operation.is_collective in self._given_up:
                 continue
             if self._watcher.clock() <= deadline or any(self._required[point] > 0 for point in points_of(step)):
                 yield step
@@ -214,8 +214,8 @@ class Trials:
     def _record_outcome(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
         """Record a step's result. If a step of several groups failed, each is timed isolated to find the cause."""
         if isinstance(outcome, Timing):
-            self._failures[step.operation.is_collective] = 0
-            self._record_samples(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)
+            self._failures[step.work.operation.is_collective] = 0
+            self._record_samples(step, outcome, concurrent=len(step.groups) > 1 and not step.work.variant.at_once)
         elif len(step.groups) > 1 and not self.plan.together:
             for members in step.groups:
                 alone = replace(step, groups=(members,))
@@ -229,7 +229,7 @@ class Trials:
     def _record_failure(self, step: Step, error: StepFailed) -> None:
         for point in points_of(step):
             self._mark_failed(point, error.failure)
-        kind = step.operation.is_collective
+        kind = step.work.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._given_up:
             self._give_up_kind(kind, error)
@@ -304,12 +304,12 @@ def _readable(seconds: float) -> float:
 
 
 def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
-    """Time `plan.latency` launches of each collective's data point that lacks them, into the run.
+    """Time `plan.asked.latency` launches of each collective's data point that lacks them, into the run.
 
     Groups run alone, unless the user wants them together. A step that fails is its data points' failure, and the last
     one: each of the others may take a watchdog's time.
     """
-    done = {one.point for one in run.latencies if one.count == plan.latency}
+    done = {one.point for one in run.latencies if one.count == plan.asked.latency}
     done |= {one.point for one in run.measurements if one.failure}
     steps = list(_single_steps(plan, done))
     rng.shuffle(steps)
@@ -360,7 +360,7 @@ def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
             for size in plan.sizes[work]:
                 if any(point_of(work, members, size) not in done for members in together):
                     step = plan.step(work, together, size)
-                    yield replace(step, batches=1, warmup=0, singles=plan.latency)
+                    yield replace(step, batches=1, warmup=0, singles=plan.asked.latency)
 
 
 # docs/method.md 6.1: warm until recent batches drift by less than 1%; 8 tries bound a machine too noisy to settle.
@@ -390,7 +390,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
             trials.plan = distrusted(plan, run.interference_checks, paths)
             with _phase(run, "trials", clock):
                 trials.make(backend, rng, deadline=begin + rule.budget_seconds)
-        if plan.latency:
+        if plan.asked.latency:
             with _phase(run, "single launches", clock):
                 time_singles(backend, plan, run, rng, watcher)
         run.complete = True

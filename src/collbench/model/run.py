@@ -7,7 +7,7 @@ Matrices are row = source, column = destination, diagonal NaN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -402,55 +402,56 @@ class Layout(StrEnum):
     SETS = "sets"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked for, as a request says it and a run's settings keep it."""
+
+    kind: CommandKind = CommandKind.PAIRS
+    command: tuple[str, ...]  # the command line, for people: nothing reads it
+    copies: tuple[Variant, ...] = ()  # how raw copies run
+    chase: bool = False  # adds the pointer chase
+    collectives: tuple[Work, ...] = ()
+    split: Ordinal = 1  # disjoint sets of devices
+    isolated: bool = False  # no link or pair is measured while another is busy
+    dtype: str
+    redop: str
+    root: Count = 0
+    seed: Seed
+    precision: Positive | None = None  # half the 95% interval over the median; None: docs/method.md 6.4's
+    budget_seconds: Positive | None = None  # when trials end that are not owed; None: the method's choice
+    quick: bool = False
+    launches: bool = False  # the ungraphed loop is timed, too
+    iterations: Ordinal | None = None  # None: the method's choice
+    warmup: Count | None = None  # None: the method's choice
+    verify: bool = True
+    latency: Count = 0  # launches of each collective that are timed one by one
+    graph: Count = 0  # nccl-tests' -G
+    algorithms: bool = False  # NCCL is asked afterwards, in a separate process, what it chose
+    nccl_config: dict[str, int] = field(default_factory=dict, hash=False)  # fields of ncclConfig_t
+
+    @property
+    def command_name(self) -> str:
+        """The command that asks for it: "pairs", "allreduce"; "" if it is none of ours."""
+        if self.kind is CommandKind.COLLECTIVE:
+            return self.collectives[0].operation.value if self.collectives else ""
+        return "" if self.kind is CommandKind.OTHER else self.kind.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Asked):
     """What was asked for, with what was planned of it: enough to ask for the same again."""
 
     operations: tuple[Operation, ...]  # of the plan
     sizes: tuple[Ordinal, ...]  # of the plan
-    dtype: str
-    redop: str
     trials: Ordinal
-    seed: Seed
-    command: tuple[str, ...]  # the command line, for people: nothing reads it
     environment: dict[str, str]  # the variables of NCCL, CUDA and torch that change figures, no others
-    root: Count = 0
-    precision: Positive | None = None  # half the 95% interval over the median; None: docs/method.md 6.4's
-    budget_seconds: Positive | None = None  # when trials end that are not owed
     processes: Ordinal = 1  # or the ranks of a launch by `launcher`
     launcher: str = ""
-    kind: CommandKind = CommandKind.PAIRS
     devices: tuple[str, ...] = ()  # the words of --devices; () for all
     requested_sizes: tuple[Ordinal, ...] | None = None  # None: the default
-    copies: tuple[Variant, ...] = ()  # how raw copies ran
-    chase: bool = False  # adds the pointer chase
-    collectives: tuple[Work, ...] = ()
     layout: Layout = Layout.ALL
-    split: Ordinal = 1  # disjoint sets of devices
     sets: tuple[tuple[int, ...], ...] = ()
-    isolated: bool = False  # no link or pair was measured while another was busy
-    launches: bool = False  # the ungraphed loop was timed, too
-    iterations: Ordinal | None = None  # None: the method's choice
-    warmup: Count | None = None  # None: the method's choice
-    verify: bool = True
-    quick: bool = False
-    algorithms: bool = False
-    graph: Count = 0  # nccl-tests' -G
     fabric: str = ""  # the simulated machine's name, or its file
-    latency: Count = 0  # launches of each collective that were timed one by one
-    nccl_config: dict[str, int] = field(default_factory=dict)  # fields of ncclConfig_t that were asked for
-
-    @property
-    def command_name(self) -> str:
-        """The command that asked for it: "pairs", "allreduce"; "" if it was none of ours."""
-        return command_name(self.kind, self.collectives)
-
-
-def command_name(kind: CommandKind, collectives: Sequence[Work]) -> str:
-    """Return the name of the command of this kind: of a collective its own, "" for none of ours."""
-    if kind is CommandKind.COLLECTIVE:
-        return collectives[0].operation.value if collectives else ""
-    return "" if kind is CommandKind.OTHER else kind.value
 
 
 @dataclass(frozen=True, slots=True)

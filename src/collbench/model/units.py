@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from itertools import groupby
 
@@ -223,3 +224,21 @@ def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
 def algbw(size_bytes: int, seconds: float) -> float:
     """Return S / t in GB/s (1e9 B/s)."""
     return size_bytes / seconds / 1e9
+
+
+# Ages of runs.
+
+AGES = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
+# Six digits stay far inside timedelta's range of 999,999,999 days.
+_AGE = re.compile(r"([0-9]{1,6})([dhms])")
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return the time that `text` names: "7d", "12h", "30m" or "90s". Raises UsageError."""
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"duration '{text}' is not a whole number and a unit: write 7d, 12h, 30m or 90s")
+    duration = int(match[1]) * AGES[match[2]]
+    if not duration:
+        raise UsageError(f"duration '{text}' is zero, and every saved run is older: write --fresh to ignore them")
+    return duration

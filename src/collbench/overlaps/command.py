@@ -15,7 +15,7 @@ from collbench.overlaps import api as overlapping
 from collbench.overlaps.api import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
 
 
-@click.command(short_help="Time a collective while the GPUs compute, as in training.")
+@click.command()
 @click.argument(
     "operation", metavar="[OPERATION]", default="allreduce", callback=options.parsed(overlapping.parse_operation)
 )

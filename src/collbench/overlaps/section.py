@@ -13,7 +13,7 @@ from collbench.model.units import amount, fixed
 from collbench.overlaps.factors import strongest, summarize
 from collbench.overlaps.page import answer, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
-from collbench.report import sentences
+from collbench.report import prose
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 
@@ -32,7 +32,7 @@ def failed(run: Run) -> str:
     kinds = [None, *FailureKind]  # None: wrong data
     worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
     more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
-    return f"{sentences.device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
+    return f"{prose.device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
 
 
 def html(run: Run) -> Html:

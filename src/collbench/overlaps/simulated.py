@@ -10,6 +10,7 @@ import numpy as np
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
+from collbench.model.operations import Work
 from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
 from collbench.sim.fabrics import Fabric, OverlapFactors
@@ -82,7 +83,7 @@ class SimOverlap:
 
     def _call_seconds(self, point: OverlapPoint) -> float:
         members = tuple(range(self._ranks))
-        timing = self._backend.time(Step(point.operation, (members,), point.size_bytes, 1, 1, dtype=DTYPE))
+        timing = self._backend.time(Step(Work(point.operation), (members,), point.size_bytes, 1, 1, dtype=DTYPE))
         limited = 1.0 if point.ctas is None else (point.ctas + 1) / point.ctas
         return timing.seconds[0][0] * limited
 

@@ -140,7 +140,7 @@ class Coordinator(Backend):
 
     def time(self, step: Step) -> Timing:
         """Time a collective on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError for copies."""
-        if not step.operation.is_collective:
+        if not step.work.operation.is_collective:
             raise UsageError(f"{step.work} is timed by one process: start collbench without torchrun, srun or mpirun")
         self._settle()
         if self._broken or self._world_ranks != self._ranks.present:

@@ -12,7 +12,7 @@ from collbench.judge.diagnose import judge
 from collbench.judge.registration import ordinary
 from collbench.judge.tiers import Ranking, rank_pairs
 from collbench.model.run import CommandKind, Run
-from collbench.report import sentences
+from collbench.report import choice_text
 from collbench.report.table import Table
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
@@ -30,7 +30,7 @@ def as_json(run: Run) -> dict[str, Any]:
         answer |= {
             "best": [_best(run, choice) for choice in choose_each(run)] if rankings else [],
             "left_out": [
-                {"device": run.devices[one.member].tag, "reason": sentences.left_out(one)} for one in left_out(run)
+                {"device": run.devices[one.member].tag, "reason": choice_text.left_out(one)} for one in left_out(run)
             ],
             "rankings": [_ranked(run, one) for one in rankings],
             "check": verdicts.as_json(run, judge(run)),
@@ -56,7 +56,7 @@ def _best(run: Run, choice: Choice) -> dict[str, Any]:
     return {
         "devices": _tags(run, choice.members),
         "members": list(choice.members),
-        "reason": sentences.reason(choice, run.devices),
+        "reason": choice_text.reason(choice, run.devices),
         "predicted_gbs": [choice.band.lo, choice.band.hi] if choice.band else None,
         "tied": choice.tied,
         "failed": [_tags(run, members) for members in choice.failed],

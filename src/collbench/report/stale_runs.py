@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from collbench.choose.freshness import (
-    UNITS,
     DeviceBusy,
     DevicesGone,
     DevicesUnknown,
@@ -21,7 +20,7 @@ from collbench.choose.freshness import (
     Unfit,
 )
 from collbench.model.run import Device
-from collbench.model.units import fixed
+from collbench.model.units import AGES, fixed
 
 
 def unfit(reason: Unfit, run: str = "it", its: str = "its") -> str:
@@ -56,9 +55,9 @@ def _clause(reason: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
         case NoPairs():
             return "timed no pairs at a size large enough to show bandwidth"
         case DeviceBusy(device, left):
-            from collbench.report import sentences  # late: numpy
+            from collbench.report import choice_text  # late: numpy
 
-            return f"was disturbed: {device.tag} was {sentences.left_out(left)}"
+            return f"was disturbed: {device.tag} was {choice_text.left_out(left)}"
         case _:
             raise TypeError(f"no clause for {reason}")
 
@@ -68,5 +67,5 @@ def _names(devices: Sequence[Device]) -> str:
 
 
 def _length(duration: timedelta) -> str:
-    unit = next(unit for unit in UNITS if duration >= UNITS[unit] or unit == "s")
-    return f"{fixed(duration / UNITS[unit], 3)}{unit}"
+    unit = next(unit for unit in AGES if duration >= AGES[unit] or unit == "s")
+    return f"{fixed(duration / AGES[unit], 3)}{unit}"

@@ -11,7 +11,7 @@ from collbench.jobs.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report import sentences
+from collbench.report import choice_text
 from collbench.sim import fabrics
 from tests.builders import gpus, measured, run_of
 from tests.jobs.predict.made import curve, pairs, simulated
@@ -90,7 +90,7 @@ def test_faulty_devices_are_left_out_and_named() -> None:
     assert 2 not in made.sets(2, nothing).best
     with pytest.raises(UsageError) as refused:
         made.sets(4, nothing)
-    assert sentences.refusal(refused.value).startswith("cannot predict for 4 of 3 devices without GPU2 (faulty")
+    assert choice_text.refusal(refused.value).startswith("cannot predict for 4 of 3 devices without GPU2 (faulty")
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_faulty_devices_are_left_out_and_named() -> None:
 def test_what_cannot_be_is_refused(title: str, run: Run, k: int, line: str) -> None:
     with pytest.raises(UsageError) as refused:
         machine(run).sets(k, nothing)
-    assert line in sentences.refusal(refused.value)
+    assert line in choice_text.refusal(refused.value)

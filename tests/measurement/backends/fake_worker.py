@@ -55,7 +55,7 @@ class Backend(FakeBackend):
                 time.sleep(0.01)
 
     def time(self, step: Step) -> Timing:
-        log(f"{step.variant} {step.size_bytes}")
+        log(f"{step.work.variant} {step.size_bytes}")
         fate = step.root
         if fate == HANG or (fate == HANG_ONCE and once()):
             signal.pause()

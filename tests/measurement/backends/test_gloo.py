@@ -18,7 +18,7 @@ from collbench.measurement.backends import gloo, torch_process
 from collbench.measurement.backends.gloo import DTYPES, GlooTimes, GlooWorld
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
-from collbench.model.operations import COLLECTIVES, Operation, Variant
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.skew import Skew, SkewKind
 from collbench.model.units import DTYPE_BYTES
 
@@ -34,8 +34,9 @@ CORES = tuple(ALLOWED_CORES[rank % len(ALLOWED_CORES)] for rank in range(4))
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 
 
-def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **changes: Any) -> Step:
-    return Step(operation, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | changes))
+def step(operation: Operation | Work, groups: tuple[tuple[int, ...], ...], size: int, **changes: Any) -> Step:
+    work = operation if isinstance(operation, Work) else Work(operation)
+    return Step(work, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +89,14 @@ def test_the_other_collectives_are_exact_in_place_and_out_of_place(
     size = 3 * 1024 * DTYPE_BYTES[dtype]
     for variant in (Variant.PLAIN,) if operation in OUT_OF_PLACE_ONLY else (Variant.PLAIN, Variant.IN_PLACE):
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
-            collective = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
+            collective = step(Work(operation, variant), ((0, 1, 2),), size, dtype=dtype, redop=redop, root=2)
             assert len(world.time(collective).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
 def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, group: tuple[int, ...]) -> None:
     skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
-    alltoallv = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
+    alltoallv = step(Work(Operation.ALLTOALLV, skew=skew), (group,), skew.own_bytes or 0, dtype="float64")
     assert alltoallv.blocks == skew.matrix
     assert len(world.time(alltoallv).seconds[0]) == 2
 
@@ -124,12 +125,12 @@ def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) ->
     [
         (
             "all-to-all in place",
-            step(Operation.ALLTOALL, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            step(Work(Operation.ALLTOALL, Variant.IN_PLACE), ((0, 1),), 8),
             "alltoall out of place only",
         ),
         (
             "send/recv in place",
-            step(Operation.SENDRECV, ((0, 1),), 8, variant=Variant.IN_PLACE),
+            step(Work(Operation.SENDRECV, Variant.IN_PLACE), ((0, 1),), 8),
             "sendrecv out of place",
         ),
         (
@@ -231,7 +232,7 @@ def messages(
     from collbench.measurement.backends.gloo_worker import Message
 
     torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
-    plan = step(operation, ((0, 1, 2),), count * DTYPE_BYTES[dtype], dtype=dtype, redop=redop, variant=variant)
+    plan = step(Work(operation, variant), ((0, 1, 2),), count * DTYPE_BYTES[dtype], dtype=dtype, redop=redop)
     blocks = ((count // 3,) * 3,) * 3 if operation.irregular else ()
     return [Message(plan, rank, 1, blocks) for rank in range(3)]
 

@@ -29,7 +29,7 @@ def backend() -> Iterator[HostBackend]:
 def step(
     size: int, operation: Operation = Operation.CPU_WRITE, iterations: int = 5, batches: int = 3, warmup: int = 1
 ) -> Step:
-    return Step(operation, ((0, 1),), size, iterations, batches, warmup)
+    return Step(Work(operation), ((0, 1),), size, iterations, batches, warmup)
 
 
 @pytest.mark.parametrize("operation", [Operation.CPU_WRITE, Operation.CPU_READ])
@@ -53,7 +53,7 @@ def test_more_messages_than_fit_the_buffer_wrap_around(backend: HostBackend) -> 
 
 def test_both_directions_at_once_give_a_row_each(backend: HostBackend) -> None:
     both_directions = Step(
-        Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0
+        Work(Operation.CPU_READ), groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0
     )
     assert [len(row) for row in backend.time(both_directions).seconds] == [4, 4]
 

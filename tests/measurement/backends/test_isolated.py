@@ -23,8 +23,8 @@ from tests.builders import gpus
 from tests.measurement.backends import fake_worker
 
 ROOT = Path(__file__).parents[3]
-COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, batches=2)
-COLLECTIVE = replace(COPY, operation=Operation.ALLREDUCE, groups=((0, 1), (2, 3)))
+COPY = Step(Work(Operation.CE_WRITE), ((0, 1),), 1024, iterations=4, batches=2)
+COLLECTIVE = replace(COPY, work=Work(Operation.ALLREDUCE), groups=((0, 1), (2, 3)))
 # Long where nothing hangs. Where something does, a healthy fake worker needs far less than the short ones.
 LONG = Timeouts(opening_s=100, communicators_s=0, first_s=0, floor_s=100)
 SHORT = replace(LONG, first_s=1, floor_s=2)
@@ -165,7 +165,10 @@ def test_a_failed_step_may_be_tried_again_in_parts_before_the_next(backend: Isol
 
 
 def test_steps_without_peer_access_have_a_worker_of_their_own(backend: IsolatedBackend, tmp_path: Path) -> None:
-    staged = [replace(step, variant=Variant.STAGED) for step in copies(fake_worker.GOOD, fake_worker.GOOD)]
+    staged = [
+        replace(step, work=Work(Operation.CE_WRITE, Variant.STAGED))
+        for step in copies(fake_worker.GOOD, fake_worker.GOOD)
+    ]
     assert outcomes(opened(backend), [*copies(fake_worker.GOOD), *staged, *copies(fake_worker.GOOD)]) == [""] * 4
     first_requests = ["open peers=True", "reserve 4096", "plain 1024"]
     assert worker_log(tmp_path) == [

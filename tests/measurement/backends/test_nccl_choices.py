@@ -157,7 +157,7 @@ def steps_of(sizes: tuple[int, ...], work: Work = SUM, groups: tuple[tuple[int, 
     """Return a step for each group and size, as a sweep would make it."""
     return [
         Step(
-            work.operation,
+            work,
             (group,),
             size,
             100,
@@ -167,8 +167,6 @@ def steps_of(sizes: tuple[int, ...], work: Work = SUM, groups: tuple[tuple[int, 
             "max",
             1,
             launches=20,
-            variant=work.variant,
-            registration=work.registration,
         )
         for group in groups
         for size in sizes
@@ -182,15 +180,15 @@ def test_questions_are_one_for_each_operation_registration_number_of_ranks_and_s
     planned += steps_of((8, 64), Work(Operation.ALLREDUCE, Variant.IN_PLACE))
     planned += steps_of((8, 64), window)
     once = [
-        Step(Operation.ALLREDUCE, (group,), size, 1, 1, 0, "bfloat16", "max", 1, verify=False)
+        Step(Work(Operation.ALLREDUCE), (group,), size, 1, 1, 0, "bfloat16", "max", 1, verify=False)
         for group in ((0, 1), (0, 1, 2, 3))
         for size in (8, 64)
     ]
-    assert questions(planned) == [*once, *(replace(step, registration=Registration.WINDOW) for step in once[:2])]
+    assert questions(planned) == [*once, *(replace(step, work=window) for step in once[:2])]
 
 
 def test_every_collective_is_queried() -> None:
-    queried = {step.operation for operation in COLLECTIVES for step in questions(steps_of((8,), Work(operation)))}
+    queried = {step.work.operation for operation in COLLECTIVES for step in questions(steps_of((8,), Work(operation)))}
     assert queried == set(COLLECTIVES)
 
 
@@ -209,7 +207,7 @@ class Probe:
             self.pid += 1
             raise StepFailed("hang")
         channels = step.size_bytes // 8
-        name = {Operation.ALLREDUCE: "AllReduce", Operation.BROADCAST: "Broadcast"}[step.operation]
+        name = {Operation.ALLREDUCE: "AllReduce", Operation.BROADCAST: "Broadcast"}[step.work.operation]
         with Path(self.variables["NCCL_DEBUG_FILE"].replace("%p", str(self.pid))).open("a", encoding="utf-8") as file:
             file.write(
                 log_line(

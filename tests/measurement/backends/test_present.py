@@ -14,7 +14,7 @@ from tests.machine import fake_nvml, machines
 def nvml_library(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.FakeNvml:
     """Four H200s; asking CUDA fails the test."""
     nvml_library = machines.h200x4()
-    monkeypatch.setattr(factory, "Nvml", lambda: Nvml(nvml_library))
+    monkeypatch.setattr("collbench.machine.nvml.Nvml", lambda: Nvml(nvml_library))
     monkeypatch.setattr(cuda, "list_gpus", lambda: pytest.fail("asked CUDA"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)

@@ -28,7 +28,7 @@ GIB = 2**30
 
 
 def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, variant: Variant = Variant.PLAIN) -> Step:
-    return Step(operation, groups, size, iterations=4, batches=2, variant=variant)
+    return Step(Work(operation, variant), groups, size, iterations=4, batches=2)
 
 
 def gbs(backend: SimBackend, timed: Step) -> list[float]:
@@ -154,7 +154,7 @@ def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
     backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, gbs=5)), seed=1)
     assert backend.numa_nodes() == (0, 1)
     for operation in (Operation.H2D_CE, Operation.D2H_CE):
-        host_copy = replace(step(operation, (gpu,), variant=Variant.HOST), numa_node=node)
+        host_copy = replace(step(operation, (gpu,)), work=Work(operation, Variant.HOST, node))
         assert gbs(backend, host_copy) == pytest.approx([expected], rel=0.01)
 
 
@@ -183,7 +183,7 @@ def test_both_directions_share_the_host_memory() -> None:
     backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, memory_gbs=24)), seed=1)
     slow = step(Operation.H2D_CE, (0,), variant=Variant.HOST_BOTH_WAYS)
     assert gbs(backend, slow) == pytest.approx([12], rel=0.01)
-    assert gbs(backend, replace(slow, variant=Variant.HOST)) == pytest.approx([20], rel=0.01)
+    assert gbs(backend, replace(slow, work=Work(Operation.H2D_CE, Variant.HOST))) == pytest.approx([20], rel=0.01)
 
 
 def test_a_hanging_link_costs_only_its_own_points() -> None:

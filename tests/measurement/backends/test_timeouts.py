@@ -6,7 +6,7 @@ import pytest
 
 from collbench.measurement.backends.isolated import Timeouts
 from collbench.measurement.backends.protocol import Step
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation, Variant, Work
 
 KIB, GIB = 2**10, 2**30
 FLOOR = Timeouts().floor_s
@@ -14,7 +14,7 @@ FLOOR = Timeouts().floor_s
 
 def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
     pairs = tuple((2 * n, 2 * n + 1) for n in range(groups))
-    return Step(Operation.CE_WRITE, pairs, size, iterations=1, batches=2, warmup=0, variant=variant)
+    return Step(Work(Operation.CE_WRITE, variant), pairs, size, iterations=1, batches=2, warmup=0)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,16 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
         ("eight pairs that share one root port", copy(GIB, groups=8), 8 * 0.72),
         ("both ways at once", copy(GIB, variant=Variant.BOTH_WAYS), 2 * 0.72),
         # nccl#814 saw an all-reduce of two GPUs at 9.9 GB/s; EfficientNet's PCIe machines at 5.6 (docs/method.md 11).
-        ("an all-reduce of eight", Step(Operation.ALLREDUCE, (tuple(range(8)),), GIB, 4, 2, 0), 8 * 2 * 1.07 / 5.6),
-        ("a launch loop over sockets", Step(Operation.ALLREDUCE, ((0, 1),), 8, 20, 2, 1, launches=20), 85 * 50e-6),
+        (
+            "an all-reduce of eight",
+            Step(Work(Operation.ALLREDUCE), (tuple(range(8)),), GIB, 4, 2, 0),
+            8 * 2 * 1.07 / 5.6,
+        ),
+        (
+            "a launch loop over sockets",
+            Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 20, 2, 1, launches=20),
+            85 * 50e-6,
+        ),
     ],
 )
 def test_what_the_slowest_machine_needs_is_allowed(title: str, step: Step, needed_s: float) -> None:
@@ -34,7 +42,7 @@ def test_what_the_slowest_machine_needs_is_allowed(title: str, step: Step, neede
 
 
 def test_between_hosts_it_allows_what_gigabit_ethernet_needs() -> None:
-    step = Step(Operation.ALLREDUCE, ((0, 1),), GIB, 4, 2, 0)
+    step = Step(Work(Operation.ALLREDUCE), ((0, 1),), GIB, 4, 2, 0)
     # Eight messages of 2^30 bytes over 125,000,000 B/s.
     assert Timeouts().for_step(step, None, network=True) > 68.7
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
-from collbench.api.suitable_run import refusals
 from collbench.jobs.api import NamedRuns
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Registration
@@ -119,6 +118,8 @@ def predict_step(runs: NamedRuns, request: PredictRequest, overlaps: NamedRuns |
         gpu_seconds=request.gpu_seconds,
         host_phases=None if request.host_phases is None else parse_phases(request.host_phases),
     )
+    from collbench.report.choice_text import refusals  # late: numpy
+
     with refusals():
         return evidence.run, Predictor(evidence, curves).predict(question, where_possible=request.gpus is None)
 

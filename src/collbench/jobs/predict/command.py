@@ -174,7 +174,7 @@ _own_options = options.apply(
 )
 
 
-@click.command(short_help="Predict what communication costs a training step.")
+@click.command()
 @options.run_files
 @_own_options
 def predict(

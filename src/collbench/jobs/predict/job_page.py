@@ -14,8 +14,9 @@ from collbench.jobs.predict.recorded import PredictedJob
 from collbench.jobs.predict.responses import Share
 from collbench.model.run import Run
 from collbench.model.units import amount, figure
+from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.frame import sim
-from collbench.report.text.layout import NARROW, Block, Lines, both, filled, more, named, table
+from collbench.report.text.layout import Block, Lines, both, more, table
 
 _FEW = 12  # rows, assumptions
 

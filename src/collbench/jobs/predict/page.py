@@ -32,9 +32,10 @@ from collbench.judge.stats import DELTA, FEWEST_TRIALS
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Run
 from collbench.model.units import abridged, amount, fixed, size_span, span
-from collbench.report import sentences
+from collbench.report import choice_text, prose
+from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.frame import header, origin, sim
-from collbench.report.text.layout import NARROW, Block, filled, named, short, table, whole
+from collbench.report.text.layout import Block, short, table, whole
 
 FORMAT, VERSION = "collbench-prediction", 1
 _INDENT = " " * 10
@@ -105,7 +106,7 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     legend = (_LOSING_LEGEND if prediction.overlap else _LEGEND) if timed else _RAW_LEGEND
     yield from whole("tables", Text(f"\n{legend}"))
     lines = [
-        f"left out  {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
+        f"left out  {run.devices[excluded.member].tag}: {choice_text.left_out(excluded)}"
         for excluded in prediction.left_out
     ]
     lines += [named(f"left out  {gpus} GPUs: {why}", NARROW) for gpus, why in prediction.unpredicted]
@@ -162,7 +163,7 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "host_phases": question.host_phases and list(question.host_phases.shares),
         "cases": [_case_json(run, case, compared(prediction.sets[case.gpus])) for case in prediction.cases],
         "left_out": [
-            {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
+            {"device": run.devices[o.member].tag, "reason": choice_text.left_out(o)} for o in prediction.left_out
         ],
         "unpredicted": [{"gpus": gpus, "reason": why} for gpus, why in prediction.unpredicted],
         "assumptions": [*assumptions(prediction.assumed, run.devices)],
@@ -271,7 +272,7 @@ def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) ->
     if uses[0].borrowed:
         yield f"taken from {curve.operation.collective.title}"
     if any(use.elsewhere for use in uses):
-        yield f"measured on {sentences.tags(curve.members, run.devices)}"
+        yield f"measured on {prose.tags(curve.members, run.devices)}"
     if any(use.beyond for use in uses):
         yield f"sizes beyond {size_span(curve.sizes)}: as at the nearest measured size"
     if curve.unused:
@@ -290,7 +291,7 @@ def _factors(ranges: Sequence[tuple[float, float]]) -> str:
 
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     sets = prediction.sets[gpus]
-    best, worst = (sentences.tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
+    best, worst = (prose.tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
     note = compared(sets)
     return title + (f" ({note})" if note else "")
@@ -426,7 +427,9 @@ _COMPARED = {
 
 def compared(sets: Sets) -> str:
     """Return which sets a prediction compares; "" for all sets."""
-    known = _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)
+    known = (
+        _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else choice_text.grounds(sets.by)
+    )
     return "; ".join(filter(None, (known, *_doubtful(sets))))
 
 
@@ -467,7 +470,7 @@ def assumptions(assumed: Sequence[Assumed], devices: Sequence[Device]) -> Iterat
         where = ""
         if one.operations:
             operations = _listed([operation.collective.title for operation in one.operations])
-            sets = abridged([sentences.tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
+            sets = abridged([prose.tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
             where = f"{operations} on {sets}: "
         yield from (f"{where}{text}" for text in _texts(one.what, devices))
 
@@ -484,10 +487,10 @@ def _texts(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
             yield f"as long as the measured {operation.collective.title} of {times}"
         case LikeSet(positions, further):
             also = "".join(f", {text}" for text in _texts(further, devices)) if further else ""
-            yield f"as on {sentences.tags(positions, devices)}, which are predicted alike{also}"
+            yield f"as on {prose.tags(positions, devices)}, which are predicted alike{also}"
         case LikePair(rates, operation, pair):
-            shape = f"the {operation.collective.title} of {sentences.tags(pair, devices)}"
-            yield f"a ring at {sentences.band(rates)} ({sentences.band_basis(rates)}), shaped as {shape}"
+            shape = f"the {operation.collective.title} of {prose.tags(pair, devices)}"
+            yield f"a ring at {choice_text.band(rates)} ({choice_text.band_basis(rates)}), shaped as {shape}"
         case BeyondSizes(least, most):
             yield f"sizes beyond the measured {size_span((least, most))} by extrapolation of latency and bandwidth"
         case EqualBlocks(count, guessed):

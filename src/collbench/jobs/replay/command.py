@@ -32,7 +32,7 @@ from collbench.model.run import Device
 from collbench.model.units import amount
 
 
-@click.command(short_help="Time the communication of a recorded job's step.")
+@click.command()
 @click.argument("job", metavar="JOB", type=options.FILE)
 @options.apply(
     click.option(

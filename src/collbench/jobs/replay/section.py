@@ -16,7 +16,7 @@ from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.page import half_interval, milliseconds
-from collbench.report import sentences
+from collbench.report import prose, sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 from collbench.report.text.ablation import worth
@@ -97,7 +97,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in replays_of(run))
     if len(sets) < 2:
         return {}
-    return {devices: sentences.tags(devices, run.devices) for devices in sets}
+    return {devices: prose.tags(devices, run.devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:

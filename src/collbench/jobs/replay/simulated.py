@@ -14,7 +14,7 @@ from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
-from collbench.model.operations import Registration
+from collbench.model.operations import Registration, Work
 from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
 
@@ -101,7 +101,7 @@ class SimReplay:
             return 0.0
         size = max(_LEAST_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
         group = tuple(self._members[rank] for rank in members)
-        timing = self._backend.time(Step(operation, (group,), size, 1, 1, dtype="uint8"))
+        timing = self._backend.time(Step(Work(operation), (group,), size, 1, 1, dtype="uint8"))
         return timing.seconds[0][0]
 
 

@@ -76,7 +76,7 @@ def explained(
 
 def _wrong(error: _native.DataError, step: Step) -> WrongData:
     members = _copying(step)[error.group]
-    if step.operation.is_collective:
+    if step.work.operation.is_collective:
         finder = members[error.rank]
         members = (finder, *(member for member in members if member != finder))
     return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
@@ -249,12 +249,12 @@ class CudaBackend(Backend):
         """Time a step. Raises DataCorruption, StepFailed, UsageError for what NCCL lacks."""
         doing = f"{step.work} of {format_size(step.size_bytes)}"
         with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
-            if step.operation.is_collective:
+            if step.work.operation.is_collective:
                 return self._collective(step)
-            return self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
+            return self._chase(step) if step.work.operation is Operation.CHASE else self._copy(step)
 
     def _copy(self, step: Step) -> Timing:
-        how = {**_COPIES, **_HOST_COPIES}[step.operation]
+        how = {**_COPIES, **_HOST_COPIES}[step.work.operation]
         times = self._gpus.time_copies(
             _native.CopyRound(
                 groups=[self._transfers(step.work, group) for group in _copying(step)],
@@ -265,7 +265,7 @@ class CudaBackend(Backend):
                 batches=step.batches,
                 warmup=step.warmup,
                 deadline=_DEADLINE_S,
-                covered=step.variant.covered,
+                covered=step.work.variant.covered,
             )
         )
         timed = len(step.groups)
@@ -303,21 +303,21 @@ class CudaBackend(Backend):
     def _collective(self, step: Step) -> Timing:
         """Time a collective on disjoint groups."""
         if self._collectives is None:
-            raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
+            raise BackendError(f"{step.work.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _native.Dtype.__members__:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
-        if not step.operation.collective.native:
-            raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
+        if not step.work.operation.collective.native:
+            raise UsageError(f"the cuda backend cannot time {step.work.operation}: {CUDA.lacks(step.work.operation)}")
         plain = [spans_hosts(self._devices, group) for group in step.groups]
         times = self._collectives.time(
             _native.CollectiveRound(
                 groups=[list(group) for group in step.groups],
-                operation=_native.Collective.__members__[step.operation],
+                operation=_native.Collective.__members__[step.work.operation],
                 dtype=_native.Dtype.__members__[step.dtype],
                 reduction=_native.Reduction.__members__[step.redop],
                 root=step.root,
                 count=step.size_bytes // DTYPE_BYTES[step.dtype],
-                in_place=step.variant is Variant.IN_PLACE,
+                in_place=step.work.variant is Variant.IN_PLACE,
                 verify=step.verify,
                 iterations=step.iterations,
                 batches=step.batches,
@@ -326,7 +326,7 @@ class CudaBackend(Backend):
                 launch_warmup=_LAUNCH_WARMUP,
                 deadline=_DEADLINE_S,
                 single_launches=step.singles,
-                registration=_native.Registration.__members__[step.registration],
+                registration=_native.Registration.__members__[step.work.registration],
                 blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
                 plain=plain,
             )
@@ -394,7 +394,7 @@ def _copying(step: Step) -> list[tuple[int, ...]]:
 
     The first member of a group is the device that copies.
     """
-    if not step.variant.covered:
+    if not step.work.variant.covered:
         return list(step.groups)
     timed = {group[0] for group in step.groups}
     busy = dict.fromkeys(one for group in step.groups for one in group if one not in timed)

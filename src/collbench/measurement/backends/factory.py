@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from collbench.machine import numa, visible_devices
 from collbench.machine.health import HealthWatch, Occupants
-from collbench.machine.nvidia_smi import LiveTools
-from collbench.machine.nvml import Glance, Nvml
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
-from collbench.measurement.backends.worker_messages import Facts
-from collbench.model.capabilities import BACKENDS, HOST, capabilities
+from collbench.model.capabilities import HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
+    from collbench.machine.nvidia_smi import LiveTools
+    from collbench.machine.nvml import Glance, Nvml
     from collbench.measurement.backends.isolated import IsolatedBackend
     from collbench.measurement.backends.sim import SimBackend
+    from collbench.measurement.backends.worker_messages import Facts
     from collbench.sim.fabrics import Fabric
 
 
@@ -91,6 +91,8 @@ def may_use(nvml: Nvml) -> tuple[Device, ...]:
 
 
 def _look(setting: str | None) -> Present:
+    from collbench.machine.nvml import Nvml  # late, as everywhere below: simulations have none
+
     with Nvml() as nvml:
         every = nvml.devices()
         seen = every if setting is None else may_use(nvml)
@@ -111,8 +113,6 @@ def _no_gpu(why: str) -> MachineError:
 
 
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
-
-NAMES = ("auto", *BACKENDS)  # auto never takes sim
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,8 @@ def resolve(name: str) -> tuple[str, str | None]:
         return name, None
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
         return "host", "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+    from collbench.machine.nvml import Nvml
+
     try:
         # Left open, because it takes 0.1 s to start again.
         if _NVML.enter_context(Nvml()).devices():
@@ -153,6 +155,8 @@ def present_devices(name: str) -> tuple[Device, ...]:
     """
     if capabilities(name).cores:
         return numa.devices()
+    from collbench.machine.nvml import Nvml
+
     with Nvml() as nvml:
         return may_use(nvml)
 
@@ -165,6 +169,8 @@ def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | 
 
     backend = IsolatedBackend()
     backend.start()
+    from collbench.machine.nvidia_smi import LiveTools
+
     return Begun(backend, LiveTools(), meanwhile)
 
 
@@ -228,6 +234,8 @@ def simulated_backend(fabric: Fabric, wanted: str | None, seed: int, chosen: Cho
 
 def driver_version() -> str:
     """Return the NVIDIA driver's version. Raises MachineError without one."""
+    from collbench.machine.nvml import Nvml
+
     with Nvml() as nvml:
         return nvml.driver_version()
 
@@ -291,6 +299,8 @@ def _open_cuda(
     begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
 ) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
+    from collbench.machine.nvml import Nvml
+
     with ExitStack() as stack:
         backend, tools = begun.backend, begun.tools
         # This waits, because the next command (`pairs && train`) might take the ending worker for another user's.

@@ -38,15 +38,15 @@ class GlooTimes:
 
 def check(step: Step) -> None:
     """Raise UsageError for a step that gloo cannot do exactly."""
-    if not step.operation.is_collective:
-        raise UsageError(f"gloo does collectives, not {step.operation}")
-    if missing := HOST.lacks(step.operation):
-        raise UsageError(f"the host backend cannot time {step.operation}: {missing}")
+    if not step.work.operation.is_collective:
+        raise UsageError(f"gloo does collectives, not {step.work.operation}")
+    if missing := HOST.lacks(step.work.operation):
+        raise UsageError(f"the host backend cannot time {step.work.operation}: {missing}")
     if not step.work.verifiable:
-        raise UsageError(f"gloo does {step.operation} out of place only: leave out the option for in place")
+        raise UsageError(f"gloo does {step.work.operation} out of place only: leave out the option for in place")
     if step.dtype not in DTYPES:
         raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPES)}")
-    if step.operation.reduces and step.redop not in REDOPS:
+    if step.work.operation.reduces and step.redop not in REDOPS:
         raise UsageError(f"gloo cannot reduce by {step.redop}: choose one of {', '.join(REDOPS)}")
     width, ranks = DTYPE_BYTES[step.dtype], len(step.groups[0])
     count, rest = divmod(step.size_bytes, width)
@@ -55,7 +55,7 @@ def check(step: Step) -> None:
             f"{step.size_bytes} B is not a whole number of {step.dtype} elements: use a multiple of "
             f"{width} B, or --dtype uint8"
         )
-    if step.operation.shares and count % ranks:
+    if step.work.operation.shares and count % ranks:
         raise UsageError(f"{step.size_bytes} B is not a whole block of {step.dtype} for each of {ranks} ranks")
 
 

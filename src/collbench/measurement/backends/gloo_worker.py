@@ -60,12 +60,12 @@ class Message:
 
     def __init__(self, step: Step, position: int, root: int, blocks: Blocks = (), seed: int = 0) -> None:
         count, ranks = _count(step), len(step.groups[0])
-        self._layout = layout_of(step.operation, count, position, ranks, root, blocks)
+        self._layout = layout_of(step.work.operation, count, position, ranks, root, blocks)
         # Some of gloo's calls work in the buffer that holds the input.
-        self._in_place = step.variant is Variant.IN_PLACE or step.operation.collective.gloo_buffers == 1
+        self._in_place = step.work.variant is Variant.IN_PLACE or step.work.operation.collective.gloo_buffers == 1
         self._block = count // ranks
         self._dtype: torch.dtype = getattr(torch, step.dtype)
-        self._redop = step.redop if step.operation.reduces else ""
+        self._redop = step.redop if step.work.operation.reduces else ""
         self._overwrites = bool(self._redop) and self._in_place
         self._position = position
         most = step.warmup + step.batches
@@ -167,7 +167,7 @@ class GlooRank:
         order = sorted(members)  # as torch has them: blocks come in this order
         root = members[step.root]
         blocks = _sorted_blocks(step, members)
-        call = call_of(step.operation, group, order, self._rank, root=root, redop=step.redop, blocks=blocks)
+        call = call_of(step.work.operation, group, order, self._rank, root=root, redop=step.redop, blocks=blocks)
         message = Message(step, order.index(self._rank), order.index(root), blocks, self._steps)
         slots = [message.slot() for _ in range(_slots(step))]
 

@@ -55,16 +55,16 @@ class HostBackend(Backend):
 
     def time(self, step: Step) -> Timing:
         """Time a collective over gloo, or CPU copies. Raises DataCorruption, BackendError, UsageError."""
-        return self._gloo.time(step) if step.operation.is_collective else self._time_copies(step)
+        return self._gloo.time(step) if step.work.operation.is_collective else self._time_copies(step)
 
     def _time_copies(self, step: Step) -> Timing:
         """Time a CPU copy on each link, concurrently."""
-        if step.operation not in _COPIES:
-            raise UsageError(f"the host backend cannot do {step.operation}: it copies by cpu-write or cpu-read")
+        if step.work.operation not in _COPIES:
+            raise UsageError(f"the host backend cannot do {step.work.operation}: it copies by cpu-write or cpu-read")
         from collbench import _native
 
         links = [(self._devices[src].index, self._devices[dst].index) for src, dst in step.groups]
-        pull = step.operation is Operation.CPU_READ
+        pull = step.work.operation is Operation.CPU_READ
         try:
             session = self._session_for(step.size_bytes)
             seconds = session.time_copies(links, pull, step.size_bytes, step.iterations, step.batches, step.warmup)
@@ -74,7 +74,7 @@ class HostBackend(Backend):
             raise DataCorruption(wrong=wrong) from error
         except (RuntimeError, MemoryError) as error:
             size = format_approximate_size(step.size_bytes)
-            raise BackendError(f"{step.operation} of {size} between cores {links} failed: {error}") from error
+            raise BackendError(f"{step.work.operation} of {size} between cores {links} failed: {error}") from error
         return Timing(seconds=tuple(tuple(batches) for batches in seconds))
 
     def close(self) -> None:

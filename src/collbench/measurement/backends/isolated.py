@@ -56,10 +56,11 @@ def _expected_s(step: Step, rate: float) -> float:
     messages = step.iterations * (step.warmup + step.batches)
     messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
     messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
-    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
-    ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
-    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
-        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
+    operation, variant = step.work.operation, step.work.variant
+    points = (DataPoint(operation, members, step.size_bytes, variant) for members in step.groups)
+    ranks = len(step.groups[0]) if operation.is_collective else 1  # each of them sends the message about once
+    if variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
+        ranks = 2 * len(step.groups[0]) * (2 if variant.opposed else 1)
     return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
 
 
@@ -235,7 +236,7 @@ class Supervised:
             raise StepFailed(failure=Failure(why.kind, Cause.NO_WORKER, because=why)) from error
 
     def _refusal(self, step: Step) -> StepFailed | None:
-        if step.operation.is_collective and self._failed_starts >= _NCCL_STARTS:
+        if step.work.operation.is_collective and self._failed_starts >= _NCCL_STARTS:
             last = self._last_failure.failure
             return StepFailed(failure=Failure(last.kind, Cause.NCCL_START, count=_NCCL_STARTS, because=last))
         return None
@@ -262,18 +263,18 @@ class Supervised:
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
         wait += 0 if self._warm else self._timeouts.first_s
         prepares = self._opening is not None and self._opening.collectives
-        starts = (step.operation.is_collective or prepares) and not self._collects
+        starts = (step.work.operation.is_collective or prepares) and not self._collects
         return wait + (self._timeouts.communicators_s if starts else 0)
 
     def _note(self, step: Step, answer: Answer) -> None:
         self._warm = True
         kind = _kind(step)
         self._seconds[kind] = max(self._seconds.get(kind, 0.0), answer.seconds)
-        if step.operation.is_collective:
+        if step.work.operation.is_collective:
             self._collects, self._failed_starts = True, 0
 
     def _failure(self, step: Step, error: BackendError) -> StepFailed:
-        if step.operation.is_collective and not self._collects:
+        if step.work.operation.is_collective and not self._collects:
             self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
             failed = PeerLost if isinstance(error, PeerLost) else BackendError
@@ -443,4 +444,4 @@ class IsolatedBackend(Backend):
         self._staging.reap()
 
     def _worker_for(self, step: Step) -> Supervised:
-        return self._staging if step.variant is Variant.STAGED else self._worker
+        return self._staging if step.work.variant is Variant.STAGED else self._worker

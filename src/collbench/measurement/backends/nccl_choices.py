@@ -63,13 +63,14 @@ def questions(steps: Iterable[Step]) -> list[Step]:
     """
     step_of: dict[tuple[Operation, Registration, int, int], Step] = {}
     for step in steps:
-        if step.operation.is_collective:
-            step_of.setdefault((step.operation, step.registration, len(step.groups[0]), step.size_bytes), step)
+        if step.work.operation.is_collective:
+            kind = step.work.operation, step.work.registration
+            step_of.setdefault((*kind, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
             step,
             groups=step.groups[:1],
-            variant=Variant.PLAIN,
+            work=replace(step.work, variant=Variant.PLAIN),
             verify=False,
             iterations=1,
             batches=1,
@@ -117,9 +118,9 @@ def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Ch
             probe.time(step)
         except StepFailed:
             continue
-        chosen = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
+        chosen = choice(_news(folder, read), step.work.operation, len(step.groups[0]), step.size_bytes)
         if chosen is not None:
-            yield replace(chosen, registration=step.registration)
+            yield replace(chosen, registration=step.work.registration)
 
 
 def _news(folder: Path, read: dict[Path, int]) -> str:

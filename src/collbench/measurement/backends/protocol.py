@@ -11,24 +11,23 @@ from typing import Generic, TypeVar
 from collbench.machine import cuda_variables
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
-from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
-from collbench.model.skew import Blocks, Skew, blocks_of
+from collbench.model.skew import Blocks, blocks_of
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One trial's work: the same operation and size on disjoint groups of devices at the same time.
+    """One trial: the same work and size on disjoint groups of devices at the same time.
 
     `groups` are members as in `model.Variant`. They share devices only in variants in which each group names the others
     as busy meanwhile: a device's transfers then run once for all groups. A step has `warmup` untimed batches, then
     `batches` timed ones, each of `iterations` messages (or accesses of a pointer chase). `launches` is how many
     ungraphed launches of a collective are timed in addition, `singles` how many plain launches are timed one by one.
-    `verify` False leaves the data of collectives unchecked. `numa_node`, `registration` and `skew` are those of
-    `operations.Work`.
+    `verify` False leaves the data of collectives unchecked.
     """
 
-    operation: Operation
+    work: Work
     groups: tuple[tuple[int, ...], ...]
     size_bytes: int
     iterations: int
@@ -38,22 +37,13 @@ class Step:
     redop: str = "sum"
     root: int = 0
     launches: int = 0
-    variant: Variant = Variant.PLAIN
     verify: bool = True
-    numa_node: int | None = None
     singles: int = 0
-    registration: Registration = Registration.NONE
-    skew: Skew | None = None
-
-    @property
-    def work(self) -> Work:
-        """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node, self.registration, self.skew)
 
     @property
     def blocks(self) -> Blocks:
         """Bytes from each rank of a group to each, of an irregular collective; () for any other."""
-        return blocks_of(self.skew, len(self.groups[0]), self.size_bytes) if self.operation.irregular else ()
+        return blocks_of(self.work.skew, len(self.groups[0]), self.size_bytes) if self.work.operation.irregular else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class SimBackend(Backend):
         """Return drawn times of a step. Raises DataCorruption, StepFailed if the fabric says so."""
         self._raise_fault(step)
         # Steps that share this key cost the same per byte; blocks of unequal sizes do so only at the same size.
-        key = step.work, step.groups, None if step.skew is None else step.size_bytes
+        key = step.work, step.groups, None if step.work.skew is None else step.size_bytes
         if key not in self._rates:
             self._rates[key] = self._costs(step)
         costs = self._rates[key]
@@ -166,15 +166,15 @@ class SimBackend(Backend):
 
     def _costs(self, step: Step) -> list[_Cost]:
         """Return what each group's slowest message takes."""
-        if step.operation.is_collective:
+        if step.work.operation.is_collective:
             return self._collectives(step)
-        return self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
+        return self._chases(step) if step.work.operation is Operation.CHASE else self._copies(step)
 
     def _copies(self, step: Step) -> list[_Cost]:
         """Return the cost of each group's copies: that of its slowest message."""
-        if step.variant is Variant.LOCAL:
+        if step.work.variant is Variant.LOCAL:
             return [self._local(step, self._gpus[members[0]]) for members in step.groups]
-        if step.variant.covered:
+        if step.work.variant.covered:
             return self._covered(step)
         groups = [self._transfers(step, members) for members in step.groups]
         every = [transfer for transfers in groups for transfer in transfers]
@@ -201,16 +201,16 @@ class SimBackend(Backend):
         name = self._fabric.gpus[gpu].name
         gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
         delays = self._fabric.delays
-        return _Cost((delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
+        return _Cost((delays.kernel if step.work.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
-        gpus, staged = tuple(self._gpus[member] for member in members), step.variant is Variant.STAGED
+        gpus, staged = tuple(self._gpus[member] for member in members), step.work.variant is Variant.STAGED
         transfers = [
-            Transfer(src, dst, step.operation, staged=staged, numa_node=step.numa_node)
+            Transfer(src, dst, step.work.operation, staged=staged, numa_node=step.work.numa_node)
             for src, dst in transfers_of(step.work, gpus)
         ]
-        if step.variant.opposed:
-            transfers[1] = replace(transfers[1], operation=_OPPOSITE[step.operation])
+        if step.work.variant.opposed:
+            transfers[1] = replace(transfers[1], operation=_OPPOSITE[step.work.operation])
         return transfers
 
     def _empty_us(self, transfer: Transfer) -> float:
@@ -240,7 +240,8 @@ class SimBackend(Backend):
         return times
 
     def _collectives(self, step: Step) -> list[_Cost]:
-        row, groups = step.operation.collective, [tuple(self._gpus[one] for one in members) for members in step.groups]
+        row = step.work.operation.collective
+        groups = [tuple(self._gpus[one] for one in members) for members in step.groups]
         times = []
         for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
             count, rate = len(members), ringed
@@ -250,7 +251,7 @@ class SimBackend(Backend):
             delays = self._fabric.delays
             wait = delays.collective + row.steps(count) * (delays.hop + self._truth.rings(members).latency_us)
             each_byte = row.busbw.of(count) / rate * 1e-9
-            if step.skew is not None:
+            if step.work.skew is not None:
                 each_byte = self._uneven(step.blocks, members, rate) / step.size_bytes
             times.append(_Cost(wait * _MICRO, each_byte))
         return times
@@ -308,7 +309,7 @@ class SimBackend(Backend):
         return draw
 
     def _raise_fault(self, step: Step) -> None:
-        if not self._link_faults or step.variant.host_memory:
+        if not self._link_faults or step.work.variant.host_memory:
             return
         for members in step.groups:
             for fault in self._link_faults:
@@ -319,9 +320,9 @@ class SimBackend(Backend):
         """Return whether a group's messages may take the faulty link. Staged ones do not."""
         a, b = fault.devices
         gpus = [self._gpus[member] for member in members]
-        if step.operation.is_collective:
+        if step.work.operation.is_collective:
             return a in gpus and b in gpus
-        if step.variant is Variant.STAGED:
+        if step.work.variant is Variant.STAGED:
             return False
         links = {(t.src, t.dst) for t in self._transfers(step, members)}
         return (a, b) in links or (not fault.one_way and (b, a) in links)

@@ -156,7 +156,7 @@ class _Worker:
 
     def time(self, step: Step) -> Timing:
         self.ready()
-        if self._preparation is not None and step.operation.is_collective:
+        if self._preparation is not None and step.work.operation.is_collective:
             self._preparation.result()
             self._preparation = None
             self._pipe.send(Prepared())

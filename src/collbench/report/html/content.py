@@ -25,14 +25,14 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
-from collbench.report import sentences
+from collbench.report import choice_text, prose, sentences
 from collbench.report.html.series import as_a_whole, broken, families, overview, ratio_series, series
+from collbench.report.prose import NAME_WIDE
 from collbench.report.sections import Html, section
 from collbench.report.text import tails as tails_text
 from collbench.report.text import verdicts
 from collbench.report.text.comparison import described, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
-from collbench.report.text.layout import NAME_WIDE
 from collbench.report.text.ranking import by_tier, figures_span, fitted, name, relations
 from collbench.report.text.topology import explain_pair, known_limits, label_matrix
 
@@ -124,7 +124,7 @@ def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each pair's isolated and concurrent rate."""
     for check in run.interference_checks:
         yield {
-            "what": f"{Work(check.operation, check.variant)} on {sentences.tags(check.members, run.devices)}",
+            "what": f"{Work(check.operation, check.variant)} on {prose.tags(check.members, run.devices)}",
             "label": check.label,
             "isolated": fixed(check.isolated_gbs),
             "concurrent": fixed(check.concurrent_gbs),
@@ -165,11 +165,11 @@ def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
         return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
-        short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]
+        short, lines = "any of them", [choice_text.reason(chosen[0], run.devices)]
     else:
-        short = sentences.tags(chosen[0].members, run.devices)
-        lines = [f"the best {len(chosen[0].members)}: {sentences.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {sentences.tags(one.members, run.devices)}" for one in chosen[1:]]
+        short = prose.tags(chosen[0].members, run.devices)
+        lines = [f"the best {len(chosen[0].members)}: {choice_text.reason(chosen[0], run.devices)}"]
+        lines += [f"best {len(one.members)}: {prose.tags(one.members, run.devices)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
 
@@ -182,7 +182,7 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     rate = f"{figure(best.gbs)} GB/s"
     if best.interval is not None:
         rate += f" (95%: {figure(best.interval[0])}–{figure(best.interval[1])})"
-    lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", sentences.tiers(ranking)]
+    lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", choice_text.tiers(ranking)]
     return _answer("How fast", f"{figures_span([worst.gbs, best.gbs], '–')} GB/s", lines)
 
 
@@ -212,7 +212,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
     if unfit := [one.member for one in left_out(run)]:
-        problems.append(f"{sentences.tags(unfit, run.devices)} not fit")
+        problems.append(f"{prose.tags(unfit, run.devices)} not fit")
     if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
         state = "hard"
     else:
@@ -254,20 +254,20 @@ def choice(run: Run, k: int) -> dict[str, Any]:
             "k": k,
             "devices": "–",
             "predicted": "",
-            "reason": sentences.refusal(error),
+            "reason": choice_text.refusal(error),
             "decided_by": "",
             "finalists": [],
         }
     return {
         "k": k,
-        "devices": sentences.tags(chosen.members, run.devices),
-        "predicted": sentences.band(chosen.band) if chosen.band else "",
-        "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
-        "decided_by": sentences.tie_breaks(chosen.decided_by),
+        "devices": prose.tags(chosen.members, run.devices),
+        "predicted": choice_text.band(chosen.band) if chosen.band else "",
+        "reason": choice_text.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
+        "decided_by": choice_text.tie_breaks(chosen.decided_by),
         "finalists": [
             {
-                "devices": sentences.tags(one.members, run.devices),
-                "predicted": f"{sentences.band(one.band)} ({sentences.band_basis(one.band)})",
+                "devices": prose.tags(one.members, run.devices),
+                "predicted": f"{choice_text.band(one.band)} ({choice_text.band_basis(one.band)})",
                 "note": f"the first {k}" if one.default else "",
             }
             for one in chosen.finalists
@@ -285,7 +285,7 @@ def choices(run: Run) -> dict[str, Any]:
 
 def left(run: Run) -> list[str]:
     """Return a line for each device that is left out of every choice."""
-    return [f"{run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
+    return [f"{run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
 
 
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _ranking(run: Run, ranking: Ranking) -> dict[str, Any]:
         "size": format_size(ranking.size_bytes),
         "unit": "µs" if small else "GB/s",
         "kind": ranking.kind,
-        "verdict": sentences.tiers(ranking),
+        "verdict": choice_text.tiers(ranking),
         "tiers": [
             {
                 "tier": tier,

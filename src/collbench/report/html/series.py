@@ -20,7 +20,7 @@ from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_lin
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
-from collbench.report import sentences
+from collbench.report import choice_text, sentences
 from collbench.report.text.comparison import group_name
 from collbench.report.text.curves import limits_of
 from collbench.report.text.frame import device_names
@@ -291,7 +291,7 @@ def _of_family(
         ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         figures=[*figures(family, limits), *fitted(family, fits)],
         tiers=[_tiers(family, ranking) for ranking in rankings],
-        verdicts=["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
+        verdicts=["" if ranking is None else choice_text.tiers(ranking) for ranking in rankings],
         notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
         failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
         chosen=[_chosen(family, size) for size in sizes],

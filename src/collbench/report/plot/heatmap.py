@@ -10,7 +10,7 @@ from collbench.judge.tiers import RankedLink, Ranking
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size, sentence
-from collbench.report import sentences
+from collbench.report import choice_text
 from collbench.report.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.report.text.frame import sim
 from collbench.report.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
@@ -141,4 +141,4 @@ def _about(ranking: Ranking, unit: str) -> str:
     numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
     how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
     many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
-    return f"{how}: {many}. {sentence(sentences.tiers(ranking))}"
+    return f"{how}: {many}. {sentence(choice_text.tiers(ranking))}"

@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from collbench.machine.doctor.findings import Finding, Level
-from collbench.report.text.layout import filled
+from collbench.report.prose import filled
 from collbench.runfile.codec import plain
 
 _VERSION = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+from collbench.report.prose import named
 
 # A page has two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
 
@@ -84,24 +85,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
 
 
-# Sentences wrapped to a width, and tables.
-
-WIDE = 100  # columns, where no terminal says fewer
-NARROW = 80  # columns of a page that does not ask the terminal
-NAME_WIDE = 10  # columns of the name before a sentence: "typical   a pair reaches …"
-
-
-def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Return the text in lines that begin with `first`, then `rest`; a word longer than a line stays whole."""
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def named(line: str, width: int) -> str:
-    """Return a line of name and sentence wrapped to `width`, further lines below the sentence."""
-    return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
-
+# Tables.
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": ""}  # of a table: no lines, no colors
 

@@ -14,7 +14,8 @@ from collbench.judge.tiers import Members, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, figure, format_size
-from collbench.report.text.layout import NARROW, styles
+from collbench.report.prose import NARROW
+from collbench.report.text.layout import styles
 
 Matrix = NDArray[np.float64]
 

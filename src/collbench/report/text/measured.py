@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import cast
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -12,20 +14,26 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
 from collbench.report import sections
-from collbench.report.text.collectives import collectives_page
-from collbench.report.text.copies import copies_page, latency_page
 from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Block, Lines, Page, only
-from collbench.report.text.pairs import pairs_page
 from collbench.report.text.topology import render_topology
 from collbench.report.text.verdicts import contradiction
 
-_PAGES: dict[CommandKind, Callable[[Run], Page]] = {
-    CommandKind.PAIRS: pairs_page,
-    CommandKind.CHECK: pairs_page,
-    CommandKind.COPIES: copies_page,
-    CommandKind.LATENCY: latency_page,
+# The module and function of each command's page; another run's goes by what it holds.
+_PAIRS, _COLLECTIVES = ("report.text.pairs", "pairs_page"), ("report.text.collectives", "collectives_page")
+_PAGES = {
+    CommandKind.PAIRS: _PAIRS,
+    CommandKind.CHECK: _PAIRS,
+    CommandKind.COPIES: ("report.text.copies", "copies_page"),
+    CommandKind.LATENCY: ("report.text.copies", "latency_page"),
 }
+
+
+def page_of(kind: CommandKind, *, collectives_only: bool) -> Callable[[Run], Page]:
+    """Return what makes the page of a run of this kind, loaded now."""
+    # No collective command measures copies, but a file may hold both.
+    module, name = _PAGES.get(kind, _COLLECTIVES if collectives_only else _PAIRS)
+    return cast("Callable[[Run], Page]", getattr(import_module(f"collbench.{module}"), name))
 
 
 def page(run: Run) -> Iterator[RenderableType | Block]:
@@ -39,10 +47,9 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     if judged and (contradicting := contradiction(run)):
         yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
-    # No collective command measures copies, but a file may hold both.
-    default = collectives_page if collectives_only else pairs_page
     measured_by = sections.section(run)
-    yield from (_PAGES.get(run.settings.kind, default) if measured_by is None else measured_by.page)(run)
+    shown = measured_by.page if measured_by else page_of(run.settings.kind, collectives_only=collectives_only)
+    yield from shown(run)
 
 
 def section(run: Run, wanted: str) -> Iterator[RenderableType]:

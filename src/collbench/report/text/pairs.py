@@ -15,12 +15,11 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import amount, figure, format_size, sentence, span
-from collbench.report import sentences
+from collbench.report import choice_text, prose
 from collbench.report.text.frame import device_names, ending, header, sim
 from collbench.report.text.layout import Block, Lines, Summary, both, legend, short, whole
 from collbench.report.text.matrix import render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import normal_line
-from collbench.report.text.registration import fastest_memory
 from collbench.report.text.topology import render_labels
 
 # (most, best, worst): a table of more than `most` pairs shows so many of the best and of the worst.
@@ -41,11 +40,11 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     if ranking is not None:
         mark = sim(run, " (sim)")
         lines = [
-            f"best {len(one.members):<3} {sentences.tags(one.members, run.devices)}: "
-            f"{sentences.reason(one, run.devices)}{mark}"
+            f"best {len(one.members):<3} {prose.tags(one.members, run.devices)}: "
+            f"{choice_text.reason(one, run.devices)}{mark}"
             for one in choose_each(run)
         ]
-        lines += [f"left out {run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
+        lines += [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
         recommended = "\n".join(lines)
         normal = list(normal_line(run))
         yield from short(Lines(recommended), *normal, *ranked_pairs(run, ranking))
@@ -55,6 +54,8 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
         for operation in _shown(run)[:1]:
             yield from short(render_bandwidths(run, operation, _largest(run, operation)), legend())
     if len(kinds_of(every)) > 1:
+        from collbench.report.text.registration import fastest_memory  # late: few runs compare kinds of memory
+
         yield from both("tables", *fastest_memory(every))
     yield from ending(every)
 
@@ -116,7 +117,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
         pairs_table.add_row(
             str(standing.tier),
-            sentences.tags(standing.pair, run.devices, "-"),
+            prose.tags(standing.pair, run.devices, "-"),
             standing.label,
             f"{middle:.1f}",
             "-".join(f"{end:.1f}" for end in ends) or "-",
@@ -124,7 +125,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
             *(f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures),
         )
     yield pairs_table
-    yield Text(sentence(sentences.tiers(ranking)))
+    yield Text(sentence(choice_text.tiers(ranking)))
 
 
 def _rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:

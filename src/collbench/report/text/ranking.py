@@ -18,7 +18,7 @@ from collbench.judge.tiers import RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
-from collbench.report import sentences
+from collbench.report import choice_text, prose, sentences
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Block, Lines, legend, more, short, table, whole
 from collbench.report.text.matrix import heat_map, unit_of, value
@@ -100,12 +100,12 @@ def _shown(rankings: Sequence[Ranking]) -> Ranking:
 def answer(run: Run, ranking: Ranking) -> Text:
     """Return a page's first line: whether what it ranks differs."""
     at = f"{ranking.work} at {format_size(ranking.size_bytes)}"
-    return Text(f"{at}: {sentences.tiers(ranking)}{sim(run, ' (sim)')}")
+    return Text(f"{at}: {choice_text.tiers(ranking)}{sim(run, ' (sim)')}")
 
 
 def _matters(ranking: Ranking) -> str:
     """Return in a few words whether the choice of devices matters."""
-    failed = "".join(f"; {count}" for count in sentences.wrong_sets(ranking))
+    failed = "".join(f"; {count}" for count in choice_text.wrong_sets(ranking))
     if ranking.trials < FEWEST_TRIALS:
         return f"too few trials{failed}"
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
@@ -146,7 +146,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
 def figures_json(ranking: Ranking) -> dict[str, Any]:
     """Return one ranking in JSON's own types."""
     figures = {name: getattr(ranking, name) for name in _FIGURES}
-    return figures | {"verdict": sentences.tiers(ranking), "standings": plain(ranking.standings)}
+    return figures | {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
 
 
 def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
@@ -157,7 +157,7 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
-    yield Text(sentence(sentences.tiers(ranking)))
+    yield Text(sentence(choice_text.tiers(ranking)))
     trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
@@ -226,7 +226,7 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: in
 
 def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
-    return sentences.tags(positions, run.devices, _JOINTS[kind_of(work)])
+    return prose.tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:

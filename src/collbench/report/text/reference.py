@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -15,11 +16,14 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import amount, counted, figure, format_size, size_span
-from collbench.report import sentences
-from collbench.report.text.comparison import Json, json_text, run_origin
+from collbench.report import prose
+from collbench.report.prose import filled
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
-from collbench.report.text.layout import Block, Lines, both, filled, short, whole
+from collbench.report.text.layout import Block, Lines, both, short, whole
 from collbench.runfile.codec import plain
+
+if TYPE_CHECKING:
+    from collbench.report.text.comparison import Json
 
 _STANDING_STYLES = {
     ReferenceVerdict.BELOW: "bold red",
@@ -99,7 +103,7 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
     work = Work(source.operation, source.variant)
     what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
     failed = answer.standing is ReferenceVerdict.FAILED
-    where = f" on {sentences.device_sets(answer.failed, answers.run.devices)}" if failed else ""
+    where = f" on {prose.device_sets(answer.failed, answers.run.devices)}" if failed else ""
     line = Lines(f"{before}{what}: ")
     line.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
     line.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
@@ -120,7 +124,7 @@ def _beaten(answers: Answers, answer: Answer) -> str:
     impossible = answer.impossible
     if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
         return ""
-    where = sentences.device_sets([impossible.capacity.devices], answers.run.devices)
+    where = prose.device_sets([impossible.capacity.devices], answers.run.devices)
     what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
     limit = figure(impossible.capacity.gbs)
     return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
@@ -136,7 +140,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     least, most = answer.sets[0], answer.sets[-1]
     if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
-    where = sentences.tags(least.members, answers.run.devices, "-")
+    where = prose.tags(least.members, answers.run.devices, "-")
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
@@ -196,6 +200,8 @@ def normal_line(run: Run) -> Iterator[Lines]:
 
 def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
+    from collbench.report.text.comparison import json_text, run_origin  # late: pages of pairs need a line of this
+
     body = {
         "run": run_origin(answers.run),
         "nvls": answers.nvls.value,

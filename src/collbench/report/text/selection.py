@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from collbench.choose.numa_binding import Binding, bindings
 from collbench.choose.select import Finalist, Origin, Selection
 from collbench.judge.stats import DELTA
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
-from collbench.report.text.frame import sim
-from collbench.report.text.layout import named
+from collbench.report.prose import named
+
+if TYPE_CHECKING:
+    from collbench.choose.numa_binding import Binding
 
 # On which NUMA nodes the processes of the chosen GPUs belong.
 
 
 def line(run: Run, devices: Sequence[int]) -> str:
     """Return the NUMA nodes for these positions, by host copies; "" if the run does not compare nodes."""
+    from collbench.choose.numa_binding import bindings  # late, as the next: labels compare no nodes
+    from collbench.report.text.frame import sim
+
     numa_bindings, mark = [one for one in bindings(run) if one.member in devices], sim(run, " (sim)")
     if not numa_bindings:
         return ""

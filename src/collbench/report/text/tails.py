@@ -13,7 +13,7 @@ from rich.text import Text
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
 from collbench.model.run import Run
 from collbench.model.units import format_size
-from collbench.report import sentences
+from collbench.report import prose, sentences
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
@@ -56,7 +56,7 @@ def by_communicator(run: Run) -> list[list[Tails]]:
 
 def title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    tags = sentences.tags(by_size[0].point.members, run.devices)
+    tags = prose.tags(by_size[0].point.members, run.devices)
     counts = dict.fromkeys(str(one.count) for one in by_size)
     return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
 from collbench.model.units import amount, columns, fixed
-from collbench.report.text.layout import NARROW
+from collbench.report.prose import NARROW
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
 _ROUTES = {

@@ -19,10 +19,11 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
-from collbench.report import causes, sentences
+from collbench.report import causes, prose, sentences
+from collbench.report.prose import WIDE, filled
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
-from collbench.report.text.layout import WIDE, Block, Lines, both, filled, more, short, whole
+from collbench.report.text.layout import Block, Lines, both, more, short, whole
 
 FORMAT, VERSION = "collbench-check", 1
 _STATUS = {
@@ -101,7 +102,7 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     for one in covered.missed:
         reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
-        names = [sentences.device_sets([pair], run.devices) for pair in pairs]
+        names = [prose.device_sets([pair], run.devices) for pair in pairs]
         yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
 
 
@@ -176,7 +177,7 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
 
 def _head(run: Run, verdict: Verdict, width: int) -> str:
     label = f" ({verdict.label})" if verdict.label else ""
-    return filled(f"{verdict.kind}  {sentences.tags(verdict.members, run.devices)}{label}", width, rest="  ")
+    return filled(f"{verdict.kind}  {prose.tags(verdict.members, run.devices)}{label}", width, rest="  ")
 
 
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:

@@ -1,0 +1,41 @@
+"""A command loads what it runs: which modules are loaded at the end of four commands, and how many of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LABELS = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
+_RUN = """
+import sys
+from collbench.cli import main
+status = main()
+sys.stdout.flush()
+sys.stderr.write("\\n".join(["loaded", *sys.modules]))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "most", "without"),
+    [
+        pytest.param(["--help"], 15, {"numpy", "rich", "subprocess"}, id="help"),
+        pytest.param(["topo", "--from", str(LABELS)], 30, {"numpy", "rich", "importlib.metadata"}, id="topo"),
+        pytest.param(["select", "2", "--topology", str(LABELS)], 50, {"scipy", "rich", "pynvml"}, id="select"),
+        pytest.param(
+            ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 108, {"scipy", "torch", "pynvml"}, id="pairs"
+        ),
+    ],
+)
+def test_a_command_loads_few_modules(command: list[str], most: int, without: set[str], tmp_path: Path) -> None:
+    run = [sys.executable, "-c", _RUN, *command]
+    ended = subprocess.run(run, capture_output=True, text=True, env={"HOME": str(tmp_path)}, check=False)
+    assert ended.returncode == 0, ended.stderr
+    loaded = ended.stderr.partition("loaded\n")[2].split("\n")
+    ours = [name for name in loaded if name.partition(".")[0] == "collbench"]
+    assert "collbench.cli.program" in ours
+    assert len(ours) <= most, ours
+    assert not without & set(loaded)
