@@ -267,16 +267,17 @@ def _pair(one: Observation) -> Pair:
 def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
     """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
 
-    If it was so only once, it is in doubt.
+    If it was so only once, or was faster than it seems but not as fast as others, it is in doubt: behind an uplink that
+    slows it with others, another node may slow it.
     """
     full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
 
     def checked(effect: Effect, logs: Sequence[float]) -> Effect:
         if effect.state is not State.SLOW:
             return effect
-        least = max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
-        fast = sum(log - full > least for log in logs)
-        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if fast else effect
+        faster = [log - full for log in logs if log - full > math.log1p(effect.ratio) + clearly_below(sigma)]
+        fast = sum(ratio > -DELTA for ratio in faster)
+        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if faster else effect
 
     own = [pair for pair in seen if one.node in (pair.first, pair.second)]
     sends, receives = (
