@@ -1,6 +1,6 @@
 """Node selection on simulated clusters: what is found, what is accused wrongly, and how good the chosen nodes are.
 
-    python benchmarks/cluster_plan.py --runs 1000
+    python benchmarks/cluster_plan.py [--runs N] [--jobs J]
 
 All figures are simulated. 128 nodes × 8 GPUs, 16 leaves of 8 nodes; each run draws 0 to 3 slow nodes (10%), in half of
 the runs a leaf with slow uplinks (20%), and 2% noise in each measurement; then 64 and 112 nodes are chosen. Where the
@@ -11,10 +11,13 @@ time.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console
 
@@ -128,12 +131,15 @@ def summary_lines(trials: Sequence[Trial]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=1000, help="simulated clusters in each series")
-    runs = parser.parse_args().runs
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    runs = options.runs
     phases = [(phase.what, phase.times, phase.seconds) for phase in estimate(128, 8, SIZE_BYTES, 400.0)]
     for page_part in plan_page(128, 8, SIZE_BYTES, 400.0, phases):
         Console(width=140, highlight=False).print(page_part)
     for known in (True, False):
-        trials = [simulate(FIRST_SEED + number, known=known) for number in range(runs)]
+        with multiprocessing.Pool(options.jobs) as pool:
+            trials = pool.map(partial(simulate, known=known), range(FIRST_SEED, FIRST_SEED + runs), chunksize=4)
         print(f"\nsim: {runs} clusters, switches {'known' if known else 'not reported'}, seeds {FIRST_SEED} and up")
         print("\n".join(summary_lines(trials)), flush=True)
         wrong = [trial for trial in trials if trial.accused or trial.found_nodes < trial.slow_nodes]

@@ -1,6 +1,6 @@
 """How often does `collbench nodes` accuse a healthy host, among a few hosts whose pairs differ in speed?
 
-    python benchmarks/few_hosts.py --runs 200
+    python benchmarks/few_hosts.py [--runs N] [--jobs J]
 
 All figures are simulated. Each pair of hosts has a level of its own that stays the same (a token bucket lets its burst
 through at once or not; a route shares a cable), and each round adds noise. No host is slow, or a random one is slow by
@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -36,7 +39,7 @@ class Outcome:
     undecided: int
 
 
-def survey(seed: int, hosts: int, levels: float, noise: float, rate: float, *, one_way: bool) -> Outcome:
+def survey(hosts: int, levels: float, noise: float, rate: float, one_way: bool, seed: int) -> Outcome:
     """Survey hosts; one, chosen by the seed, sends at `rate` × the others' rate, and receives so unless `one_way`."""
     rng = np.random.default_rng(seed)
     level_of_pair = rng.normal(0, levels, (hosts, hosts))
@@ -60,7 +63,9 @@ def survey(seed: int, hosts: int, levels: float, noise: float, rate: float, *, o
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200, help="surveys of each kind")
-    runs = parser.parse_args().runs
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    runs = options.runs
     print(f"sim: {runs} surveys each; levels: σ between pairs, noise: σ between rounds of a pair\n")
     head = "".join(f" | {name:^26}" for name in ("no host is slow", "one slow by 10%", "one at half rate"))
     print(f"{'':29}{head}")
@@ -70,7 +75,8 @@ def main() -> None:
             for levels, noise in SPREADS:
                 cells = []
                 for rate in RATES:
-                    outcomes = [survey(seed, hosts, levels, noise, rate, one_way=one_way) for seed in range(runs)]
+                    with multiprocessing.Pool(options.jobs) as pool:
+                        outcomes = pool.map(partial(survey, hosts, levels, noise, rate, one_way), range(runs), 4)
                     named = f"{sum(outcome.named for outcome in outcomes) / runs:.1%}" if rate < 1 else "-"
                     accused = sum(outcome.accused for outcome in outcomes) / runs
                     cells.append(

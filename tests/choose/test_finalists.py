@@ -18,11 +18,15 @@ from tests.builders import gpus
 Members = tuple[int, ...]
 
 
-def machine(n: int = 6, slow: Mapping[Any, float] | None = None, hosts: tuple[Members, ...] = ()) -> Wiring:
-    """Return n devices whose pairs have 40 GB/s over PCIe, but for some; those of `hosts` share a host bridge."""
+def machine(
+    n: int = 6, slow: Mapping[Any, float] | None = None, hosts: tuple[Members, ...] = (), within: str = "PHB"
+) -> Wiring:
+    """Return n devices whose pairs have 40 GB/s over PCIe, but for some; those of `hosts` share a host bridge, or what
+    the label `within` says.
+    """
     paths, rates = {}, np.zeros((n, n))
     for pair in combinations(range(n), 2):
-        paths[pair] = Path(pair, "PHB" if any(set(pair) <= set(host) for host in hosts) else "SYS")
+        paths[pair] = Path(pair, within if any(set(pair) <= set(host) for host in hosts) else "SYS")
         rates[pair] = rates[pair[::-1]] = (slow or {}).get(pair, 40.0)
     return wiring(gpus(n), paths, rates)
 
@@ -81,12 +85,13 @@ def test_rates_within_a_step_of_delta_are_one_kind() -> None:
     assert picked(machine(), (0, 1), lo={(4, 5): 99.9, (3, 5): 95.0}) == [(0, 1), (3, 5), (2, 4), (0, 2)]
 
 
-def test_how_many_share_a_host_bridge_makes_a_kind() -> None:
+@pytest.mark.parametrize("within", ["PHB", "NODE"])
+def test_how_many_share_a_host_bridge_or_a_numa_node_makes_a_kind(within: str) -> None:
     """What they share there no pair shows: three below one bridge are tried beside two and one, which go first."""
-    wired = machine(hosts=((0, 2, 4), (1, 3, 5)))
+    wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
     assert picked(wired, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 3, 5), (1, 3, 4)]
     assert picked(wired, (0, 2, 4)) == [(0, 2, 4), (0, 1, 2), (0, 3, 5), (1, 3, 4)]
-    uneven = machine(slow={(0, 3): 30.0, (1, 4): 20.0, (2, 5): 10.0}, hosts=((0, 2, 4), (1, 3, 5)))
+    uneven = machine(slow={(0, 3): 30.0, (1, 4): 20.0, (2, 5): 10.0}, hosts=((0, 2, 4), (1, 3, 5)), within=within)
     assert picked(uneven, (0, 1, 2)) == [(0, 1, 2), (0, 2, 4), (0, 1, 3), (0, 1, 4)]
 
 
@@ -157,6 +162,19 @@ def test_no_set_is_measured_that_cannot_win(
     title: str, measured: dict[Members, float], lo: float, hops: float, share: float
 ) -> None:
     assert more(measured, lo, {}, hops, share) == []
+
+
+@pytest.mark.parametrize("within", ["PHB", "NODE"])
+def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_one(within: str) -> None:
+    """A host bridge or a NUMA node may carry what three ring hops of two and one load it with, but not of three."""
+    wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
+    sets = all_sets(6, 3)
+    ends = np.full(len(sets), 30.0), np.full(len(sets), 100.0)
+    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], heuristic=False)
+    found = [some.members for some in further(wired, field, {(0, 2, 4): 50.0}, 0.02, 1.0)]
+    assert len(found) == MOST_FINALISTS
+    assert (1, 3, 5) not in found
+    assert further(wired, field, {(0, 2, 4): 50.0, (0, 1, 2): 60.0}, 0.02, 1.0) == ()
 
 
 def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:

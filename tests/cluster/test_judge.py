@@ -55,6 +55,28 @@ def test_slow_uplinks(
     assert sorted((one.name, one.members) for one in judged(16, rate, known).slow_uplinks) == found
 
 
+@pytest.mark.parametrize(
+    ("title", "sizes", "first", "others", "state"),
+    [
+        ("as many nodes are under others", (4, 4, 4, 4), 70.0, 100.0, State.SLOW),
+        ("and all are oversubscribed", (4, 4, 4, 4), 40.0, 60.0, State.SLOW),
+        ("more nodes are under others", (3, 5, 4, 4), 70.0, 100.0, State.SLOW),
+        ("fewer are: as many uplinks serve more nodes", (7, 3, 3, 3), 70.0, 100.0, State.EITHER),
+        ("all are oversubscribed, and none has as many nodes", (3, 5, 4, 4), 40.0, 60.0, State.EITHER),
+    ],
+)
+def test_uplinks_of_a_given_switch_are_slow_only_if_another_one_should_have_no_more(
+    title: str, sizes: tuple[int, ...], first: float, others: float, state: State
+) -> None:
+    home = [leaf for leaf, size in enumerate(sizes) for _ in range(size)]
+    members = tuple(tuple(node for node, leaf in enumerate(home) if leaf == one) for one in range(len(sizes)))
+    known = (Switches(("a", "b", "c", "d"), members),)
+    rate: Rate = lambda a, b: 100.0 if home[a] == home[b] else first if 0 in (home[a], home[b]) else others  # noqa: E731
+    found = judged(16, rate, known)
+    assert [(one.name, one.effect.state) for one in found.slow_uplinks] == [("a", state)]
+    assert found.accuses == (state is State.SLOW)
+
+
 def test_the_interval_holds_the_truth_and_the_direction_is_named() -> None:
     found = judge(seen(16, lambda a, b: 50.0 if a == 5 else 100.0, 3, 0.01, one_way=True), 16)
     (one,) = found.slow_nodes

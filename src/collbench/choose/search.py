@@ -237,7 +237,7 @@ FURTHER_ROUNDS = 2
 # A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
 _FAR_SHORT = 0.85
 # The figures of a kind but the last.
-_COARSE = 4
+_COARSE = 5
 
 
 def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
@@ -270,9 +270,10 @@ def further(
     """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
 
     What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
-    crowded hop, and elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far short.
-    Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about sets
-    without it. Of equal sets those go first that share the fewest devices with what was measured.
+    crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has. Elsewhere one whose
+    band is narrow shows how k GPUs compare with a pair, unless it falls far short. Without such a one, k GPUs may reach
+    `share` of the bound: a finalist with a slow link says nothing about sets without it. Of equal sets those go first
+    that share the fewest devices with what was measured.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = [index_of[some] for some in measured if some in index_of]
@@ -281,8 +282,10 @@ def further(
     narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
     host, bounds = candidates.hops > 0, candidates.hi.copy()
     shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
-    for kind in (host, ~host):
-        telling = kind[known]
+    crowds = _crowds(wired, candidates) * host[:, None]
+    for crowd in np.unique(crowds, axis=0):
+        kind = (crowds == crowd).all(axis=1)
+        telling = (host[known] == crowd.any()) & (crowds[known] <= crowd).all(axis=1)
         best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
         bounds[kind] *= best if (telling & shown).any() else max(best, share)
     bounds[known] = 0.0
@@ -308,14 +311,17 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    The figures: the band, the hops, the most members on one host bridge (what they share there, no pair shows), and the
-    bandwidth inside.
+    The figures: the band, the hops, how crowded, and the bandwidth inside.
     """
-    hosts = wired.host[candidates.sets]
-    crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
     rates = (candidates.lo, candidates.hi, _inside(wired, candidates))
     lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
-    return np.column_stack([lo, hi, candidates.hops, crowd, inside])
+    return np.column_stack([lo, hi, candidates.hops, _crowds(wired, candidates), inside])
+
+
+def _crowds(wired: Wiring, candidates: Candidates) -> NDArray[np.intp]:
+    """Return each set's most members on one host bridge and on one NUMA node: what they share there, no pair shows."""
+    groups = (of[candidates.sets] for of in (wired.host, wired.socket))
+    return np.column_stack([(some[:, :, None] == some[:, None, :]).sum(axis=2).max(axis=1) for some in groups])
 
 
 def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:

@@ -218,19 +218,21 @@ _NO_FASTER = 1.1
 # A pair this near to the rate of its number of links has all of them: trials are no more precise than that.
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
+_ON_A_SOCKET = (*_BELOW_A_HOST, "NODE")
 # The share of its bandwidth that a PCIe hop keeps in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s, DGX-1V].
 CROWDED = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The matrices that predictions rest on, of shape (n, n); `plane`, `host` and `port` are (n,).
+    """The matrices that predictions rest on, of shape (n, n); `plane`, `host`, `socket` and `port` are (n,).
 
     `rates` are those of the pairs, `nvlink` those over NVLinks, `links` counts the NVLinks, `unshared` is the rate of a
     hop that shares its path with none; none exceeds the capacity of its links or slots. `share` is the part of its rate
     that a hop over PCIe keeps in a ring. `plane` numbers the NVSwitch that a device is on, −1 without one. `capacity`
     is that of each pair, `port` the most that a device sends over all its NVLinks; ∞ if not known or without NVLinks.
-    `uplinks` are the PCIe switches, level by level; `host` numbers the host bridge. `broken` pairs corrupt or hang.
+    `uplinks` are the PCIe switches, level by level; `host` numbers the host bridge, `socket` the NUMA node. `broken`
+    pairs corrupt or hang.
 
     `missing` pairs were not measured: their rates are 0 here, the worst case. `filled` is the same machine with each of
     them as slow as the slowest similar pair, None if none is missing. `labelled` is the same machine if NVLinks that
@@ -247,6 +249,7 @@ class Wiring:
     port: Rates
     uplinks: tuple[Uplinks, ...]
     host: NDArray[np.intp]
+    socket: NDArray[np.intp]
     broken: NDArray[np.bool_]
     missing: NDArray[np.bool_]
     filled: Wiring | None = None
@@ -271,6 +274,7 @@ class Wiring:
             port=self.port[positions],
             uplinks=tuple(level.of(positions) for level in self.uplinks),
             host=self.host[positions],
+            socket=self.socket[positions],
             broken=self.broken[some],
             missing=self.missing[some],
             filled=self.filled and self.filled.of(positions),
@@ -337,10 +341,15 @@ def _wired(
         capacity=capacity,
         port=port_capacities(devices, paths, joins, plane, capacity),
         uplinks=below,
-        host=joined([pair for pair, path in paths.items() if (path.ancestor or path.label) in _BELOW_A_HOST], n),
+        host=_joined_by(_BELOW_A_HOST, paths, n),
+        socket=_joined_by(_ON_A_SOCKET, paths, n),
         broken=broken,
         missing=np.zeros(rates.shape, dtype=bool),
     )
+
+
+def _joined_by(labels: Sequence[str], paths: Mapping[Pair, Path], n: int) -> NDArray[np.intp]:
+    return joined([pair for pair, path in paths.items() if (path.ancestor or path.label) in labels], n)
 
 
 def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:

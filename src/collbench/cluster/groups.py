@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from collbench.cluster.fit import Members, Observation
-from collbench.cluster.sharing import Sharing, met_busy_uplink
+from collbench.cluster.sharing import Sharing, is_crowded, met_busy_uplink
 
 # How often a pair under one switch looks as if it had met a busy uplink: noise, a bad route, another job.
 _MISTAKEN = 0.01
@@ -51,7 +51,7 @@ def _evidence(shown: Sequence[tuple[Observation, bool]], group_of: Mapping[int, 
     apart: dict[int | None, list[bool]] = defaultdict(list)  # which pairs between groups were busy: all, of each group
     for one, busy in shown:
         groups = {group_of.get(one.first, -one.first - 1), group_of.get(one.second, -one.second - 1)}
-        if _is_crowded(one) and len(groups) > 1:
+        if is_crowded(one) and len(groups) > 1:
             for group in (None, *groups):
                 apart[group].append(busy)
     typical = (sum(apart[None]) + 1) / (len(apart[None]) + 2)
@@ -62,17 +62,12 @@ def _evidence(shown: Sequence[tuple[Observation, bool]], group_of: Mapping[int, 
 
     evidence: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for one, busy in shown:
-        if busy or _is_crowded(one):
+        if busy or is_crowded(one):
             least = min(share(one.first), share(one.second))
             ratio = math.log(_MISTAKEN / least if busy else (1 - _MISTAKEN) / (1 - least))
             evidence[one.first][one.second] += ratio
             evidence[one.second][one.first] += ratio
     return evidence
-
-
-def _is_crowded(one: Observation) -> bool:
-    """True of a round of random pairs: in others few pairs share uplinks, so being fast shows nothing."""
-    return not (one.among or one.quiet or one.confirms)
 
 
 def _between(group: Sequence[int], other: Sequence[int], evidence: _Evidence) -> float:

@@ -147,7 +147,7 @@ class Judgement:
 
     @property
     def slow_uplinks(self) -> tuple[Uplink, ...]:
-        """The switches whose uplinks are significantly slow; if the switch was inferred, perhaps oversubscribed."""
+        """The switches whose uplinks are significantly slow, or if in doubt perhaps oversubscribed."""
         return tuple(uplink for uplink in self.uplinks if uplink.effect.state in (State.SLOW, State.EITHER))
 
 
@@ -267,16 +267,17 @@ def _pair(one: Observation) -> Pair:
 def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
     """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
 
-    If it was so only once, it is in doubt.
+    If it was so only once, or was faster than it seems but not as fast as others, it is in doubt: behind an uplink that
+    slows it with others, another node may slow it.
     """
     full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
 
     def checked(effect: Effect, logs: Sequence[float]) -> Effect:
         if effect.state is not State.SLOW:
             return effect
-        least = max(-DELTA, math.log1p(effect.ratio) + clearly_below(sigma))
-        fast = sum(log - full > least for log in logs)
-        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if fast else effect
+        faster = [log - full for log in logs if log - full > math.log1p(effect.ratio) + clearly_below(sigma)]
+        fast = sum(ratio > -DELTA for ratio in faster)
+        return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if faster else effect
 
     own = [pair for pair in seen if one.node in (pair.first, pair.second)]
     sends, receives = (
@@ -289,19 +290,35 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
     levels = [level.members for level in known]
     fitted = fit(seen, nodes, levels)
-    slow = [uplink.members for uplink in _known_uplinks(fitted, known) if uplink.effect.state is State.SLOW]
+    slow = [one.members for level in _known_uplinks(fitted, known) for one in level if one.effect.state is State.SLOW]
     across = min(fitted.across)
     if slow:
         fitted = fit(seen, nodes, levels, slow)
-    if min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED):  # perhaps shown only without the slowest uplinks
+    # Perhaps shown only without the slowest uplinks.
+    oversubscribed = min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED)
+    if oversubscribed:
         fitted = fit(seen, nodes, levels, levels[0])
-    uplinks = _known_uplinks(fitted, known)
+    uplinks = [
+        one if _has_equal(one, level, oversubscribed) else replace(one, effect=_in_doubt(one.effect))
+        for level in _known_uplinks(fitted, known)
+        for one in level
+    ]
     open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
     found = _judgement(seen, fitted, uplinks, suspects)
     return replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
+
+
+def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:
+    """True if another switch of the level, whose uplinks are not slow, should have no more of them for each node.
+
+    One of as many nodes should not; one of more nodes neither, unless all are oversubscribed, perhaps in proportion.
+    """
+    others = [len(other.members) for other in level if other.effect.state is not State.SLOW]
+    least = len(one.members)
+    return any(count == least or (count > least and not oversubscribed) for count in others)
 
 
 def _judge_sharing(sharing: Sharing) -> Judgement:
@@ -331,11 +348,16 @@ def _judge_sharing(sharing: Sharing) -> Judgement:
     )
 
 
-def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[Uplink]:
+def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[list[Uplink]]:
+    """Return the uplinks of each level."""
     return [
-        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(fitted.freedom, len(values))))
+        [
+            Uplink(
+                name, members, _effect(float(value), float(error), simultaneous_quantile(fitted.freedom, len(values)))
+            )
+            for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
+        ]
         for level, values, errors in zip(known, fitted.levels, fitted.level_errors, strict=True)
-        for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
     ]
 
 

@@ -336,10 +336,11 @@ def reason(grounds: AllNodes | BestNodes) -> str:
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
     nodes = format_node_list([names[node] for node in one.members])
     low, high = one.effect.interval
-    how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
+    doubt = ", slow or oversubscribed" if one.effect.state is State.EITHER else ""
+    how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%}){doubt}"
     if one.name:
         return f"{one.name}'s uplinks: {how}; under it {nodes}"
-    return f"an uplink that {nodes} share: {how}, slow or oversubscribed; among themselves they are fast"
+    return f"an uplink that {nodes} share: {how}; among themselves they are fast"
 
 
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:

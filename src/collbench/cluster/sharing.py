@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations, product
 from statistics import fmean, median
 
 import numpy as np
@@ -158,18 +159,45 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             open=not (enough and met_all) and (count < _MOST_QUIET or not met_all),
         )
 
+    levels = {end: found for end in product((False, True), range(nodes)) if (found := level(end)) is not None}
+    for end in _explained(seen, ratios, levels, _SAME + _SIGMAS * sigma):
+        levels[end] = replace(levels[end], slow=False)
     return Sharing(
         full=full,
         sigma=sigma,
         lost=median(lows) if lows else 0.0,
         busy=pairs,
         general=cover(pairs) > least,
-        sends=tuple(level((False, node)) for node in range(nodes)),
-        receives=tuple(level((True, node)) for node in range(nodes)),
+        sends=tuple(levels.get((False, node)) for node in range(nodes)),
+        receives=tuple(levels.get((True, node)) for node in range(nodes)),
         fast=_fast_pairs(seen, ratios, -DELTA - 1.5 * sigma, unknown),
         strangers=strangers,
         most=tuple(sorted(most - unknown)),
     )
+
+
+def _explained(
+    seen: Sequence[Observation], ratios: Sequence[float], levels: Mapping[_End, Reached], near: float
+) -> set[_End]:
+    """Return the slow ends whose rate an uplink may explain: they reached it with a node as slow, and while all nodes
+    met at random with no fast one. The two may be alone under a switch, and only the other one slow.
+    """
+    explained, slow = set[_End](), set[_End]()
+    for one, ratio in zip(seen, ratios, strict=True):
+        first, second, *back = _ends(one)
+        for end, other in ((first, second), (second, first), *permutations(back, 2)):
+            own, others = levels[end], levels[other]
+            if own.slow and ratio > min(own.mean, others.mean) - near:
+                if others.fast and is_crowded(one):
+                    slow.add(end)
+                elif not others.fast and others.mean < own.mean + near and not one.quiet:
+                    explained.add(end)
+    return explained - slow
+
+
+def is_crowded(one: Observation) -> bool:
+    """True of a round of random pairs: in others few pairs share uplinks, so being fast shows nothing."""
+    return not (one.among or one.quiet or one.confirms)
 
 
 def met_busy_uplink(seen: Sequence[Observation], sharing: Sharing) -> list[bool | None]:
