@@ -85,7 +85,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     """Return the choice without some devices, with the failures within it and which of its finalists have none."""
     fit, ended = _fit(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
-    if ranking is None and k < len(fit):
+    if ranking is None and 1 < k < len(fit):
         if ended.troubles:
             kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in ended.troubles))
             raise NotTrusted(
@@ -94,7 +94,11 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
             )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
     problem = None if ranking is None else from_run(run, fit, ranking)
-    if problem is None or k == len(fit):
+    if problem is None and k == 1:  # what tells devices apart without pairs: their places, and what failed on them
+        problem = from_labels(run.devices, run.paths, fit)
+        alone = tuple((place,) for place, position in enumerate(problem.order) if ended.within((position,)))
+        problem = replace(problem, failed=alone)
+    if problem is None or (k == len(fit) and len(run.devices) > 1):
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
         choice = Choice(tuple(fit), AllLeft(len(fit), len(run.devices)), band, candidates)

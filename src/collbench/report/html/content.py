@@ -216,8 +216,8 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
         state = "hard"
     else:
-        state = "warn" if problems or not covered.judged or not run.complete else "ok"
-    short = " and ".join(problems) or ("nothing found" if covered.judged else "not judged")
+        state = "warn" if problems or not covered.any or not run.complete else "ok"
+    short = " and ".join(problems) or ("nothing found" if covered.any else "not judged")
     return _answer("Is anything wrong", short, lines, state)
 
 

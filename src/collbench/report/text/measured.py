@@ -41,8 +41,11 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
     # No collective command measures copies, but a file may hold both.
     default = collectives_page if collectives_only else pairs_page
+    show = _PAGES.get(run.settings.kind, default)
+    if show is pairs_page and len(run.devices) == 1:
+        show = copies_page  # a check of one GPU copies with host memory
     measured_by = sections.section(run)
-    yield from (_PAGES.get(run.settings.kind, default) if measured_by is None else measured_by.page)(run)
+    yield from (show if measured_by is None else measured_by.page)(run)
 
 
 def section(run: Run, wanted: str) -> Iterator[RenderableType]:
