@@ -36,6 +36,8 @@ _TAG = re.compile(r"(?:\s*(?:[>*]+|\[[\w.,-]+\](?:<\w+>:)?|[\w.-]+:)(?=\s|GPU|$)
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
 # Below the matrix, of drivers that number the cards' columns: "  NIC0: mlx5_0".
 _CARD_NAME = re.compile(r"^(?:.*\s)?(NIC\d+):\s+(\S+)\s*$", re.MULTILINE)
+# What `nvidia-smi -L` prints of a GPU.
+_PRODUCT = re.compile(r"\b(GPU) (\d+): (\S.*?) \(UUID: ")
 # Where a terminal wrapped a wide header, or copied it, two names may have no space between them: "NIC8NIC9".
 _NAME = r"(?:GPU|NIC|mlx\d+_)\d+(?=\s|$|GPU|NIC|mlx|CPU|NUMA)"
 _COLUMN = re.compile(rf"{_AFFINITY.pattern}|{_NAME}|\S+", re.IGNORECASE)
@@ -47,13 +49,15 @@ _GLUED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 class Topology:
     """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
 
-    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A".
+    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A". `names` are the
+    products, where the text also has what `nvidia-smi -L` prints; "" for none.
     """
 
     gpus: tuple[str, ...]
     labels: tuple[tuple[str, ...], ...]
     cpu_affinity: tuple[str, ...]
     numa_affinity: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,9 @@ def parse_topology(text: str, name: str = "the topology") -> Topology:
     header, rows = _matrix(text, source)
     cells = _checked(header, rows, source, machine_labels.is_label)
     _check_symmetry(header, rows, cells, source)
-    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows))
+    products = {kind + index: product for kind, index, product in _PRODUCT.findall(text)}
+    names = tuple(products.get(gpu, "") for gpu in header.gpus) if products else ()
+    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows), names)
 
 
 def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
@@ -147,11 +153,17 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
         Device(
             index=int(gpu.removeprefix("GPU")),
             uuid="",
-            name="",
+            name=name,
             numa_node=int(numa) if numa.isdecimal() else None,
             cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
         )
-        for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
+        for gpu, name, cpus, numa in zip(
+            topology.gpus,
+            topology.names or ("",) * len(topology.gpus),
+            topology.cpu_affinity,
+            topology.numa_affinity,
+            strict=True,
+        )
     )
     paths = []
     for i, j in combinations(range(len(devices)), 2):

@@ -276,9 +276,10 @@ def choice(run: Run, k: int) -> dict[str, Any]:
 
 
 def choices(run: Run) -> dict[str, Any]:
-    """Return the choice for each number of devices; where all but the whole machine are refused alike, the reason."""
+    """Return the choice for each number of devices; where several but not all are refused alike, the reason."""
     of_each = [choice(run, k) for k in range(1, len(run.devices) + 1)]
-    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in of_each[:-1]}
+    several = of_each[1:-1] or of_each[:1]
+    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in several}
     no_choice = reasons.pop() if len(reasons) == 1 else ""
     return {"choices": [] if no_choice else of_each, "no_choice": no_choice}
 
