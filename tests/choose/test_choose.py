@@ -355,7 +355,9 @@ def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
     six = choose_by_labels(devices, links, 6)
     assert (six.members, six.estimated) == ((0, 1, 2, 4, 5, 6), True)
-    assert choice_text.reason(six, gpus(20)).startswith("estimated from labels, not measured: predicted ")
+    assert choice_text.reason(six, gpus(20)) == (
+        "by labels, nothing was measured: NV2, NV1, SYS over 4 NVLink rings (the first 6: 2 NVLink rings)"
+    )
     assert choose_by_labels(devices, links, 2, exclude=(0, 3)).members == (1, 2)
     with pytest.raises(UsageError, match="cannot choose 9 of 8 devices"):
         choose_by_labels(devices, links, 9)
@@ -371,7 +373,7 @@ def test_a_better_label_is_preferred(better: str, worse: str) -> None:
 def test_one_label_everywhere_is_a_tie() -> None:
     chosen = choose_by_labels(gpus(4), paths(4, "NV18"), 2)
     assert (chosen.members, chosen.tied) == ((0, 1), True)
-    assert choice_text.reason(chosen, gpus(20)) == "estimated from labels, not measured: all pairs have the label NV18"
+    assert choice_text.reason(chosen, gpus(20)) == "by labels, nothing was measured: all pairs have the label NV18"
 
 
 def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:

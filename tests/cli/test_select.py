@@ -13,6 +13,7 @@ import pytest
 
 from collbench.api import select_by_run, suitable_run
 from collbench.choose.freshness import Here
+from collbench.judge import references
 from collbench.measurement.backends import factory
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
@@ -296,15 +297,72 @@ def test_a_choice_by_labels_is_an_estimate(program: Program) -> None:
     result = program("select", "4", "--topology", str(DGX_1V))
     assert (result.status, result.err) == (0, "")
     assert result.out.splitlines()[0] in ("GPU0, GPU1, GPU2, GPU3", "GPU4, GPU5, GPU6, GPU7")
-    assert "why       estimated from labels, not measured: " in result.out
+    assert "why       by labels, nothing was measured: NV2, NV1 over 4 NVLink rings" in result.out
     assert f"evidence  labels in {DGX_1V}\n" in result.out
+
+
+SEEN = sorted((DGX_1V.parent / "seen").glob("*.txt"))
+FIGURES = json.loads((Path(references.__file__).parent / "figures.json").read_text(encoding="utf-8"))["figures"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_a_label_has_no_rate_on_any_published_machine(program: Program, k: int) -> None:
+    for file in SEEN:
+        result = program("select", str(k), "--topology", str(file), "--format", "json")
+        if result.status == 0:
+            answer = json.loads(result.out)
+            assert (answer["predicted"], answer["predicted_how"], answer["published"]) == (None, "", []), file
+            assert all(one["predicted"] is None for one in answer["finalists"]), file
+            assert "GB/s" not in result.err + answer["reason"], file
+        else:
+            assert f"cannot choose {k} of" in one_line(result.err), file
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text", "k", "size", "machines"),
+    [
+        ("H100", "seen/mleng-8xh100.txt", 8, "8G", {"8 × H100 SXM behind NVSwitches"}),
+        ("h200", "seen/mleng-8xh100.txt", 4, "64M", {"H200 behind NVSwitches"}),
+        ("NVIDIA A100 80GB PCIe", "seen/k8sdp-436-4xa100.txt", 2, "64M", {"2 × A100 PCIe with bridges"}),
+        ("A100", "seen/mleng-8xa100.txt", 8, "1G", {"8 × A100 SXM behind NVSwitches"}),
+    ],
+)
+def test_with_the_gpus_name_the_figures_come_from_the_references(
+    program: Program, gpu: str, text: str, k: int, size: str, machines: set[str]
+) -> None:
+    """The truth: the file of figures, read as JSON. Each end of a range is a published value of that machine."""
+    args = ("select", str(k), "--topology", str(DGX_1V.parent / text), "--gpu", gpu, "--size", size)
+    shown = json.loads(program(*args, "--format", "json").out)["published"]
+    assert {one["machine"] for one in shown} == machines
+    for one in shown:
+        rows = [row for row in FIGURES if (row["machine"], row["operation"]) == (one["machine"], "allreduce")]
+        rows = [row for row in rows if row["ranks"] == k and row.get("nvls") == one["nvls"]]
+        values = {value for row in rows for value in (*row.get("measured", ()), row.get("at_least"))}
+        assert values.issuperset(gbs for gbs in one["gbs"] if gbs is not None)
+        assert set(one["sources"]) <= {row["source"] for row in rows}
+    page = program(*args).out
+    assert all(one["sources"][0] in page for one in shown)
+
+
+def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Program) -> None:
+    listed = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})\n" for i in range(8))
+    matrix = (DGX_1V.parent / "seen" / "mleng-8xh100.txt").read_text(encoding="utf-8")
+    Path("both.txt").write_text(f"{listed}\n{matrix}", encoding="utf-8")
+    found = program("select", "4", "--topology", "both.txt").out
+    assert found.splitlines()[0] == "GPU0, GPU1, GPU2, GPU3 (NVIDIA H200)"
+    assert "reference all-reduce busbw 309.4 GB/s at 64M: H200 behind NVSwitches, 4 ranks" in found
+    other = program("select", "4", "--topology", "both.txt", "--gpu", "RTX 3090").out
+    assert "reference none for 4 × RTX 3090 with such links: labels have an order, not a rate" in other
+    assert "GB/s" not in program("select", "4", "--topology", "both.txt", "--gpu", "4").out
+    for wrong in (("--gpu", "H100"), ("--topology", "both.txt", "--gpu", " ")):
+        assert "--gpu names the GPUs" in one_line(program("select", "2", *wrong).err)
 
 
 def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ("select", "4", "--topology", str(DGX_1V), "--exclude", "0")
     result = program(*args, "--format", "env")
     assert result.out == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=4,5,6,7\n"
-    assert "estimated from labels, not measured" in result.err
+    assert "by labels, nothing was measured" in result.err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     refused = program(*args, "--format", "docker")
     assert (refused.status, refused.out) == (2, "")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from collbench.machine.doctor.findings import Level
 from collbench.machine.network_affinity import NEARNESS, NetworkAffinity, nccl_choice, read_affinity
 from collbench.machine.nvidia_smi import live_cards, parse_cards
+from collbench.model.errors import UsageError
 from tests.machine.doctor.described import machine, named
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.
@@ -150,7 +151,10 @@ def test_columns_of_cards_have_the_kernels_names() -> None:
     older = PAGE.partition("NIC Legend")[0].replace("NIC0", "mlx5_0").replace("NIC1", "mlx5_4")
     assert parse_cards(older) == parse_cards(PAGE)
     wrapped = PAGE.replace("GPU0\t X \tNV18\tPIX\tSYS", "GPU0  X NV18 PIXSYS 0").replace("0-47\t0", "")
-    assert 0 not in parse_cards(wrapped), "its columns have moved"
+    assert parse_cards(wrapped) == parse_cards(PAGE)
+    with pytest.raises(UsageError, match=r"GPU0 has 3 of 4 columns"):
+        parse_cards(wrapped.replace("PIXSYS 0", "PIXSY"))
+    assert parse_cards(PAGE.replace("\n", "\n> ").replace("\t\x1b", "> \t\x1b")) == parse_cards(PAGE)
 
 
 def test_nvidia_smi_fills_in_what_the_tree_does_not_show_and_a_dispute_is_named(tree: Path) -> None:

@@ -121,9 +121,9 @@ def test_the_dgx1v_matrix_has_the_pairs_that_method_section_6_names() -> None:
             Topology(("GPU0", "GPU1"), (("X", "NV18"), ("NV18", "X")), ("0-35", ""), ("0", "1")),
         ),
         (
-            "cells of network cards that run into each other: the GPUs' are whole, the affinity behind them is unknown",
+            "cells of network cards that run into each other",
             JOINED_CELLS,
-            Topology(("GPU0", "GPU1"), (("X", "NV18"), ("NV18", "X")), ("", "56-111,168-223"), ("", "1")),
+            Topology(("GPU0", "GPU1"), (("X", "NV18"), ("NV18", "X")), ("0-55,112-167", "56-111,168-223"), ("0", "1")),
         ),
         ("a single GPU", ONE_GPU, Topology(("GPU0",), (("X",),), ("0-63",), ("0",))),
         (

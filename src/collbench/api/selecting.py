@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +16,21 @@ from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
 from collbench.launch import formats
 from collbench.machine import nvidia_smi, visible_devices
+from collbench.machine.labels import labels_within
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import (
     ExitStatus,
     NotTrusted,
     UsageError,
 )
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device
 from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
     from collbench.api.file_kinds import Scorer
-    from collbench.choose.choice import Choice
-    from collbench.choose.select import Origin, Selection
+    from collbench.choose.choice import Band, Choice
+    from collbench.choose.select import Origin, Published, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
@@ -37,10 +40,11 @@ DEFAULT_SIZE = "64M"
 class SelectRequest:
     """What is asked: the best `count` devices, and what to choose them by.
 
-    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels; `fabric`
-    a machine for the sim backend to simulate. None of them: the newest saved run of this machine within `max_age`, else
-    (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas. `verify` measures the finalists at
-    `size_bytes`; None: where the choice matters. `scorer` measures them in another way instead: by a recorded job.
+    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels, `gpu` the
+    product name of the GPUs in it; `fabric` a machine for the sim backend to simulate. None of them: the newest saved
+    run of this machine within `max_age`, else (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas.
+    `verify` measures the finalists at `size_bytes`; None: where the choice matters. `scorer` measures them in another
+    way instead: by a recorded job.
     """
 
     count: int
@@ -49,6 +53,7 @@ class SelectRequest:
     run: str | None = None
     elsewhere: bool = False
     topology: str | None = None
+    gpu: str | None = None
     exclude: str | None = None
     allow_busy: bool = False
     verify: bool | None = None
@@ -67,6 +72,8 @@ class SelectRequest:
             )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
             raise UsageError("--topology uses only labels, a run file, --fresh and --elsewhere use runs: use only one")
+        if self.gpu is not None and (self.topology is None or not self.gpu.strip()):
+            raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
         if self.run is not None and self.fresh:
             raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: use only one")
         if self.elsewhere and self.run is None:
@@ -120,12 +127,48 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
 
 def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
+    if request.gpu is not None:
+        devices = tuple(replace(device, name=request.gpu) for device in devices)
     from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
     from collbench.report import choice_text
 
     with choice_text.refusals():
         choice = choose_by_labels(devices, paths, request.count, exclude=excluded(request, devices))
-    return named(choice, devices, Origin("labels", f"labels in {topology}"))
+    selection = named(choice, devices, Origin("labels", f"labels in {topology}"))
+    names = {devices[member].name for member in choice.members}
+    if len(names) > 1 or "" in names or request.count < 2:
+        return selection
+    labels = labels_within(paths, choice.members)
+    return replace(selection, published=tuple(_published(names.pop(), labels, request)))
+
+
+def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iterator[Published]:
+    """Yield the reference figures of all-reduces on as many such GPUs with such labels, at the size nearest the asked.
+
+    What was measured says more than what an acceptance test asks for, which is left out beside it.
+    """
+    from collbench.choose.select import Published
+    from collbench.judge import references
+
+    told = any(map(str.isdigit, name)) and any(map(str.isalpha, name))  # "H100": in the words of the figure's machine
+    known = [
+        figure
+        for figure in references.load()
+        if (figure.operation, figure.variant, figure.ranks) == (Operation.ALLREDUCE, Variant.PLAIN, request.count)
+        and (figure.is_of(name) or (told and re.search(rf"\b{re.escape(name)}\b", figure.machine, re.IGNORECASE)))
+        and all(map(figure.links_are, labels))
+    ]
+    kinds = dict.fromkeys((figure.machine, figure.nvls) for figure in known)
+    for machine, state in kinds:
+        figures = [figure for figure in known if (figure.machine, figure.nvls) == (machine, state)]
+        figures = [figure for figure in figures if figure.measured] or [figure for figure in figures if figure.at_least]
+        if figures:
+            asked = request.size_bytes
+            size_bytes = min((sorted((*one.sizes, asked))[1] for one in figures), key=lambda size: abs(size - asked))
+            there = [figure for figure in figures if figure.sizes[0] <= size_bytes <= figure.sizes[1]]
+            values = [value for figure in there for value in (*figure.measured, figure.at_least) if value]
+            gbs = min(values), max(values) if figures[0].measured else None
+            yield Published(gbs, size_bytes, machine, state, tuple(dict.fromkeys(figure.source for figure in there)))
 
 
 def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
@@ -143,6 +186,9 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
 
+    def rates(band: Band | None) -> tuple[float, float] | None:
+        return None if band is None or choice.estimated else (band.lo, band.hi)
+
     def failure(members: tuple[int, ...]) -> str:
         above_limit = " (a rate above the limit)" if members in choice.impossible else ""
         return f"{', '.join(tags(members))}{above_limit}"
@@ -157,10 +203,10 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
         environment=formats.variables(chosen) if origin.acts else {},
         reason=choice_text.reason(choice, devices),
         origin=origin,
-        predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=choice_text.band_basis(choice.band) if choice.band else "",
+        predicted=rates(choice.band),
+        predicted_how=choice_text.band_basis(choice.band) if choice.band and not choice.estimated else "",
         finalists=tuple(
-            Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
+            Finalist(tags(one.members), rates(one.band), measured.get(one.members), one.default)
             for one in choice.finalists
         ),
         gain=choice.gain,

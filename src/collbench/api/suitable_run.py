@@ -111,7 +111,8 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
     """
     found = _find(criteria, present, notices)
     run = found.as_now(criteria.states)
-    if criteria.allow_busy and run.measurements and not found.probed and _someone_is_busy(run):
+    probe_tells = run.measurements and not found.probed and len(present) > 1
+    if criteria.allow_busy and probe_tells and _someone_is_busy(run):
         found = _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
         run = found.as_now(criteria.states)
     return found, run

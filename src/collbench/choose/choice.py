@@ -190,6 +190,20 @@ class BestPair:
 
 
 @dataclass(frozen=True, slots=True)
+class ByLabels:
+    """Labels have an order and no rates: those `inside` the set, best first, and the machine's `worst`.
+
+    `band` says how they join the set, and what its rates are for nobody to see; `first` of the first k, None if they
+    are the same set.
+    """
+
+    inside: tuple[str, ...]
+    worst: str
+    band: Band
+    first: Band | None
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """The set is predicted to reach `band`, the `first` k devices another one; None if they are the same set."""
 
@@ -214,7 +228,7 @@ class Told:
     text: str
 
 
-Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | Told
+Reason = AllLeft | OneDevice | Undecided | BestPair | ByLabels | Predicted | Measured | Told
 
 
 @dataclass(frozen=True, slots=True, repr=False)

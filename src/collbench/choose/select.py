@@ -17,6 +17,7 @@ from collbench.choose.bands import predict
 from collbench.choose.choice import (
     AllLeft,
     BestPair,
+    ByLabels,
     Candidate,
     Choice,
     LeftOut,
@@ -50,6 +51,7 @@ from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import most_measured, simultaneous_quantile, summarize
 from collbench.judge.tiers import estimates, rank_pairs, ties, tolerance
+from collbench.machine.labels import labels_within
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
@@ -84,7 +86,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     """Return the choice without some devices, with the failures within it and which of its finalists have none."""
     fit, ended = _fit(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
-    if ranking is None and k < len(fit):
+    if ranking is None and 1 < k < len(fit):
         if ended.troubles:
             kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in ended.troubles))
             raise NotTrusted(
@@ -93,7 +95,11 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
             )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
     problem = None if ranking is None else from_run(run, fit, ranking)
-    if problem is None or k == len(fit):
+    if problem is None and k == 1:  # what tells devices apart without pairs: their places, and what failed on them
+        problem = from_labels(run.devices, run.paths, fit)
+        alone = tuple((place,) for place, position in enumerate(problem.order) if ended.within((position,)))
+        problem = replace(problem, failed=alone)
+    if problem is None or (k == len(fit) and len(run.devices) > 1):
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
         choice = Choice(tuple(fit), AllLeft(len(fit), len(run.devices)), band, candidates)
@@ -121,7 +127,13 @@ def choose_by_labels(
     """Return the k devices that are best by labels alone. Raises UsageError for an impossible k."""
     out = tuple(LeftOut(position, (Why(Unfit.EXCLUDED),)) for position in sorted(exclude))
     fit = _fit(devices, k, out)
-    return replace(_decided(from_labels(devices, paths, fit), k), left_out=out, estimated=True)
+    choice = _decided(from_labels(devices, paths, fit), k)
+    if isinstance(choice.reason, BestPair | Predicted) and choice.band is not None:
+        inside = labels_within(paths, choice.members)
+        first = choice.reason.first if isinstance(choice.reason, Predicted) else None
+        reason = ByLabels(inside, labels_within(paths, fit)[-1], choice.band, first)
+        choice = replace(choice, reason=reason)
+    return replace(choice, left_out=out, estimated=True)
 
 
 def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
@@ -352,13 +364,29 @@ class Origin:
 class Finalist:
     """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
 
-    `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s.
+    `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s. Labels
+    alone predict none.
     """
 
     devices: tuple[str, ...]
-    predicted: tuple[float, float]
+    predicted: tuple[float, float] | None
     measured: tuple[float, float, float] | None = None
     first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What healthy machines of this kind reach with as many devices and such labels: all-reduce busbw in GB/s.
+
+    `gbs` are the lowest and the highest published figure; the highest is None where an acceptance test asks for the
+    lowest. `nvls` is "on" or "off" where NVLink SHARP matters.
+    """
+
+    gbs: tuple[float, float | None]
+    size_bytes: int
+    machine: str
+    nvls: str | None
+    sources: tuple[str, ...]
 
 
 class Decision(Protocol):
@@ -386,7 +414,7 @@ class Selection:
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
     are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst that
     `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded job
-    showed; None for none.
+    showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
     """
 
     devices: tuple[Device, ...]
@@ -406,6 +434,7 @@ class Selection:
     failed: tuple[str, ...] = ()
     contradiction: str = ""
     job: Decision | None = None
+    published: tuple[Published, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Selection of {self}>"

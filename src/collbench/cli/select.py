@@ -72,8 +72,9 @@ _own_options = options.apply(
         "--topology",
         metavar="FILE",
         type=options.FILE_NAME,
-        help="Estimate from the labels in saved 'nvidia-smi topo -m' text.",
+        help="Choose by the labels in saved 'nvidia-smi topo -m' text.",
     ),
+    click.option("--gpu", metavar="NAME", help="With --topology: which GPUs, as H100, to show reference figures."),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
     click.option(
@@ -150,7 +151,7 @@ def select(
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
       collbench select 2 --for job.json
-      collbench select 4 --topology topo.txt
+      collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
     if as_json and layout not in (_TEXT, _JSON):

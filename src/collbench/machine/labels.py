@@ -6,7 +6,7 @@ Order, best first: NV# (more links are better), PIX, PXB, PHB, NODE, SYS (docs/m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from collbench.model.run import Path, PeerStatus
 
@@ -81,6 +81,11 @@ def rank_key(label: str) -> tuple[int, int]:
     if label in _PCIE_BEST_FIRST:
         return (1 + _PCIE_BEST_FIRST.index(label), 0)
     return (1 + len(_PCIE_BEST_FIRST), 0)
+
+
+def labels_within(paths: Iterable[Path], devices: Collection[int]) -> tuple[str, ...]:
+    """Return the labels of the paths among these devices, each once, best first."""
+    return tuple(sorted({path.label for path in paths if set(path.devices) <= set(devices)}, key=rank_key))
 
 
 def legend(occurring: Iterable[str]) -> tuple[tuple[str, str], ...]:

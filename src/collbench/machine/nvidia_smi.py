@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Self
+from typing import Self, cast
 
 from collbench import untrusted
 from collbench.machine import labels as machine_labels
@@ -20,33 +20,44 @@ from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path, PeerStatus
 
 # The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
-# network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of GPUs
-# count.
+# network cards, affinity columns that older drivers lack, comments and other output around it. It may be quoted, in a
+# table of Markdown, or behind the tags that launchers put before each line. Only the rows of GPUs count. A row is read
+# only if a label stands in each of its columns, so columns that were glued, cut or wrapped cannot move a label.
 
 _TOPOLOGY_COMMAND = "nvidia-smi topo -m"
 _PEER_COMMAND = "nvidia-smi topo -p2p r"
 _MOST_BYTES = 2**20  # a matrix of 16 GPUs takes 4 KB; more than this is another file
 
 _GPU = re.compile(r"GPU\d+")
-# Escape codes as the terminal gets them, and as a web page or `cat -v` leaves them.
-_UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[)?\[[\d;]+m")
+# Escape codes as the terminal gets them, and as a web page, `cat -v` or a program's literal leaves them.
+_UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[|\\x1b|\\033|\\e|\\u001b)?\[[\d;]+m", re.IGNORECASE)
+# What quotes a line ("> ", "* "), or says whose it is ("[0] ", "[1,0]<stdout>:", "node7: ").
+_TAG = re.compile(r"(?:\s*(?:[>*]+|\[[\w.,-]+\](?:<\w+>:)?|[\w.-]+:)(?=\s|GPU|$))*")
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
 # Below the matrix, of drivers that number the cards' columns: "  NIC0: mlx5_0".
-_CARD_NAME = re.compile(r"^\s*(NIC\d+):\s+(\S+)\s*$", re.MULTILINE)
-_COLUMN = re.compile(rf"{_AFFINITY.pattern}|\S+", re.IGNORECASE)
+_CARD_NAME = re.compile(r"^(?:.*\s)?(NIC\d+):\s+(\S+)\s*$", re.MULTILINE)
+# What `nvidia-smi -L` prints of a GPU.
+_PRODUCT = re.compile(r"\b(GPU) (\d+): (\S.*?) \(UUID: ")
+# Where a terminal wrapped a wide header, or copied it, two names may have no space between them: "NIC8NIC9".
+_NAME = r"(?:GPU|NIC|mlx\d+_)\d+(?=\s|$|GPU|NIC|mlx|CPU|NUMA)"
+_COLUMN = re.compile(rf"{_AFFINITY.pattern}|{_NAME}|\S+", re.IGNORECASE)
+_CELL = re.compile(rf"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A|X|{'|'.join(machine_labels.PEER_STATES)}")
+_GLUED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
 
-    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A".
+    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A". `names` are the
+    products, where the text also has what `nvidia-smi -L` prints; "" for none.
     """
 
     gpus: tuple[str, ...]
     labels: tuple[tuple[str, ...], ...]
     cpu_affinity: tuple[str, ...]
     numa_affinity: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +83,17 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU's line: its cells in the GPU columns, and what follows the last device column.
-
-    `others` are its cells in the columns of network cards.
-    """
+    """One GPU's line: its cells by device, and what follows the last of them."""
 
     number: int
-    cells: tuple[str, ...]
-    others: tuple[str, ...]
+    cells: Mapping[str, str]
     rest: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
     number: int
+    tag: str
     devices: tuple[str, ...]
     affinities: tuple[str, ...]
 
@@ -110,7 +118,9 @@ def parse_topology(text: str, name: str = "the topology") -> Topology:
     header, rows = _matrix(text, source)
     cells = _checked(header, rows, source, machine_labels.is_label)
     _check_symmetry(header, rows, cells, source)
-    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows))
+    products = {kind + index: product for kind, index, product in _PRODUCT.findall(text)}
+    names = tuple(products.get(gpu, "") for gpu in header.gpus) if products else ()
+    return Topology(header.gpus, cells, _affinity("CPU", header, rows), _affinity("NUMA", header, rows), names)
 
 
 def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
@@ -123,16 +133,17 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
 def parse_cards(text: str) -> dict[int, dict[str, str]]:
     """Return how near network cards are in the text of `nvidia-smi topo -m`: labels by GPU index and card.
 
-    Cards have the kernel's names, where the text has them. A row whose columns have moved says nothing. Raises
-    UsageError as `parse_topology` does.
+    Cards have the kernel's names, where the text has them. Raises UsageError as `parse_topology` does.
     """
-    header, rows = _matrix(text, _Source("the topology", _TOPOLOGY_COMMAND))
+    source = _Source("the topology", _TOPOLOGY_COMMAND)
+    header, rows = _matrix(text, source)
+    _checked(header, rows, source, machine_labels.is_label)
     names = dict(_CARD_NAME.findall(text))
-    cards = [names.get(device, device) for device in header.devices if device not in header.gpus]
     return {
-        int(gpu.removeprefix("GPU")): dict(zip(cards, row.others, strict=True))
+        int(gpu.removeprefix("GPU")): {
+            names.get(device, device): cell for device, cell in row.cells.items() if device not in header.gpus
+        }
         for gpu, row in zip(header.gpus, rows, strict=True)
-        if _is_whole(row)
     }
 
 
@@ -142,11 +153,17 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
         Device(
             index=int(gpu.removeprefix("GPU")),
             uuid="",
-            name="",
+            name=name,
             numa_node=int(numa) if numa.isdecimal() else None,
             cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
         )
-        for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
+        for gpu, name, cpus, numa in zip(
+            topology.gpus,
+            topology.names or ("",) * len(topology.gpus),
+            topology.cpu_affinity,
+            topology.numa_affinity,
+            strict=True,
+        )
     )
     paths = []
     for i, j in combinations(range(len(devices)), 2):
@@ -173,11 +190,16 @@ def _read_text(file: pathlib.Path, command: str) -> str:
         ) from error
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, line) without escape codes and comments; carriage returns are white space anyway."""
-    for number, line in enumerate(text.split("\n"), 1):
+def _lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (line number, tag, line) without escape codes and comments; carriage returns are white space anyway."""
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = _UNDERLINE.sub("", raw).rstrip("\r")
+        tag = cast("re.Match[str]", _TAG.match(line))[0]
+        line = line[len(tag) :]
+        if line.lstrip().startswith("|"):
+            line = line.strip().strip("|").replace("|", "\t")
         if not line.lstrip().startswith("#"):
-            yield number, _UNDERLINE.sub("", line).rstrip("\r")
+            yield number, "".join(tag.split()), line
 
 
 def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
@@ -185,26 +207,43 @@ def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
     lines = _lines(text)
     header = _header(lines, source)
     rows: dict[str, _Row] = {}
-    for number, line in lines:
-        name = line.split(maxsplit=1)[0] if line.strip() else ""
-        if not _GPU.fullmatch(name):
+    for number, tag, line in lines:
+        fields = line.split()
+        if tag != header.tag or not any(map(str.isalnum, line)):
             continue
-        if name not in header.gpus or name in rows:
-            raise source.wrong(number, f"a second row of {name}" if name in rows else f"{name} has no column")
-        rows[name] = _row(number, line, header, source)
-        if len(rows) == len(header.gpus):
-            return header, [rows[gpu] for gpu in header.gpus]
-    missing = next(gpu for gpu in header.gpus if gpu not in rows)
-    raise source.wrong(header.number, f"{missing} has a column but no row")
+        whole = len(rows) == len(header.gpus)
+        if whole and _is_header(line):
+            break  # of another matrix
+        if not _GPU.fullmatch(fields[0]):
+            if not whole and fields[0] not in header.devices:
+                raise source.wrong(
+                    number, f"'{fields[0][:40]}' stands between the rows; if a terminal wrapped them, make it wider"
+                )
+            continue
+        if whole and not _CELL.match("".join(fields[1:2])):
+            continue  # prose below the matrix
+        if fields[0] not in header.gpus or fields[0] in rows:
+            problem = f"a second row of {fields[0]}" if fields[0] in rows else f"{fields[0]} has no column"
+            raise source.wrong(number, problem)
+        rows[fields[0]] = _row(number, line, header, source)
+    for gpu in header.gpus:
+        if gpu not in rows:
+            raise source.wrong(header.number, f"{gpu} has a column but no row")
+    return header, [rows[gpu] for gpu in header.gpus]
 
 
-def _header(lines: Iterator[tuple[int, str]], source: _Source) -> _Header:
-    """Return the first line that begins with a GPU's name and is no row (every row has its X)."""
-    for number, line in lines:
-        columns = _COLUMN.findall(line)
-        if columns and _GPU.fullmatch(columns[0]) and machine_labels.SELF not in columns:
+def _is_header(line: str) -> bool:
+    """Return whether a line begins with a GPU's name and is no row (every row has its X)."""
+    columns = _COLUMN.findall(line)
+    return bool(columns) and _GPU.fullmatch(columns[0]) is not None and machine_labels.SELF not in columns
+
+
+def _header(lines: Iterator[tuple[int, str, str]], source: _Source) -> _Header:
+    for number, tag, line in lines:
+        if _is_header(line):
+            columns = _COLUMN.findall(line)
             affinities = tuple(" ".join(column.split()).upper() for column in columns if _AFFINITY.fullmatch(column))
-            header = _Header(number, tuple(c for c in columns if not _AFFINITY.fullmatch(c)), affinities)
+            header = _Header(number, tag, tuple(c for c in columns if not _AFFINITY.fullmatch(c)), affinities)
             if len(set(header.devices)) < len(header.devices):
                 raise source.wrong(number, "two columns have the same name")
             return header
@@ -216,30 +255,37 @@ def _header(lines: Iterator[tuple[int, str]], source: _Source) -> _Header:
 def _row(number: int, line: str, header: _Header, source: _Source) -> _Row:
     """Return a GPU's cells under today's names.
 
-    Tabs keep empty cells apart; pasted text has lost them, and its cells hold no spaces.
+    Tabs keep empty cells apart; pasted text has lost them, and its cells hold no spaces: if it has fewer affinities
+    than columns, nobody knows which.
     """
     width = 1 + len(header.devices)
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) < width or not all(fields[:width]):
-        fields = line.split()
+    fields = _apart(field.strip() for field in line.split("\t"))
+    if len(fields) < width or not all(field and " " not in field for field in fields[:width]):
+        fields = _apart(line.split())
+        if len(fields) < width + len(header.affinities):
+            fields = fields[:width]
     if len(fields) < width:
         raise source.wrong(number, f"{fields[0]} has {len(fields) - 1} of {width - 1} columns")
+    if any(_CELL.fullmatch(field) and field != machine_labels.UNKNOWN for field in fields[width:]):
+        raise source.wrong(number, f"{fields[0]} has more labels than the {width - 1} columns")
     cells = dict(zip(header.devices, map(machine_labels.canonical, fields[1:width]), strict=True))
-    ours = tuple(cells[gpu] for gpu in header.gpus)
-    others = tuple(cell for name, cell in cells.items() if name not in header.gpus)
-    return _Row(number, ours, others, tuple(fields[width:]))
+    return _Row(number, cells, tuple(fields[width:]))
+
+
+def _apart(fields: Iterable[str]) -> list[str]:
+    """Return the fields with those apart that consist of several labels: "NODENODE"."""
+    return [cell for field in fields for cell in (_CELL.findall(field) if _GLUED.fullmatch(field) else (field,))]
 
 
 def _checked(
     header: _Header, rows: list[_Row], source: _Source, is_known: Callable[[str], bool]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the cells; raises UsageError for a word that does not belong where it stands."""
-    for i, row in enumerate(rows):
-        for j, cell in enumerate(row.cells):
-            if not (cell == machine_labels.SELF if i == j else is_known(cell)):
-                where = f"between {header.gpus[i]} and {header.gpus[j]}"
-                raise source.wrong(row.number, f"'{cell}' {where} is not in its legend")
-    return tuple(row.cells for row in rows)
+    """Return the GPUs' cells; raises UsageError for a word that does not belong where it stands."""
+    for gpu, row in zip(header.gpus, rows, strict=True):
+        for device, cell in row.cells.items():
+            if not (cell == machine_labels.SELF if device == gpu else is_known(cell)):
+                raise source.wrong(row.number, f"'{cell}' between {gpu} and {device} is not in its legend")
+    return tuple(tuple(row.cells[gpu] for gpu in header.gpus) for row in rows)
 
 
 def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
@@ -256,16 +302,7 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
     if column not in header.affinities:
         return ("",) * len(rows)
     index = header.affinities.index(column)
-    return tuple(row.rest[index] if index < len(row.rest) and _is_whole(row) else "" for row in rows)
-
-
-def _is_whole(row: _Row) -> bool:
-    """Return whether the columns of network cards hold labels.
-
-    Wide text that a terminal wrapped has lost the space between two of them ("NODENODE"), and every later column has
-    moved.
-    """
-    return all(cell == machine_labels.SELF or machine_labels.is_label(cell) for cell in row.others)
+    return tuple(row.rest[index] if index < len(row.rest) else "" for row in rows)
 
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.

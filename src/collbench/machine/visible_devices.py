@@ -128,13 +128,15 @@ def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
     return tuple(chosen)
 
 
-def at_least_two(devices: Sequence[Device]) -> None:
-    """Raise UsageError where there is no pair to measure."""
-    if len(devices) < 2:
+def check_enough(devices: Sequence[Device], fewest: int) -> None:
+    """Raise UsageError where there are fewer than `fewest` devices: none, or no pair to measure."""
+    if len(devices) < fewest:
         names = ", ".join(device.tag for device in devices) or "none"
+        needed = "two or more devices" if fewest == 2 else "a device"
+        alone = "" if not devices or devices[0].is_core else ", measure this GPU's own links with 'collbench copies'"
         raise UsageError(
-            f"measuring needs two or more devices, and here there would be {len(devices)} ({names}): name more with "
-            "--devices, check what CUDA_VISIBLE_DEVICES hides, or measure CPU cores with --backend host"
+            f"measuring needs {needed}, and here there would be {len(devices)} ({names}): name more with --devices, "
+            f"check what CUDA_VISIBLE_DEVICES hides{alone}, or measure CPU cores with --backend host"
         )
 
 

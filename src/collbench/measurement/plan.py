@@ -14,6 +14,7 @@ from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     Asked,
+    CommandKind,
     DataPoint,
     Layout,
     Run,
@@ -345,6 +346,20 @@ class Request(Asked):
     force: bool = False
 
     @property
+    def fewest_devices(self) -> int:
+        """How many devices it needs: one has a host link and a memory, as far as the backend copies with these."""
+        if capabilities(self.backend).cores:
+            return 2
+        with_one = self.kind is CommandKind.COPIES and any(v.endpoints is Endpoints.DEVICE for v in self.copies)
+        return 1 if with_one or self.kind in (CommandKind.LATENCY, CommandKind.CHECK) else 2
+
+    def on_one_device(self) -> Request:
+        """Return what it asks of a single device: the host link and the memory in place of links to others."""
+        if self.kind is CommandKind.LATENCY:
+            return replace(self, copies=(Variant.HOST, Variant.LOCAL), collectives=(), launches=False)
+        return replace(self, copies=(Variant.HOST,), collectives=()) if self.kind is CommandKind.CHECK else self
+
+    @property
     def nccl_options(self) -> NcclOptions:
         """What the collectives ask of NCCL beyond its defaults."""
         kinds = {work.registration for work in self.collectives}
@@ -437,19 +452,18 @@ def check_nccl_options(request: Request) -> None:
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     """Return the plan of what can be measured, and what is skipped, by name. Raises UsageError if nothing can be."""
     devices = backend.devices()
-    sizes = request.sizes
-    if sizes is None and (own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}):
-        sizes = tuple(sorted(own))  # a matrix as it stands
-    elif sizes is None:
-        default = default_copy_sizes(request.backend) if request.copies else default_sizes(request.backend)
-        sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
-    sizes, skipped = _fitting(sizes, backend)
+    if len(devices) == 1:
+        request = request.on_one_device()
+    sizes, skipped = _fitting(request.sizes or _own_sizes(request), backend)
     groups: dict[Work, tuple[Members, ...]] = {}
     works: dict[Work, tuple[int, ...]] = {}
     nodes, refused = _nodes(request, backend)
     skipped += refused
     for work in _copies(request, backend, nodes):
         on_nodes = work.variant.host_memory and len(nodes) > 1
+        if len(devices) == 1 and work.variant.endpoints is not Endpoints.DEVICE:
+            skipped.append(Skipped(SkipKind.ONE_DEVICE, work))
+            continue
         refusals = {members: backend.can_run(work, members) for members in _device_sets(work.variant, len(devices))}
         groups[work] = tuple(members for members, refusal in refusals.items() if refusal is None)
         works[work], large = _copy_sizes(work, sizes, backend, on_nodes=on_nodes)
@@ -491,6 +505,14 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
             (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
         ),
     ), list(dict.fromkeys(skipped))
+
+
+def _own_sizes(request: Request) -> tuple[int, ...]:
+    """Return the sizes for a request that names none."""
+    if own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}:
+        return tuple(sorted(own))  # a matrix as it stands
+    default = default_copy_sizes(request.backend) if request.copies else default_sizes(request.backend)
+    return tuple(size for size in default if not request.quick or size in QUICK_SIZES)
 
 
 def default_sizes(backend: str) -> tuple[int, ...]:
@@ -545,8 +567,6 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
     if variant.endpoints is Endpoints.PAIR:
         return unordered_pairs(n)
     if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
-        if variant.covered and n < 2:
-            return ()  # no other device
         return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
     return directed_links(n)
 

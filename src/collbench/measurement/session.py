@@ -164,7 +164,7 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opene
     if ranks is not None:
         return ranks.open()
     if capabilities(request.backend).simulated:
-        return open_simulated(simulated(request.fabric), request.devices, request.seed)
+        return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
     collectives = bool(request.collectives)
     return open_backend(
         request.backend,
@@ -173,6 +173,7 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opene
         collectives=collectives,
         begun=begun,
         options=request.nccl_options,
+        fewest=request.fewest_devices,
     )
 
 

@@ -279,6 +279,7 @@ class SkipKind(StrEnum):
     SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
     SMALL_ELEMENT = "less than an element"  # work, sizes
     NODE_LIMIT = "node limit"  # the most with each NUMA node's memory: sizes, limit_bytes
+    ONE_DEVICE = "one device"  # which has no link to another: work
     ROOM = "room"  # in the devices' memory: sizes, limit_bytes of a message, free_bytes
     CONCURRENT_ROOM = "concurrent room"  # in a buffer: work, sizes, limit_bytes of it, count of messages at once
     CACHE = "cache"  # the free memory is too little against the reader's: work, members, limit_bytes
@@ -291,7 +292,13 @@ class SkipKind(StrEnum):
     @property
     def by_design(self) -> bool:
         """True if nothing is wrong: this machine, or such a launch, never measures it."""
-        return self in (SkipKind.NO_PEERS, SkipKind.SMALL_BLOCK, SkipKind.SMALL_ELEMENT, SkipKind.PROCESSES)
+        return self in (
+            SkipKind.NO_PEERS,
+            SkipKind.SMALL_BLOCK,
+            SkipKind.SMALL_ELEMENT,
+            SkipKind.ONE_DEVICE,
+            SkipKind.PROCESSES,
+        )
 
 
 @dataclass(frozen=True, slots=True)

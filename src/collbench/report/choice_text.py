@@ -9,6 +9,7 @@ from collbench.choose.choice import (
     AllLeft,
     Band,
     BestPair,
+    ByLabels,
     Choice,
     Grounds,
     How,
@@ -152,7 +153,11 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     why, out = choice.reason, choice.left_out
     few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
     without = f" without {few}" if out else ""
-    text = why.text if isinstance(why, Told) else _reason(why, len(choice.members), without)
+    k = len(choice.members)
+    if isinstance(why, Told):
+        text = why.text
+    else:
+        text = _by_labels(why, k, without) if isinstance(why, ByLabels) else _reason(why, k, without)
     if choice.heuristic and not isinstance(choice.reason, Measured | Told) and not choice.tied:
         text += ", found by a heuristic search"
     if (
@@ -162,7 +167,7 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     ):
         text += f"; uncertain: some sets have {choice.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
     if choice.estimated:
-        text = f"estimated from labels, not measured: {text}"
+        text = f"by labels, nothing was measured: {text}"
     if choice.forgiven:
         taken = ", ".join(f"{devices[one.member].tag} ({left_out(one)})" for one in choice.forgiven)
         text += f"; with {taken}, because every set without them includes a failure"
@@ -194,6 +199,15 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
             if gain is not None:
                 over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {k}"
             return f"{fixed(gbs, 3)} GB/s {'simulated' if simulated else 'measured'}{over}"
+
+
+def _by_labels(why: ByLabels, k: int, without: str) -> str:
+    """Return which labels the set has, and how they join it: they have an order, not rates."""
+    if k == 2:
+        whose = f"the worst pair{without}" if without else "the machine's worst pair"
+        return f"{why.inside[0]}; {whose} has {why.worst}"
+    other = f"same as the first {k}" if why.first is None else f"the first {k}: {band_basis(why.first)}"
+    return f"{', '.join(why.inside)} over {band_basis(why.band)} ({other})"
 
 
 def _reaches(rates: Band) -> str:

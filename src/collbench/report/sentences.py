@@ -182,6 +182,7 @@ _SKIPPED_WHY = {
     SkipKind.NODE_LIMIT: (
         "{size} is the limit with the memory of each NUMA node: larger messages would use too much of it"
     ),
+    SkipKind.ONE_DEVICE: "it needs two devices, and one was measured",
     SkipKind.ROOM: "the fullest device has room for messages of {limit}; {free}",
     SkipKind.CONCURRENT_ROOM: "{count} concurrent messages do not fit in a buffer of {limit}",
     SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the cache of the reading device",
@@ -200,7 +201,8 @@ def skipped_what(skip: Skipped, run: Run) -> str:
         return _SKIPPED_WHAT[skip.kind].format(sizes=sizes)
     if skip.work is None:
         return "host copies by NUMA node" if skip.kind is SkipKind.NUMA else ""
-    return f"{skip.work} {tags(skip.members, run.devices, ' → ') or f'of {sizes}'}"
+    where = tags(skip.members, run.devices, " → ") or (f"of {sizes}" if sizes else "")
+    return f"{skip.work} {where}".rstrip()
 
 
 def skipped_reason(skip: Skipped, run: Run) -> str:

@@ -34,10 +34,16 @@ class NotJudged:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The pairs that were judged, and those that were not."""
+    """The pairs that were judged, and those that were not. `alone`: one device, judged by its copies with the host."""
 
     judged: tuple[Pair, ...]
     missed: tuple[NotJudged, ...]
+    alone: bool = False
+
+    @property
+    def any(self) -> bool:
+        """True if anything was judged."""
+        return self.alone or bool(self.judged)
 
     @property
     def pairs(self) -> int:
@@ -68,7 +74,7 @@ def coverage(run: Run) -> Coverage:
             judged.append(pair)
         else:
             missed.append(NotJudged(pair, _why(run, absences, pair)))
-    return Coverage(tuple(judged), tuple(missed))
+    return Coverage(tuple(judged), tuple(missed), len(run.devices) == 1 and bool(facts.readings.host(0)))
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:
@@ -143,7 +149,7 @@ class NotDone:
 def missing(facts: Facts) -> Iterator[NotDone]:
     """Yield the checks that could not be made."""
     yield from _points(facts)
-    if not facts.on_cores:
+    if not facts.on_cores and len(facts.run.devices) > 1:
         yield from _copies(facts)
         yield from _collectives(facts)
         yield from _sources(facts)

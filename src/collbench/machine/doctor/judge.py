@@ -119,7 +119,7 @@ def _visibility(facts: Facts) -> Lines:
     elif seen.problem:
         yield warn(NAME, f"leaves {left}{why}", unset)
     elif len(seen.devices) < 2 and setting is None:
-        yield warn("pairs", "one GPU: no pair to measure", "use two or more")
+        yield warn("pairs", "one GPU: no pair to measure", "use two or more; copies, latency and check measure one")
     elif len(seen.devices) < 2:
         yield warn(NAME, f"leaves only {left}: no pair to measure", "use two or more")
     elif setting is not None:

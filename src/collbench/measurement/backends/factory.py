@@ -182,14 +182,19 @@ def open_backend(
     collectives: bool,
     begun: Begun | None = None,
     options: NcclOptions | None = None,
+    fewest: int = 2,
 ) -> Opened:
     """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
 
-    `options` are those of NCCL's communicators. Raises UsageError, MachineError.
+    `options` are those of NCCL's communicators, for which one device is too few. Raises UsageError, MachineError.
     """
     if capabilities(name).cores:
         return _open_host(wanted)
-    return _open_cuda(cast("Begun", begun or begin(name)), wanted, nccl_path, collectives=collectives, options=options)
+
+    def chosen(present: tuple[Device, ...]) -> tuple[Device, ...]:
+        return choose_devices(present, wanted, fewest)
+
+    return _open_cuda(cast("Begun", begun or begin(name)), chosen, nccl_path, collectives=collectives, options=options)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -208,9 +213,9 @@ def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
     return devices(simulated(fabric))
 
 
-def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
+def open_simulated(fabric: Fabric, wanted: str | None, seed: int, fewest: int = 2) -> Opened:
     """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
-    backend = simulated_backend(fabric, wanted, seed)
+    backend = simulated_backend(fabric, wanted, seed, fewest=fewest)
     return Opened(
         backend,
         machine=backend.machine(),
@@ -223,13 +228,16 @@ def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
     )
 
 
-def simulated_backend(fabric: Fabric, wanted: str | None, seed: int, chosen: Choice = tuple) -> SimBackend:
+def simulated_backend(
+    fabric: Fabric, wanted: str | None, seed: int, chosen: Choice = tuple, fewest: int = 2
+) -> SimBackend:
     """Return the sim backend on the devices of a fabric that are `chosen` of those that `wanted` names."""
     from collbench.measurement.backends.sim import SimBackend
     from collbench.sim.labels import devices
 
     every = devices(fabric)
-    return SimBackend(fabric, seed, tuple(every.index(device) for device in chosen(choose_devices(every, wanted))))
+    devices_taken = chosen(choose_devices(every, wanted, fewest))
+    return SimBackend(fabric, seed, tuple(map(every.index, devices_taken)))
 
 
 def driver_version() -> str:
@@ -280,10 +288,10 @@ class ObservedGpus:
         return [self._nvml.glance(device) for device in self._devices]
 
 
-def choose_devices(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
-    """Return those of the present devices that `wanted` names, at least two. Raises UsageError."""
+def choose_devices(present: tuple[Device, ...], wanted: str | None, fewest: int = 2) -> tuple[Device, ...]:
+    """Return those of the present devices that `wanted` names, at least `fewest`. Raises UsageError."""
     devices = visible_devices.select(present, wanted)
-    visible_devices.at_least_two(devices)
+    visible_devices.check_enough(devices, fewest)
     return devices
 
 
@@ -296,7 +304,7 @@ def _open_host(wanted: str | None) -> Opened:
 
 
 def _open_cuda(
-    begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
+    begun: Begun, chosen: Choice, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
 ) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     from collbench.machine.nvml import Nvml
@@ -309,7 +317,7 @@ def _open_cuda(
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
         visible = backend.list_gpus()
-        devices = choose_devices(tuple(device for device in present if device.uuid in visible), wanted)
+        devices = chosen(tuple(device for device in present if device.uuid in visible))
         gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
         backend.open(devices, nccl_path, collectives=collectives, options=options)
         machine, paths = here(nvml), nvml.paths(devices)

@@ -216,8 +216,8 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
         state = "hard"
     else:
-        state = "warn" if problems or not covered.judged or not run.complete else "ok"
-    short = " and ".join(problems) or ("nothing found" if covered.judged else "not judged")
+        state = "warn" if problems or not covered.any or not run.complete else "ok"
+    short = " and ".join(problems) or ("nothing found" if covered.any else "not judged")
     return _answer("Is anything wrong", short, lines, state)
 
 
@@ -276,9 +276,10 @@ def choice(run: Run, k: int) -> dict[str, Any]:
 
 
 def choices(run: Run) -> dict[str, Any]:
-    """Return the choice for each number of devices; where all but the whole machine are refused alike, the reason."""
+    """Return the choice for each number of devices; where several but not all are refused alike, the reason."""
     of_each = [choice(run, k) for k in range(1, len(run.devices) + 1)]
-    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in of_each[:-1]}
+    several = of_each[1:-1] or of_each[:1]
+    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in several}
     no_choice = reasons.pop() if len(reasons) == 1 else ""
     return {"choices": [] if no_choice else of_each, "no_choice": no_choice}
 

@@ -13,7 +13,6 @@ from collbench.judge.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
-from collbench.report import sections
 from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Block, Lines, Page, only
 from collbench.report.text.topology import render_topology
@@ -47,8 +46,10 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     if judged and (contradicting := contradiction(run)):
         yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
     collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
-    measured_by = sections.section(run)
-    shown = measured_by.page if measured_by else page_of(run.settings.kind, collectives_only=collectives_only)
+    kind, measured_by = run.settings.kind, sections.section(run)
+    if len(run.devices) == 1 and kind is not CommandKind.LATENCY:
+        kind = CommandKind.COPIES  # a check of one GPU copies with host memory
+    shown = measured_by.page if measured_by else page_of(kind, collectives_only=collectives_only)
     yield from shown(run)
 
 

@@ -157,8 +157,9 @@ def rates_line(run: Run, measurements: Sequence[Measurement]) -> Lines:
     rates = f"{span(figure(least), figure(most))} {unit}"
     busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
     slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
-    where = f", slowest on {slowest}" if least < most else ""
-    said = f"{work}, {_sets(run, work, [one.point.members for one in largest])}: {rates}{busbw}"
+    sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes
+    where = f", slowest on {slowest}" if least < most and len(sets) > 1 else ""
+    said = f"{work}, {_sets(run, work, sets)}: {rates}{busbw}"
     return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
 
 

@@ -105,6 +105,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         how = selection.predicted_how
         how = f"{' over ' if selection.predicted[1] > 0 else ', '}{how}" if how else ""
         yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
+    yield from _published(selection)
     if selection.job is not None:
         yield from selection.job.lines(_sim(selection), tied=selection.tied)
     elif len(selection.finalists) > 1:
@@ -128,23 +129,41 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         yield f"measured  finalists saved at {origin.verification}"
 
 
+def _published(selection: Selection) -> Iterator[str]:
+    """Yield the reference figures: a label has an order, and a rate only with the GPU's name."""
+    if not selection.estimated or len(selection.devices) < 2:
+        return
+    names = " and ".join(sorted({device.name for device in selection.devices}))
+    for one in selection.published:
+        low, high = one.gbs
+        rates = f"at least {fixed(low)}" if high is None else span(fixed(low), fixed(high), "–")
+        state = f", NVLS {one.nvls}" if one.nvls else ""
+        where = f"{one.machine}, {len(selection.devices)} ranks{state} ({'; '.join(one.sources)})"
+        yield f"reference all-reduce busbw {rates} GB/s at {format_size(one.size_bytes)}: {where}"
+    if not selection.published:
+        whose = f" for {len(selection.devices)} × {names} with such links" if names else ""
+        advice = "" if names else "; --gpu NAME shows what such GPUs reach"
+        yield f"reference none{whose}: labels have an order, not a rate{advice}"
+
+
 def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     """Yield a row for each finalist: its predicted and its measured rate."""
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
-    yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
+    by_labels = selection.estimated
+    yield "finalists by labels" if by_labels else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     chosen = {device.tag for device in selection.devices}
     shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
     measured = any(one.measured for one in shown)
-    rows = [("set", "predicted", "measured (95%)" if measured else "", "")]
+    rows = [("set", "" if by_labels else "predicted", "measured (95%)" if measured else "", "")]
     for one in shown:
         rate = "-" if measured else ""
         if one.measured:
             low, middle, high = one.measured
             rate = f"{fixed(middle)} ({_range((low, high))})"
         notes = [f"the first {len(one.devices)}"] if one.first else []
-        if one.measured and (missed := _missed(one.predicted, one.measured)):
+        if one.measured and one.predicted and (missed := _missed(one.predicted, one.measured)):
             notes.append(f"{missed} its prediction")
-        rows.append((", ".join(one.devices), _range(one.predicted), rate, ", ".join(notes)))
+        rows.append((", ".join(one.devices), _range(one.predicted) if one.predicted else "", rate, ", ".join(notes)))
     yield from (f"  {line}" for line in columns(rows))
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"

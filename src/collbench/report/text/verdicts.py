@@ -52,9 +52,9 @@ _FAMILY = {True: "collectives", False: "copies"}
 
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
-    """Return the exit status: the worst of verdicts and failures; a run in which no pair was judged does not pass."""
+    """Return the exit status: the worst of verdicts and failures; a run in which nothing was judged does not pass."""
     worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
-    judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
+    judged = ExitStatus.DONE if coverage(run).any else ExitStatus.FAILED
     return max(worst, judged, outcome(run).status)
 
 
@@ -73,7 +73,7 @@ def page(
     )
     if faults:
         yield concluded
-    elif not covered.judged:
+    elif not covered.any:
         yield not_judged_line(_NOTHING)
     if shortfall:
         yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
@@ -185,6 +185,8 @@ def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
     if worst := worst_of(run, verdicts):
         return worst if len(covered.judged) == covered.pairs else f"{worst}. {share}."
+    if covered.alone:
+        return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
     if not covered.judged:
         return "No pair was judged."
     if covered.missed:

@@ -1,0 +1,226 @@
+"""`topo -m` and `topo -p2p` as people publish them (tests/data/README.md): read, else refused in one line.
+
+The truth comes from the rows alone, in which labels are found by their letters: no header, no columns, no white space.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import re
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from collbench.machine.nvidia_smi import Topology, parse_cards, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.model.errors import UsageError
+
+TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
+SEEN = sorted((TOPOLOGIES / "seen").glob("*.txt"))
+ESCAPE = re.compile(r"\x1b\[\d*m")
+LABEL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A|X")
+ROW = re.compile(rf"[\s*]*(GPU\d+)\s*((?:{LABEL.pattern}).*)")
+OLD = {"SOC": "SYS"}
+
+Matrix = tuple[tuple[str, ...], ...]
+
+
+def text_of(file: pathlib.Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Return each GPU's labels in the order of their columns, cards' too."""
+    rows = {}
+    for line in ESCAPE.sub("", text).splitlines():
+        if row := ROW.fullmatch(line):
+            before_affinity = re.split(r"\s\d", row[2])[0]
+            rows[row[1]] = [OLD.get(label, label) for label in LABEL.findall(before_affinity)]
+    return rows
+
+
+def labels_of(text: str) -> Matrix:
+    rows = rows_of(text)
+    return tuple(tuple(labels[: len(rows)]) for labels in rows.values())
+
+
+def affinities_of(text: str) -> list[tuple[str, str]]:
+    """Return what follows each row's last label: CPU list and NUMA node."""
+    found = []
+    for line in ESCAPE.sub("", text).splitlines():
+        if row := ROW.fullmatch(line):
+            words = re.split(r"(?:N/A|[A-Z]+|NV\d+)\s+(?=\d)", row[2])[-1].split()
+            found.append((words[0], words[1] if len(words) > 1 and words[1] != "N/A" else ""))
+    return found
+
+
+def known_affinities(topology: Topology) -> list[tuple[str, str]]:
+    numa = (text if text != "N/A" else "" for text in topology.numa_affinity)
+    return [*zip(topology.cpu_affinity, numa, strict=True)]
+
+
+@pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
+def test_every_published_text_is_read(file: pathlib.Path) -> None:
+    topology, truth = read_topology(file), labels_of(text_of(file))
+    assert topology.labels == truth
+    assert topology.gpus == tuple(rows_of(text_of(file)))
+    assert all(truth[i][j] == truth[j][i] for i, j in combinations(range(len(truth)), 2))  # of the truth itself
+
+
+@pytest.mark.parametrize("file", [file for file in SEEN if "emptycpu" not in file.stem], ids=lambda file: file.stem)
+def test_every_affinity_is_read(file: pathlib.Path) -> None:
+    assert known_affinities(read_topology(file)) == affinities_of(text_of(file))
+
+
+def test_there_are_all_of_them() -> None:
+    assert len(SEEN) == 47
+
+
+@pytest.mark.parametrize(
+    ("stem", "pairs"),
+    [  # counted by hand
+        ("mleng-8xh100", {"NV18": 28}),
+        ("nccltests-29-8xv100", {"NV2": 8, "NV1": 8, "SYS": 12}),
+        ("dgx1p100-glued-header", {"NV1": 16, "SYS": 12}),
+        ("rtx6kpro-8-ansi", {"PIX": 4, "NODE": 8, "SYS": 16}),
+        ("siboehm-3xa6000", {"NV4": 1, "NODE": 2}),
+        ("hadoop-4gpu-spaces", {"PHB": 2, "SYS": 4}),
+        ("ucx-3386-4xv100-p9-mangled", {"NV2": 2, "SYS": 4}),
+        ("k8sdp-436-4xa100", {"NV12": 1, "NODE": 1, "SYS": 4}),
+        ("nccl-557-2gpu-nv3", {"NV3": 1}),
+        ("1xh100pcie-vm", {}),
+    ],
+)
+def test_pairs_have_the_labels_that_a_person_counted(stem: str, pairs: dict[str, int]) -> None:
+    labels = read_topology(TOPOLOGIES / "seen" / f"{stem}.txt").labels
+    found = [labels[i][j] for i, j in combinations(range(len(labels)), 2)]
+    assert {label: found.count(label) for label in set(found)} == pairs
+
+
+@pytest.mark.parametrize("stem", ["vllm-13855-glued-columns", "sglang-8xh200-36nic-glued", "dgx1p100-glued-header"])
+def test_cards_keep_their_columns_where_some_are_glued(stem: str) -> None:
+    """A glued column was once read as SYS for four GPUs, and moved the columns behind it."""
+    text = text_of(TOPOLOGIES / "seen" / f"{stem}.txt")
+    rows = rows_of(text)
+    assert [list(cards.values()) for cards in parse_cards(text).values()] == [
+        labels[len(rows) :] for labels in rows.values()
+    ]
+    if stem == "vllm-13855-glued-columns":
+        assert {gpu: card for gpu, cards in parse_cards(text).items() for card in cards if cards[card] == "PXB"} == {
+            0: "NIC0", 1: "NIC3", 2: "NIC4", 3: "NIC5", 4: "NIC6", 5: "NIC9", 6: "NIC10", 7: "NIC11"
+        }  # fmt: skip
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return what a narrow terminal leaves of a text once it was copied."""
+    lines = (line.expandtabs(8) for line in text.splitlines())
+    return "\n".join(line[i : i + width].rstrip() for line in lines for i in range(0, max(1, len(line)), width))
+
+
+def in_a_table(text: str) -> str:
+    """Return the text as a table of Markdown, cut at white space."""
+    rows = [re.split(r"\t|\s{2,}", re.sub(r"\sX(?=\s)", "  X  ", line.strip())) for line in text.splitlines()]
+    rows[0] = ["", *rows[0]]
+    return "\n".join("| " + " | ".join(cell.strip() for cell in row if cell or row is rows[0]) + " |" for row in rows)
+
+
+CHANGED: dict[str, Callable[[str], str]] = {
+    "quoted": lambda text: "\n".join(f"> {line}" for line in text.splitlines()),
+    "quoted twice": lambda text: "\n".join(f">> {line}" for line in text.splitlines()),
+    "in Markdown": lambda text: f"Here it is:\n\n```\n$ nvidia-smi topo -m\n{text}```\n\nGPU0 is the slow one.\n",
+    "tagged": lambda text: "\n".join(f"[0] {line}" for line in text.splitlines()),
+    "tagged by mpirun": lambda text: "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines()),
+    "tagged by srun": lambda text: "\n".join(f"0: {line}" for line in text.splitlines()),
+    "tagged by host": lambda text: "\n".join(f"node-7.rack: {line}" for line in text.splitlines()),
+    "literal escapes": lambda text: re.sub(r"(GPU0)([^\n]*)", r"\\x1b[4m\1\2\\x1b[0m", text, count=1),
+    "carriage returns": lambda text: text.replace("\n", "\r\n"),
+    "expanded tabs": lambda text: text.expandtabs(8),
+    "ended by another matrix": lambda text: f"{text}\n\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_what_pages_and_launchers_put_around_a_text_changes_nothing(change: str) -> None:
+    for file in SEEN:
+        assert parse_topology(CHANGED[change](text_of(file))).labels == labels_of(text_of(file)), file
+
+
+def read_or_refused(text: str) -> Topology | None:
+    try:
+        return parse_topology(text)
+    except UsageError:
+        return None
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 120, 132])
+def test_a_wrapped_text_is_never_guessed(width: int) -> None:
+    """Where no line was as long it is read, else refused."""
+    for file in SEEN:
+        text = text_of(file)
+        longest = max(len(line.expandtabs(8).rstrip()) for line in ESCAPE.sub("", text).splitlines() if "GPU" in line)
+        read = read_or_refused(wrapped(ESCAPE.sub("", text), width))
+        assert (read is not None) == (longest <= width), file
+        if read:
+            assert read.labels == labels_of(text), file
+            assert known_affinities(read) == known_affinities(read_topology(file)), file
+
+
+def test_a_table_of_markdown_is_read() -> None:
+    text = text_of(TOPOLOGIES / "seen" / "k8sdp-436-4xa100.txt")
+    table = in_a_table(text).split("\n")
+    assert parse_topology("\n".join([table[0], "|---|---|", *table[1:]])).labels == labels_of(text)
+
+
+@pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
+def test_damage_is_never_guessed(file: pathlib.Path) -> None:
+    """White space lost or put in anywhere, a word or a line lost: the truth is read, or nothing."""
+    text = ESCAPE.sub("", text_of(file)).expandtabs(8)
+    draw = random.Random(file.stem)
+    ends = [match.span() for match in re.finditer(r"[ ]+", text)]
+    words = [match.span() for match in re.finditer(r"[^\s*]+", text)]
+    for _ in range(60):
+        start, end = draw.choice(ends)
+        glued = text[:start] + text[end:]
+        start, end = draw.choice(words)
+        lost = text[:start] + " " * draw.choice([0, end - start]) + text[end:]
+        cut = draw.randrange(start, end)
+        broken = text[:cut] + draw.choice([" ", "\n"]) + text[cut:]
+        without = text.splitlines()
+        del without[draw.randrange(len(without))]
+        for damaged in (glued, lost, broken, "\n".join(without)):
+            read = read_or_refused(damaged)
+            assert read is None or read.labels == labels_of(text), damaged
+
+
+def test_rows_of_two_processes_are_kept_apart() -> None:
+    """Lines of two nodes may come mixed: the first one's rows are read, and none of the other's."""
+    one, other = "\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX", "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX"
+    pairs = zip(one.split("\n"), other.split("\n"), strict=True)
+    mixed = "\n".join(f"[0] {a}\n[1] {b}" for a, b in pairs)
+    assert parse_topology(mixed).labels == (("X", "NV4"), ("NV4", "X"))
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "named"),
+    [
+        ("a row wrapped", "\tGPU0\tGPU1\nGPU0\tX\tNV1\n0-23\nGPU1\tNV1\tX\n", "line 3: '0-23' stands between the rows"),
+        ("the header wrapped", "\tGPU0\tGPU1\nCPU Affinity\nGPU0\tX\tNV1\n", "line 2: 'CPU' stands between the rows"),
+        ("a column without a name", "\tGPU0\nGPU0\tX\tNV1\tNV1\n", "line 2: GPU0 has more labels than the 1 columns"),
+        ("a row below, without a column", "\tGPU0\nGPU0\tX\t0-7\nGPU1\tX\t0-7\n", "line 3: GPU1 has no column"),
+        ("a glued label and CPU list", "\tGPU0\tGPU1\nGPU0 X NV10-7\nGPU1 NV1 X 0-7\n", "line 2: 'NV10-7' between"),
+    ],
+)
+def test_a_refusal_names_the_line(title: str, text: str, named: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(named)):
+        parse_topology(text)
+
+
+@pytest.mark.parametrize(
+    ("stem", "state"), [("axolotl-3132", "NS"), ("club-1125", "NS"), ("club-1229", "GNS"), ("club-922", "OK")]
+)
+def test_every_published_peer_text_is_read(stem: str, state: str) -> None:
+    file = TOPOLOGIES / f"p2p-{stem}.txt"
+    for access in (read_p2p(file), *(parse_p2p(change(text_of(file))) for change in CHANGED.values())):
+        assert access.states == (("X", state), (state, "X"))
+    assert parse_p2p(text_of(file).replace(f"X       {state}", f"X{state}")).states == (("X", state), (state, "X"))

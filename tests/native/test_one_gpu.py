@@ -1,0 +1,112 @@
+"""Every command on a machine with one GPU: what has no other end is measured, the rest is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench.machine.numa import usable_nodes
+from tests.native.fakes import Fakes, Outcome
+
+_FREE = 1282 * 2**20
+_ONE_NODE = pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node")
+
+
+def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
+    plan = {"gpus": 1, "memory": 4096 * 2**20, "free": _FREE} | settings
+    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
+    return fakes.run([sys.executable, "-m", "collbench", *arguments], tmp_path, environment, **plan)
+
+
+def _measured(tmp_path: Path) -> dict[tuple[str, str], set[float]]:
+    """Return the distinct batch times of each operation and variant, all of which are on the only GPU."""
+    run: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
+    assert len(run["devices"]) == 1
+    assert run["complete"]
+    assert {tuple(one["point"]["members"]) for one in run["measurements"]} == {(0,)}
+    times: dict[tuple[str, str], set[float]] = {}
+    for one in run["measurements"]:
+        seconds = {round(s, 12) for sample in one["samples"] for s in sample["seconds"]}
+        times.setdefault((one["point"]["operation"], one["point"]["variant"]), set()).update(seconds)
+    return times
+
+
+@_ONE_NODE
+def test_host_and_local_copies_take_the_times_of_the_only_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    arguments = ("copies", "--patterns", "host,local", "--sizes", "64K", "-o", "run.json")
+    done = _collbench(fakes, tmp_path, *arguments, host_rate=50, to_host_rate=25, local_rate=1000)
+    assert done.code == 0, done.stderr
+    times = _measured(tmp_path)
+    assert {variant for _, variant in times} == {"host", "local"}
+    # 1 µs, and 64 KiB at 50 and 25 GB/s; within the memory at 1,000.
+    assert list(times["h2d-ce", "host"]) == pytest.approx([1e-6 + 65536 / 50e9])
+    assert list(times["d2h-ce", "host"]) == pytest.approx([1e-6 + 65536 / 25e9])
+    assert times["ce-write", "local"] == {1.065536e-6}
+
+
+@_ONE_NODE
+def test_all_patterns_are_those_that_one_gpu_has_and_the_others_are_named(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "copies", "--sizes", "64K", "-o", "run.json", "--verbose")
+    assert done.code == 0, done.stderr
+    assert {variant for _, variant in _measured(tmp_path)} == {"host", "host-both-ways", "local"}
+    assert "it needs two devices, and one was measured" in " ".join(done.stdout.split())
+
+
+@_ONE_NODE
+def test_the_latency_of_one_gpu_is_that_of_the_host_and_its_own_memory(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "latency", "-o", "run.json")
+    assert done.code == 0, done.stderr
+    assert {work for work in _measured(tmp_path) if work[0] in ("chase", "h2d-ce", "ce-write")} == {
+        ("chase", "host"),
+        ("h2d-ce", "host"),
+        ("ce-write", "local"),
+    }
+    assert "all-reduce" not in done.stdout
+
+
+@_ONE_NODE
+@pytest.mark.parametrize("quick", [(), ("--quick",)])
+def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes, tmp_path: Path, quick: tuple[str, ...]) -> None:
+    done = _collbench(fakes, tmp_path, "check", *quick, "--sizes", "16M", "--expect", "1", "-o", "run.json")
+    assert done.code == 0, done.stderr + done.stdout
+    assert done.stdout.startswith("GPU0: slot, health and copies with host memory agree.")
+    shown = _collbench(fakes, tmp_path, "show", "run.json")
+    assert shown.code == 0, shown.stderr
+    assert "h2d-ce host" in shown.stdout.splitlines()[0]
+    chosen = _collbench(fakes, tmp_path, "select", "1", "run.json", "--allow-busy")
+    assert chosen.code == 0, chosen.stderr
+    assert chosen.stdout.startswith("GPU0")
+    assert _collbench(fakes, tmp_path, "check", "run.json", "--expect", "2").code == 1
+
+
+def test_a_check_that_moved_small_messages_vouches_for_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    """The truth: 64 KiB show no rate of a slot (docs/method.md 10.1)."""
+    done = _collbench(fakes, tmp_path, "check", "--sizes", "64K", "-o", "run.json")
+    assert done.code == 1, done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [("pairs",), ("allreduce",), ("copies", "--patterns", "one-way,staged")], ids=lambda words: words[0]
+)
+def test_what_needs_two_gpus_is_refused_in_one_line(fakes: Fakes, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = _collbench(fakes, tmp_path, *arguments)
+    assert done.code == 2, done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "needs two or more devices, and here there would be 1 (GPU0)" in done.stderr
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_select_1_works_without_any_run_and_2_names_what_there_is(fakes: Fakes, tmp_path: Path, count: str) -> None:
+    done = _collbench(fakes, tmp_path, "select", count, "--allow-busy")
+    assert done.code == (0 if count == "1" else 2), done.stderr
+    assert "GPU0" in (done.stdout if count == "1" else done.stderr)
+
+
+def test_doctor_looks_at_one_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    done = _collbench(fakes, tmp_path, "doctor")
+    assert done.code in (0, 1), done.stderr
+    assert "one GPU" in done.stdout
