@@ -37,6 +37,7 @@ _HOMES = {
     "export": "cli.export",
     "check": "cli.check",
     "compare": "cli.compare",
+    "reference": "cli.reference",
     "select": "cli.select",
     "nodes": "cluster.command",
     "predict": "jobs.predict.command",
