@@ -1,4 +1,4 @@
-"""`collbench reference`: which published figures there are."""
+"""Published figures on the command line: which there are, and what ends with 3 below them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import gzip
 import json
 from pathlib import Path
 
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
+from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published" / "aiconfigurator_nccl.csv.gz"
@@ -47,3 +50,17 @@ def test_a_machine_without_figures_is_named(program: Program) -> None:
     result = program("reference", "NVIDIA L4")
     assert (result.status, result.out) == (2, "")
     assert result.line == "there is no published figure for 'NVIDIA L4': 'collbench reference' lists all machines"
+
+
+def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(program: Program) -> None:
+    """Copies and labels agree; NCCL reaches 250 GB/s, and the published pairs of H100 320 at 512M."""
+    links = (measured(Operation.CE_WRITE, link, [397.0] * 3) for link in ((0, 1), (1, 0)))
+    slow = run_of(gpus(2, "NVIDIA H100 80GB HBM3"), [*links, measured(Operation.ALLREDUCE, (0, 1), [250.0] * 3)])
+    run_file.save(slow, Path("run.json"))
+    line = "allreduce at 1G on 2 GPUs: below, 250.0 GB/s; band 304.2 to 353.4 (1 source)"
+    finished = program("pairs", "--resume", "run.json")
+    assert (finished.status, finished.out.startswith(f"{line}: 'collbench check RUN.JSON' explains it\n")) == (3, True)
+    assert finished.err.splitlines()[-1] == f"collbench: {line}"
+    checked = program("check", "run.json")
+    assert (checked.status, checked.out.startswith(f"{line}\n")) == (3, True), checked.out
+    assert program("compare", "run.json", "--reference").status == 3

@@ -140,6 +140,21 @@ def test_every_published_time_is_in_the_curves() -> None:
     assert seen == 4 * (6 * 3 + 2 * 2) * 10  # operations, ranks of eight machines, sizes from 1 to 512 MiB
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nccl_tests_on_our_own_machine_is_within_the_bands_of_others(ranks: int) -> None:
+    """4 × H200, NCCL 2.28.9, out of place, from the size on that judges to the largest that a curve reaches."""
+    printed = (ROOT / f"tests/data/h200x4/all_reduce_perf-{ranks}-ranks.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^ +(\d+) +\d+ +float +sum +-1 +[\d.]+ +[\d.]+ +([\d.]+)", printed, re.MULTILINE)
+    rates = {int(size): float(busbw) for size, busbw in found if 2**24 <= int(size) <= 2**30}
+    ours = [one for one in FIGURES if one.is_of("NVIDIA H200") and one.operation is Operation.ALLREDUCE]
+    (kind,) = [one for one in by_kind(ours) if one[0].ranks == ranks]
+    assert len(rates) == 7
+    for size, gbs in rates.items():
+        low, high = at(*kind, size=size).band
+        assert high is not None
+        assert low < gbs < high, size
+
+
 def test_the_shipped_curves_are_those_that_the_script_makes() -> None:
     script = ROOT / "benchmarks" / "published_curves.py"
     assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
