@@ -146,10 +146,11 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     result = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
     assert result.status == 0
     assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, lowest on " in result.out
-    assert "band 376.6 to 416.8" in result.out
+    assert "band 376.6 to 416.2 (1 source)" in result.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in result.out
-    assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in result.out
-    assert result.out.endswith("Nothing is significantly below its band (6 normal, 1 undecided).\n")
+    missing = "sm-write, sm-read, broadcast on 2 GPUs"
+    assert f"there is no reference figure for {missing} on 4 × NVIDIA H200, NV18" in result.out
+    assert result.out.endswith("Normal according to 3 reference figures.\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:

@@ -47,6 +47,7 @@ COMMANDS = [
     "export",
     "check",
     "compare",
+    "reference",
     "select",
     "nodes",
     "predict",

@@ -55,6 +55,7 @@ PRINTED = [
     ("collbench-comparison", ("compare", "run.json", "other.json")),
     ("collbench-trend", ("compare", "run.json", "other.json", "third.json")),
     ("collbench-reference", ("compare", "run.json", "--reference")),
+    ("collbench-references", ("reference", "H100")),
     ("collbench-prediction", ("predict", "run.json", "--model", "gpt2")),
     ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1")),
     ("collbench-runs", ("runs",)),

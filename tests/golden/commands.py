@@ -211,6 +211,8 @@ COMMANDS = {
     "compare-reference": "compare h200x4.json --reference",
     "compare-json": "compare again-4.json slow-4.json --json",
     "compare-reference-json": "compare h200x4.json --reference --json",
+    "reference": "reference H100",
+    "reference-json": "reference 4090 --json",
     "runs": "runs",
     "runs-json": "runs --json --limit 2",
     "show-number": "show 2",

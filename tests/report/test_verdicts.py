@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench.judge.diagnose import Kind, judge
+from collbench.judge.diagnose import Kind, Severity, judge
+from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report.text import verdicts
+from collbench.report.text import measured, verdicts
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL
@@ -28,7 +29,8 @@ def test_healthy_pairs_take_one_line() -> None:
     """Rates of the recorded machine's copy engines (nvbandwidth)."""
     printed = page(h200())
     end = "Labels, tools and measurement agree.\nagree     6 of 6 pairs: NV18 396.1-396.2 of 450 GB/s (copies, 1G)\n"
-    assert printed.endswith(end)
+    assert end in printed
+    assert "\nrates     allreduce at 1G on 2 GPUs: normal, 326.1 to 326.1 GB/s" in printed
 
 
 def test_pairs_with_a_verdict_are_not_among_the_healthy() -> None:
@@ -130,3 +132,40 @@ def test_json_says_the_same() -> None:
 def test_every_kind_of_the_method_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
     assert [kind for kind in Kind if f"`{kind}`" not in documented] == []
+
+
+def nccl_at(gbs: float, name: str = "NVIDIA H100 80GB HBM3") -> Run:
+    """Return a run whose copies are healthy, and whose collectives on pairs reach so many GB/s."""
+    run = h200(lambda work, _: gbs / 326.08 if work.operation.is_collective else 1.0)
+    run.devices = tuple(replace(device, name=name) for device in run.devices)
+    return run
+
+
+def test_without_p2p_the_first_line_names_the_fault_and_no_rate_reads_normal() -> None:
+    """Before NCCL's curves were figures, "rates" named only the copies of H100, which are normal."""
+    run = nccl_at(26.0)
+    run.settings.environment["NCCL_P2P_DISABLE"] = "1"
+    for printed in (text(measured.page(run), verbose=False), page(run)):
+        assert printed.startswith("NV_NOT_USED ")
+        assert "rates     allreduce at 1G on 2 GPUs: below, 26.0 to 26.0 GB/s" in printed
+    # Of other GPUs no figure sees NCCL's rate.
+    unknown = nccl_at(26.0, "NVIDIA H200 NVL")
+    assert text(measured.page(unknown), verbose=False).startswith("NV_NOT_USED ")
+    assert "rates" not in text(measured.page(unknown), verbose=False) + page(unknown)
+
+
+def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None:
+    """280 GB/s is no contradiction to a link of 450, but healthy pairs of H100 reach 304 or more."""
+    run = nccl_at(280.0)
+    verdicts_of = judge(run)
+    assert [one for one in verdicts_of if one.severity is not Severity.INFO] == []
+    first = "allreduce at 1G on 2 GPUs: below, 280.0 to 280.0 GB/s, lowest on GPU0-GPU1"
+    assert text(verdicts.page(run, verdicts_of), verbose=False).startswith(first)
+    assert text(measured.page(run), verbose=False).startswith(first)
+    assert verdicts.status(run, verdicts_of) is ExitStatus.CONTRADICTION
+    assert verdicts.contradiction(run).startswith(first)
+    told = verdicts.as_json(run, verdicts_of)
+    below = [one["operation"] for one in told["reference"]["answers"] if one["standing"] == "below"]
+    assert (told["exit_status"], below) == (3, ["allreduce"])
+    healthy = nccl_at(320.0)
+    assert (verdicts.status(healthy, []), verdicts.contradiction(healthy)) == (ExitStatus.DONE, "")

@@ -42,6 +42,7 @@ _COMMANDS = {
     "export": ("cli.export", "Write a saved run in other tools' formats."),
     "check": ("cli.check", "Find where labels and measurement disagree."),
     "compare": ("cli.compare", "Show what became faster or slower between runs."),
+    "reference": ("cli.reference", "List the published figures by which runs are judged."),
     "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
     "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),
     "predict": ("jobs.predict.command", "Predict what communication costs a training step."),

@@ -6,9 +6,10 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from itertools import chain, combinations
 
@@ -16,19 +17,19 @@ from collbench.judge import between_runs
 from collbench.judge.data_points import Key, Named, Part, estimates, points_by_key, reach
 from collbench.judge.outcome import TroubleKind, outcome, unordered
 from collbench.judge.physics import Impossible, Nvls, impossible, nvls
-from collbench.judge.registration import ordinary
+from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Layout, Run
 from collbench.runfile.codec import build
 
-# Figures of healthy machines, published or measured by us; they are in figures.json in this folder.
+# Published figures of healthy machines: single ones in figures.json, curves over sizes in curves.json in this folder.
 #
-# The file holds only what its sources say; the interpretation is in this module.
-# docs/reference-figures.schema.json describes it.
+# The files hold only what their sources say; the interpretation is in this module. collbench's own measurements are not
+# in them: they would call their own machines normal. docs/reference-figures.schema.json describes the files.
 
 # A measured figure holds for other machines of its kind within ±5%: where two sources measured the same thing, they
 # differ by up to 4% (8 × H200, all-reduce at 8G: 473 and 480; H100 links by one tool: 363 to 394).
@@ -41,8 +42,9 @@ class Figure:
 
     `gpus` and `links` are regular expressions for the product name and for the label of every pair among the members
     ("" for one device). `ranks` is the number of members, `sizes` the smallest and the largest message in bytes that
-    the figure holds for. It has either `measured`, values of healthy machines, or `at_least`, what an acceptance test
-    asks for. `nvls` is "on" or "off" if NCCL's use of NVLink SHARP matters.
+    the figure holds for. It has either `measured`, values of healthy machines; or `curve`, one for each doubling of the
+    size; or `at_least`, what an acceptance test asks for. `nvls` is "on" or "off" if NCCL's use of NVLink SHARP
+    matters. Nothing is below it at sizes smaller than `judges_from` (docs/method.md 10.3).
     """
 
     gpus: str
@@ -55,16 +57,38 @@ class Figure:
     source: str
     variant: Variant = Variant.PLAIN
     measured: tuple[float, ...] = ()
+    curve: tuple[float, ...] = ()
     at_least: float | None = None
     nvls: str | None = None
     nccl: str = ""
+    license: str = ""
+    judges_from: int = 1
 
     @property
-    def band(self) -> tuple[float, float | None]:
-        """What is normal, GB/s: from and to; an acceptance test has no upper end."""
-        if self.at_least is not None:
-            return self.at_least, None
-        return min(self.measured) * (1 - _AROUND), max(self.measured) * (1 + _AROUND)
+    def largest(self) -> int:
+        """The largest message that it says something about: a curve goes on for one doubling (`values_at`)."""
+        return self.sizes[1] * 2 if self.curve else self.sizes[1]
+
+    @property
+    def origin(self) -> str:
+        """Who measured it: figures of the same origin are one source."""
+        return self.source.split()[0].rstrip(",")
+
+    def values_at(self, size_bytes: int) -> tuple[float, float] | None:
+        """Return the least and the most that was measured at a size; None for a minimum, or outside its sizes.
+
+        A curve is interpolated, both axes logarithmic. Beyond its end the rate grows by nothing at the least, and at
+        the most as in its last doubling, because the curve flattens.
+        """
+        if not self.sizes[0] <= size_bytes <= self.largest or self.at_least is not None:
+            return None
+        if not self.curve:
+            return min(self.measured), max(self.measured)
+        step = math.log2(size_bytes / self.sizes[0])
+        index = min(int(step), len(self.curve) - 2)
+        before, after = self.curve[index : index + 2]
+        gbs = before * (after / before) ** (step - index)
+        return (min(after, gbs), max(after, gbs)) if size_bytes > self.sizes[1] else (gbs, gbs)
 
     def is_of(self, name: str) -> bool:
         """Return whether it applies to GPUs with this product name."""
@@ -79,32 +103,119 @@ def check(figure: Figure) -> None:
     """Raise ValueError where the fields of a figure do not fit each other."""
     for pattern in (figure.gpus, figure.links):
         re.compile(pattern)
-    if bool(figure.measured) == (figure.at_least is not None):
-        raise ValueError(f"{figure.machine}, {figure.operation}: give either 'measured' or 'at_least'")
-    if not all(value > 0 for value in (*figure.measured, figure.at_least or 1.0)):
+    if [bool(figure.measured), bool(figure.curve), figure.at_least is not None].count(True) != 1:
+        raise ValueError(f"{figure.machine}, {figure.operation}: give either 'measured', 'curve' or 'at_least'")
+    if not all(value > 0 for value in (*figure.measured, *figure.curve, figure.at_least or 1.0)):
         raise ValueError(f"{figure.machine}, {figure.operation}: a bandwidth is above 0 GB/s")
+    if figure.curve and (len(figure.curve) < 2 or figure.sizes[1] != figure.sizes[0] << (len(figure.curve) - 1)):
+        raise ValueError(f"{figure.machine}, {figure.operation}: a curve has a value for each doubling of the size")
     if not 0 < figure.sizes[0] <= figure.sizes[1]:
         raise ValueError(f"{figure.machine}, {figure.operation}: sizes go from the smaller to the larger")
     if figure.nvls not in (None, "on", "off"):
         raise ValueError(f"{figure.machine}, {figure.operation}: 'nvls' is on, off or null")
 
 
-# The shipped file of reference figures.
+# The shipped files of reference figures.
 
-_NAME = "figures.json"
+_NAMES = ("figures.json", "curves.json")
 _FORMAT, _VERSION = "collbench-figures", 1
 
 
+@cache
 def load() -> tuple[Figure, ...]:
-    """Return the shipped figures. Raises ValueError for a file that is none: it is a part of the program."""
-    text = resources.files("collbench.judge").joinpath(_NAME).read_text(encoding="utf-8")
-    data = json.loads(text)
+    """Return the shipped figures. Raises ValueError for a file that has none: it is a part of the program."""
+    return tuple(chain.from_iterable(map(_load, _NAMES)))
+
+
+def _load(name: str) -> tuple[Figure, ...]:
+    data = json.loads(resources.files("collbench.judge").joinpath(name).read_text(encoding="utf-8"))
     if (data.get("format"), data.get("format_version")) != (_FORMAT, _VERSION):
-        raise ValueError(f"{_NAME} is not {_FORMAT} {_VERSION}")
-    figures: tuple[Figure, ...] = build(tuple[Figure, ...], data["figures"], "figures")
+        raise ValueError(f"{name} is not {_FORMAT} {_VERSION}")
+    rows = [data.get("shared", {}) | row for row in data["figures"]]
+    figures: tuple[Figure, ...] = build(tuple[Figure, ...], rows, name)
     for figure in figures:
         check(figure)
     return figures
+
+
+# What figures of one kind say together.
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What is normal for one work at one size, by figures of the same machine, ranks, labels and NVLS.
+
+    It is either one acceptance test, or everything that was measured.
+    """
+
+    figures: tuple[Figure, ...]
+    size_bytes: int
+
+    @property
+    def figure(self) -> Figure:
+        """One of the figures, for what they have in common."""
+        return self.figures[0]
+
+    @property
+    def sources(self) -> dict[str, tuple[float, float]]:
+        """The least and the most that each source measured; empty for an acceptance test."""
+        values: dict[str, tuple[float, float]] = {}
+        for figure in self.figures:
+            if found := figure.values_at(self.size_bytes):
+                low, high = values.get(figure.origin, found)
+                values[figure.origin] = min(low, found[0]), max(high, found[1])
+        return values
+
+    @property
+    def band(self) -> tuple[float, float | None]:
+        """What is normal, GB/s: from and to; an acceptance test has no upper end."""
+        if self.figure.at_least is not None:
+            return self.figure.at_least, None
+        return _band(self.sources.values())
+
+    @property
+    def disagree(self) -> bool:
+        """True if what a source measured is not within the band of the others."""
+        for origin, (low, high) in self.sources.items():
+            others = [values for other, values in self.sources.items() if other != origin]
+            if others and not (_band(others)[0] <= low and high <= _band(others)[1]):
+                return True
+        return False
+
+    @property
+    def orients(self) -> bool:
+        """True if nothing is below it: of a small message, or of a collective over PCIe by one source, it is a guide.
+
+        There the rate depends on what the machine's kind does not say [docs/method.md 10.3].
+        """
+        figure = self.figure
+        on_pcie = figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1
+        return on_pcie or self.size_bytes < max(one.judges_from for one in self.figures)
+
+
+def _band(ranges: Collection[tuple[float, float]]) -> tuple[float, float]:
+    return min(low for low, _ in ranges) * (1 - _AROUND), max(high for _, high in ranges) * (1 + _AROUND)
+
+
+def by_kind(figures: Iterable[Figure]) -> tuple[tuple[Figure, ...], ...]:
+    """Return the figures by what they are of; each acceptance test alone."""
+    kinds: dict[object, list[Figure]] = defaultdict(list)
+    for one in figures:
+        alone = None if one.at_least is None else one
+        kinds[one.gpus, one.links, one.operation, one.variant, one.ranks, one.nvls, alone].append(one)
+    return tuple(map(tuple, kinds.values()))
+
+
+def sizes_of(kind: Iterable[Figure]) -> tuple[int, ...]:
+    """Return the sizes at which figures of one kind were measured."""
+    curves = (one.sizes[0] << step for one in kind for step in range(len(one.curve)))
+    return tuple(sorted({*curves, *(size for one in kind for size in one.sizes)}))
+
+
+def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
+    """Return what figures of one kind say about a size; None if it is in none's sizes."""
+    covering = tuple(figure for figure in kind if figure.sizes[0] <= size_bytes <= figure.largest)
+    return Reference(covering, size_bytes) if covering else None
 
 
 # The answers of the figures.
@@ -114,7 +225,7 @@ _ALPHA = 0.01  # the chance that any answer of a run is wrong
 _NORMAL_ALPHA = 0.05
 # Where nothing failed: it was not tried, or its rates are wrong.
 _NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
-_Matched = tuple[Figure, list[Key]]
+_Judging = tuple[Reference, list[Key]]
 
 
 class ReferenceVerdict(StrEnum):
@@ -139,26 +250,36 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one figure judges a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
+    """How one reference judges a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
 
-    `mismatch` is the run's NVLS if the figure's differs, else None; with a mismatch nothing is called below the figure.
+    `mismatch` is the run's NVLS if the figures' differs, else None; with a mismatch nothing is called below them.
     `failed` are sets of its kind where something failed or moved wrong data. `impossible` is a rate above a limit, in
     the same operation at this size or on a set of this kind; then nothing is judged but "below".
     """
 
-    figure: Figure
-    size_bytes: int
+    reference: Reference
     sets: tuple[Measured, ...]
     mismatch: Nvls | None
     failed: tuple[tuple[int, ...], ...] = ()
     impossible: Impossible | None = None
 
     @property
+    def figure(self) -> Figure:
+        """One of its figures, for what they have in common."""
+        return self.reference.figure
+
+    @property
+    def size_bytes(self) -> int:
+        """The size at which it judges."""
+        return self.reference.size_bytes
+
+    @property
     def standing(self) -> ReferenceVerdict:
         """The worst significant verdict on any set; never normal if one failed, undecided if one is unclear."""
         standings = {one.standing for one in self.sets}
         if ReferenceVerdict.BELOW in standings:
-            return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
+            lenient = self.mismatch or self.reference.orients
+            return ReferenceVerdict.UNDECIDED if lenient else ReferenceVerdict.BELOW
         if self.failed:
             return ReferenceVerdict.FAILED
         order = (
@@ -229,22 +350,42 @@ class Answers:
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
     """Return how the figures judge a run; only one operation if given. They judge no simulated machine."""
-    run = ordinary(run)
+    memory, run = kinds_of(run), ordinary(run)
     names = {device.name for device in run.devices}
     alike = len(names) == 1 and not capabilities(run.backend).simulated
-    ours = [figure for figure in figures if alike and figure.is_of(next(iter(names)))]
+    ours = [one for one in figures if alike and one.is_of(next(iter(names))) and not _unlike(one, run, memory)]
     points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
     labels = pair_labels(run.paths)
     state = nvls(run)
-    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, points, labels))], state)
-    errors = estimates(points, run.paths)
+    alike_points: dict[tuple[Operation, Variant, int], list[Key]] = defaultdict(list)
+    for key, named in points.items():
+        alike_points[named.work.operation, named.work.variant, len(key.members)].append(key)
+    judging = []
+    for kind in by_kind(ours):
+        keys = alike_points[kind[0].operation, kind[0].variant, kind[0].ranks]
+        if found := _judging(kind, [key for key in keys if _links_are(kind[0], key.members, labels)], points):
+            judging.append(found)
+    matched = _conforming(judging, state)
+    if not matched:
+        return Answers(run, state, (), tuple(_unknown(points, ours, set())), (), bool(ours))
+    works = {key.work for _, keys in matched for key in keys}  # noise is pooled within a work
+    errors = estimates({key: named for key, named in points.items() if key.work in works}, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
-    answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
+    shown = _Evidence(points, errors, _ALPHA / tested, failures, impossible(run), labels)
+    answers = tuple(_answer(reference, keys, shown, state) for reference, keys in matched)
     answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
     unjudged = tuple(_unjudged(run, points, answers, labels))
     return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), unjudged, bool(ours))
+
+
+def _unlike(figure: Figure, run: Run, memory: Collection[Registration]) -> bool:
+    """Return whether a run's collectives differ from those of all sources: registered memory, sums of integers.
+
+    NCCL sums integers without NVLS.
+    """
+    registered = figure.operation.is_collective and bool(memory) and Registration.NONE not in memory
+    return registered or (figure.operation.reduces and run.settings.dtype.lstrip("u").startswith("int"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,30 +400,29 @@ class _Evidence:
     labels: dict[frozenset[int], str]
 
 
-def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) -> Answer:
-    size_bytes = keys[0].size_bytes
+def _answer(reference: Reference, keys: Sequence[Key], run: _Evidence, state: Nvls) -> Answer:
+    figure = reference.figure
     failed = tuple(dict.fromkeys(devices for devices in run.failures if _is_of(figure, devices, run.labels)))
-    beaten = _beaten(figure, size_bytes, run)
+    beaten = _beaten(reference, run)
     sets = []
     for key in keys:
         summary = summarize(run.points[key].measurement)
         between = between_runs.default(run.points[key].work, summary.seconds).sigma
-        standing = _standing(figure, summary.busbw, run.errors[key], between, run.alpha)
+        standing = _standing(reference.band, summary.busbw, run.errors[key], between, run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
         sets.append(Measured(key.members, summary.busbw, standing))
     sets.sort(key=lambda one: (one.gbs, one.members))
-    return Answer(figure, size_bytes, tuple(sets), _mismatch(figure, state), failed, beaten)
+    return Answer(reference, tuple(sets), _mismatch(figure, state), failed, beaten)
 
 
-def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
-    """Return a rate above a limit that makes the run's rates for this figure untrustworthy, None if there is none.
+def _beaten(reference: Reference, run: _Evidence) -> Impossible | None:
+    """Return a rate above a limit that makes the run's rates for a reference untrustworthy, None if there is none.
 
     Times that are wrong in one pattern of an operation may be wrong in the others, where no limit shows it.
     """
-    of_work = (
-        one for one in run.beaten if (one.point.operation, one.point.size_bytes) == (figure.operation, size_bytes)
-    )
+    figure, wanted = reference.figure, (reference.figure.operation, reference.size_bytes)
+    of_work = (one for one in run.beaten if (one.point.operation, one.point.size_bytes) == wanted)
     of_devices = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
     return next(chain(of_work, of_devices), None)
 
@@ -296,43 +436,44 @@ def _links_are(figure: Figure, members: tuple[int, ...], labels: dict[frozenset[
     return all(figure.links_are(labels.get(frozenset(pair), "?")) for pair in combinations(members, 2))
 
 
-def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
-    """Leave out figures with another NVLS than the run's, if the same work has one with the run's."""
-    fitting = {(figure.operation, figure.ranks) for figure, _ in matched if not _mismatch(figure, state)}
+def _conforming(judging: list[_Judging], state: Nvls) -> list[_Judging]:
+    """Leave out references with another NVLS than the run's, if the same work has one with the run's."""
+    figures = [reference.figure for reference, _ in judging]
+    fitting = {(figure.operation, figure.ranks) for figure in figures if not _mismatch(figure, state)}
     return [
-        (figure, keys)
-        for figure, keys in matched
+        one
+        for one, figure in zip(judging, figures, strict=True)
         if not _mismatch(figure, state) or (figure.operation, figure.ranks) not in fitting
     ]
 
 
-def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
-    """Return the points that a figure applies to, at the largest size it covers; of host copies the best node's."""
-    low, high = figure.sizes
-    ours = [
-        key
-        for key, named in points.items()
-        if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
-        and len(key.members) == figure.ranks
-        and low <= key.size_bytes <= high
-        and _links_are(figure, key.members, labels)
-    ]
-    largest = max((key.size_bytes for key in ours), default=None)
+def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Named]) -> _Judging | None:
+    """Return what figures of one kind say about points of their kind, and about which of these; None if about none.
+
+    The size is the one about which most sources say something, the largest of these. Of host copies it is the best
+    node's.
+    """
+    covered = [one for size in {key.size_bytes for key in ours} if (one := reference_at(kind, size))]
+    if not covered:
+        return None
+    reference = max(covered, key=lambda one: (len(one.sources), one.size_bytes))
     best: dict[tuple[int, ...], Key] = {}
-    for key in (key for key in ours if key.size_bytes == largest):
+    for key in (key for key in ours if key.size_bytes == reference.size_bytes):
         # Memory on another NUMA node is slower by design: the nearest node shows the rate of the slot.
         other = best.get(key.members)
         if other is None or points[key].gbs > points[other].gbs:
             best[key.members] = key
-    return list(best.values())
+    return reference, list(best.values())
 
 
-def _standing(figure: Figure, gbs: float, estimate: Estimate, between: float, alpha: float) -> ReferenceVerdict:
+def _standing(
+    band: tuple[float, float | None], gbs: float, estimate: Estimate, between: float, alpha: float
+) -> ReferenceVerdict:
     """Return what an interval shows: below or above if all of it is outside the band; normal if it is not below.
 
     `between` is the standard deviation from run to run, because another run would have another rate.
     """
-    low, high = figure.band
+    low, high = band
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
     parts = [

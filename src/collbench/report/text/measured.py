@@ -13,6 +13,7 @@ from collbench.judge.outcome import timed_points
 from collbench.model.capabilities import capabilities
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
+from collbench.report import sections
 from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Block, Lines, Page, only
 from collbench.report.text.topology import render_topology

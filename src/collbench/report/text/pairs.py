@@ -19,8 +19,9 @@ from collbench.report import choice_text, prose
 from collbench.report.text.frame import device_names, ending, header, sim
 from collbench.report.text.layout import Block, Lines, Summary, both, legend, short, whole
 from collbench.report.text.matrix import render_bandwidths, unit_of, value, value_of
-from collbench.report.text.reference import normal_line
+from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
+from collbench.report.text.verdicts import contradiction
 
 # (most, best, worst): a table of more than `most` pairs shows so many of the best and of the worst.
 _ROWS, _SHORT_ROWS = (28, 16, 8), (8, 5, 2)
@@ -46,7 +47,8 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
         ]
         lines += [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
         recommended = "\n".join(lines)
-        normal = list(normal_line(run))
+        # Below a fault that no figure sees, nothing may read "normal".
+        normal = [] if contradiction(run) and not below(run) else [*normal_line(run)]
         yield from short(Lines(recommended), *normal, *ranked_pairs(run, ranking))
         yield from whole("tiers", Text(), *_pairs(run, ranking, _ROWS), Lines(f"\n{recommended}"))
         yield from whole("notes", *normal)

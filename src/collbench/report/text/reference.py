@@ -1,25 +1,37 @@
-"""The page and the JSON of `collbench compare --reference`: normal, below or above, and by which figure."""
+"""Normal, below or above, and by which figure: the page and the JSON of `compare --reference`, and lines of others."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.physics import Nvls
-from collbench.judge.references import Answer, Answers, ReferenceVerdict, Unknown, judge, load
+from collbench.judge.references import (
+    Answer,
+    Answers,
+    Figure,
+    ReferenceVerdict,
+    Unknown,
+    judge,
+    load,
+    reference_at,
+    sizes_of,
+)
 from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Work
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import amount, counted, figure, format_size, size_span
 from collbench.report import prose
 from collbench.report.prose import filled
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
-from collbench.report.text.layout import Block, Lines, both, short, whole
+from collbench.report.text.layout import Block, Lines, both, short, table, whole
 from collbench.runfile.codec import plain
 
 if TYPE_CHECKING:
@@ -53,7 +65,7 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(answers.run)), Text(""))
     for answer in answers.answers:
         yield from both("tables", _answer_line(answers, answer, sim(answers.run, "sim: ")))
-        yield from whole("tables", Text(filled(_origins(answer), width, "  ", "  ")))
+        yield from whole("tables", *(Text(filled(line, width, "  ", "    ")) for line in _origins(answer)))
     lines = [*_unknown(answers, width)]
     if lines:
         yield from whole("notes", Text("\n".join(lines)))
@@ -110,13 +122,18 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
     return line
 
 
-def _origins(answer: Answer) -> str:
-    """Return where a figure comes from, and which condition of it the run does not meet."""
-    source = answer.figure
-    condition = f"; {_mismatch(answer)}" if answer.mismatch else ""
-    nvls = f", NVLS {source.nvls}" if source.nvls else ""
-    nccl = f", NCCL {source.nccl}" if source.nccl else ""
-    return f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
+def _origins(answer: Answer) -> Iterator[str]:
+    """Yield where each figure comes from, and which condition of them the run does not meet."""
+    versions: dict[str, list[str]] = defaultdict(list)
+    for one in answer.reference.figures:
+        nvls = f", NVLS {one.nvls}" if one.nvls else ""
+        license_ = f", {one.license}" if one.license else ""
+        versions[f"{one.machine}{nvls}{{}}: {one.conditions} [{one.source}{license_}]"].append(one.nccl)
+    for text, found in versions.items():
+        nccl = ", ".join(filter(None, found))
+        yield text.format(f", NCCL {nccl}" if nccl else "")
+    if answer.mismatch:
+        yield _mismatch(answer)
 
 
 def _beaten(answers: Answers, answer: Answer) -> str:
@@ -147,10 +164,12 @@ def _measured(answers: Answers, answer: Answer) -> str:
 
 
 def _band(answer: Answer) -> str:
-    low, high = answer.figure.band
+    (low, high), reference = answer.reference.band, answer.reference
     if high is None:
         return f"required: {figure(low)} or more"
-    return f"band {figure(low)} to {figure(high)}"
+    disagree = ", which disagree" if reference.disagree else ""
+    orients = ", only a guide" if reference.orients else ""
+    return f"band {figure(low)} to {figure(high)} ({amount(len(reference.sources), 'source')}{disagree}{orients})"
 
 
 def _unknown(answers: Answers, width: int) -> Iterator[str]:
@@ -183,6 +202,13 @@ _WORST_FIRST = (
 )
 
 
+def below(run: Run) -> str:
+    """Return the first result that is below its band, in one line; "" if there is none."""
+    answers = judge(run, load())
+    found = (one for one in answers.answers if one.standing is ReferenceVerdict.BELOW)
+    return next((_answer_line(answers, one).plain for one in found), "")
+
+
 def normal_line(run: Run) -> Iterator[Lines]:
     """Yield the reference figure with the worst result, and what no figure judges; nothing for a simulated machine."""
     answers = judge(run, load())
@@ -191,7 +217,10 @@ def normal_line(run: Run) -> Iterator[Lines]:
     if not answers.answers:
         yield Lines(f"rates     not judged: no reference figure for {_kind(answers)}")
         return
-    worst = min(answers.answers, key=lambda answer: _WORST_FIRST.index(answer.standing))
+    worst = min(
+        answers.answers,
+        key=lambda answer: (_WORST_FIRST.index(answer.standing), not answer.figure.operation.is_collective),
+    )
     parts = [_answer_line(answers, worst, "rates     ").plain]
     parts += [_mismatch(worst)] if worst.mismatch else []
     parts += [_left_out(answers)] if answers.unjudged else []
@@ -202,8 +231,12 @@ def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
     from collbench.report.text.comparison import json_text, run_origin  # late: pages of pairs need a line of this
 
-    body = {
-        "run": run_origin(answers.run),
+    return json_text("collbench-reference", status, {"run": run_origin(answers.run)} | as_json(answers))
+
+
+def as_json(answers: Answers) -> Json:
+    """Return the results in JSON's own types."""
+    return {
         "nvls": answers.nvls.value,
         "known": answers.known,
         "answers": [_answer_json(answer) for answer in answers.answers],
@@ -222,7 +255,6 @@ def dumps(answers: Answers, status: int) -> str:
             for one in answers.unknown
         ],
     }
-    return json_text("collbench-reference", status, body)
 
 
 def _mismatch(answer: Answer) -> str:
@@ -230,23 +262,32 @@ def _mismatch(answer: Answer) -> str:
 
 
 def _answer_json(answer: Answer) -> Json:
-    figure = answer.figure
-    low, high = figure.band
+    figure, reference = answer.figure, answer.reference
     return {
         "operation": figure.operation.value,
         "variant": figure.variant.value,
         "ranks": figure.ranks,
         "size_bytes": answer.size_bytes,
         "standing": answer.standing.value,
-        "band_gbs": [low, high],
+        "band_gbs": list(reference.band),
+        "sources": len(reference.sources),
+        "disagree": reference.disagree,
+        "guide_only": reference.orients,
         "device_sets": plain(answer.sets),
         "mismatch": _mismatch(answer),
         "impossible": _impossible_json(answer),
-        "machine": figure.machine,
         "nvls": figure.nvls,
-        "nccl": figure.nccl,
-        "conditions": figure.conditions,
-        "source": figure.source,
+        "figures": [
+            {
+                "machine": one.machine,
+                "nccl": one.nccl,
+                "conditions": one.conditions,
+                "source": one.source,
+                "license": one.license,
+                "measured_gbs": plain(one.values_at(answer.size_bytes)),
+            }
+            for one in reference.figures
+        ],
     }
 
 
@@ -258,3 +299,78 @@ def _impossible_json(answer: Answer) -> Json | None:
     point, limit = impossible.point, impossible.capacity
     data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
     return data_point | {"gbs": impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
+
+
+# All published figures: `collbench reference`.
+
+
+@dataclass(frozen=True, slots=True)
+class _Covered:
+    """What figures of one kind cover, and what is normal at the largest of their sizes, GB/s."""
+
+    figure: Figure
+    sizes: tuple[int, ...]
+    sources: tuple[str, ...]
+    disagree: tuple[int, ...]  # sizes
+    band: tuple[float, float | None]
+
+    @classmethod
+    def by(cls, kind: tuple[Figure, ...]) -> _Covered:
+        sizes = sizes_of(kind)
+        found = [one for size in sizes if (one := reference_at(kind, size))]
+        apart = tuple(one.size_bytes for one in found if one.disagree)
+        return cls(kind[0], sizes, tuple(dict.fromkeys(one.origin for one in kind)), apart, found[-1].band)
+
+
+def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
+    order = [*Operation]
+    return sorted(
+        map(_Covered.by, kinds),
+        key=lambda one: (one.figure.gpus, order.index(one.figure.operation), one.figure.variant, one.figure.ranks),
+    )
+
+
+def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Table:
+    """Return the table of what figures cover."""
+    rows = table("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s", left=_LEFT, keys=2)
+    for one in _covered(kinds):
+        figure_, (low, high) = one.figure, one.band
+        apart = f", disagree at {size_span(one.disagree)}" if one.disagree else ""
+        rows.add_row(
+            figure_.machine,
+            str(Work(figure_.operation, figure_.variant)),
+            str(figure_.ranks),
+            figure_.links.replace("|", " ") or "-",
+            figure_.nvls or "-",
+            size_span(one.sizes),
+            f"{len(one.sources)}{apart}",
+            f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
+        )
+    return rows
+
+
+_LEFT = ("machine", "operation", "links", "NVLS", "sizes", "sources")
+
+
+def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
+    """Return the same as JSON text."""
+    rows = [
+        {
+            "machine": one.figure.machine,
+            "gpus": one.figure.gpus,
+            "links": one.figure.links,
+            "operation": one.figure.operation.value,
+            "variant": one.figure.variant.value,
+            "ranks": one.figure.ranks,
+            "nvls": one.figure.nvls,
+            "sizes": list(one.sizes),
+            "sources": list(one.sources),
+            "disagree": list(one.disagree),
+            "minimum": one.figure.at_least is not None,
+            "band_gbs": list(one.band),
+        }
+        for one in _covered(kinds)
+    ]
+    from collbench.report.text.comparison import json_text  # late, as above
+
+    return json_text("collbench-references", 0, {"references": rows})

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from collbench.judge import references
 from collbench.judge.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
 from collbench.judge.diagnose.evidence import OtherProcesses
 from collbench.judge.diagnose.readings import Facts, Reading
@@ -21,6 +22,7 @@ from collbench.model.run import Run
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
 from collbench.report import causes, prose, sentences
 from collbench.report.prose import WIDE, filled
+from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Block, Lines, both, more, short, whole
@@ -55,7 +57,8 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
     """Return the exit status: the worst of verdicts and failures; a run in which nothing was judged does not pass."""
     worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
     judged = ExitStatus.DONE if coverage(run).any else ExitStatus.FAILED
-    return max(worst, judged, outcome(run).status)
+    normal = ExitStatus.CONTRADICTION if reference.below(run) else ExitStatus.DONE
+    return max(worst, judged, normal, outcome(run).status)
 
 
 def page(
@@ -68,10 +71,12 @@ def page(
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    below = reference.below(run)
+    worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
     concluded = Text(
-        filled(conclusion(run, covered, verdicts), width), style=_STYLES[faults[0].severity] if faults else ""
+        filled(conclusion(run, covered, verdicts), width), style="" if worst is Severity.INFO else _STYLES[worst]
     )
-    if faults:
+    if faults or below:
         yield concluded
     elif not covered.any:
         yield not_judged_line(_NOTHING)
@@ -80,7 +85,9 @@ def page(
     healthy = _healthy(run, covered, verdicts)
     judged = [Text(_field("agree", healthy, width))] if healthy else []
     judged += [Text(_field("unjudged", line, width)) for line in unjudged(run, covered)]
-    yield from short(*([] if faults else [concluded]), *judged)
+    if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
+        judged += [Text(_field("rates", line.plain[_INDENT:], width)) for line in reference.normal_line(run)]
+    yield from short(*([] if faults or below else [concluded]), *judged)
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
         yield from both("verdicts", Text(), _block(run, verdict, width))
@@ -131,6 +138,7 @@ def as_json(
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
         "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
+        "reference": reference.as_json(references.judge(run, references.load())),
     }
 
 
@@ -183,7 +191,7 @@ def _head(run: Run, verdict: Verdict, width: int) -> str:
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    if worst := worst_of(run, verdicts):
+    if worst := worst_of(run, verdicts) or reference.below(run):
         return worst if len(covered.judged) == covered.pairs else f"{worst}. {share}."
     if covered.alone:
         return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
@@ -210,14 +218,14 @@ def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
 
 
 def contradiction(run: Run) -> str:
-    """Return the worst contradiction in a run of GPUs, in one line; "" if labels, tools and measurement agree.
+    """Return the worst contradiction in a run of GPUs, in one line, else what is below its band; "" if nothing is.
 
     What failed and impossible rates are left to the headline. Of CPU cores other programs disturb single pairs.
     """
     if capabilities(run.backend).cores:
         return ""
     found = [one for one in judge(run) if one.severity is Severity.CONTRADICTION and one.kind is not Kind.IMPOSSIBLE]
-    return worst_of(run, found)
+    return worst_of(run, found) or reference.below(run)
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
