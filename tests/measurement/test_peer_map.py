@@ -26,6 +26,7 @@ class _Machine:
         self.unopened: set[tuple[int, ...]] = set()
         self.no_peers: set[tuple[int, int]] = set()
         self.once = False  # trouble happens once
+        self.no_staging = False
         self.capacity = 2**30
         self.log: list[str] = []
 
@@ -62,6 +63,8 @@ class _Opened(Backend):
     def time(self, step: Step) -> Timing:
         source, destination = (self._positions[member] for member in step.groups[0])
         self._machine.log.append(f"{step.work} {format_size(step.size_bytes)} {source}>{destination}")
+        if self._machine.no_staging and step.work == THROUGH_HOST:
+            raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_WORKER))
         fault = (source, destination, step.work)
         for faults in (self._machine.hangs, self._machine.wrong):
             if fault in faults:
@@ -128,6 +131,16 @@ def test_other_peers_too_many_are_no_refusal() -> None:
     machine.no_peers = {(0, 9)}
     machine.examined()
     assert "open (0, 9)" in machine.log
+
+
+def test_a_gpu_without_room_for_staged_copies_still_gets_its_answer_and_is_asked_once() -> None:
+    machine = _Machine(3)
+    machine.no_staging = True
+    links = machine.examined()
+    assert _bad(links) == {}
+    assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)"]
+    assert len([line for line in machine.log if "staged" in line]) == 1
+    assert {link.of(THROUGH_HOST).state for link in links.values()} == {PeerState.FAILS}  # type: ignore[union-attr]
 
 
 def test_a_nearly_full_gpu_gets_smaller_messages() -> None:

@@ -10,7 +10,7 @@ import pytest
 from collbench.judge.peer_causes import causes
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.peer_map import COPY_ENGINE, PeerMap
+from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
 from collbench.report.text.peer_map import answer, dumps, page, status
 from tests.judge.test_peer_causes import BROKEN, HANGING, HEALTHY, NO, NOT_ENABLED, SLOW, STAGED, Seen
@@ -47,6 +47,14 @@ def test_the_answer_and_the_status_follow_the_links(peer_map: PeerMap, expected:
     assert status(peer_map) is expected
     assert said in answer(peer_map)
     assert text(page(peer_map, (), 100)).startswith("answer    P2P " if "No P2P" not in said else "answer    No P2P: ")
+
+
+def test_wrong_data_through_the_host_is_no_success() -> None:
+    bad = Crossing(THROUGH_HOST, 4096, wrong=WrongData(THROUGH_HOST, 4096, (0, 1), 1, 0))
+    links = tuple(replace(link, crossings=(*link.crossings[:-1], bad)) for link in HEALTHY.map.links)
+    peer_map = replace(HEALTHY.map, links=links)
+    assert status(peer_map) is ExitStatus.UNTRUSTED
+    assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, (), 100))
 
 
 def test_what_tools_say_differently_is_on_the_page() -> None:

@@ -25,6 +25,10 @@ from collbench.model.errors import UsageError
 from collbench.model.peer_map import CAPABILITIES, Link, PeerLink, PeerMap
 from collbench.model.run import Device, PeerStatus
 
+# Free memory in which two processes may open a GPU at once: each takes its context, and three buffers of up to 1 GiB.
+# With less, the one for copies through the host opens when it is needed, and may find no room.
+_ROOM_FOR_TWO = 10 * 2**30
+
 
 class Examined(NamedTuple):
     """A machine's links, and the causes of what they show."""
@@ -90,6 +94,9 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
     refuse(Use.NATIVE)
     begin = time.monotonic()
     devices = factory.choose_devices(factory.present_devices("cuda"), wanted)
+    with Nvml() as nvml:
+        nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
+        free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
     probe = TransportProbe()  # its process starts while links are examined
     try:
         with LiveTools(commands=[("topo", "-p2p", letter) for letter in CAPABILITIES]) as tools:
@@ -100,7 +107,8 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
                 try:
                     backend.start()
                     backend.open(tuple(devices[position] for position in positions), None, collectives=False)
-                    backend.open_staging()
+                    if free > _ROOM_FOR_TWO:
+                        backend.open_staging()
                     yield backend
                 finally:
                     backend.reap()
@@ -110,8 +118,6 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
         transports, trouble = probe.ask(devices, nccl_path)
     finally:
         probe.close()
-    with Nvml() as nvml:
-        nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
     links = tuple(
         PeerLink(
             link,

@@ -16,7 +16,7 @@ from collbench.measurement.backends.protocol import Backend, Step, time_step
 from collbench.model.errors import CollbenchError, DataCorruption, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Work
-from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, WAYS, Crossing, Link, PeerState
+from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, WAYS, Crossing, Link, PeerState
 from collbench.model.run import Refusal, SkipKind
 
 # A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
@@ -34,22 +34,35 @@ Opening = Callable[[tuple[int, ...]], AbstractContextManager[Backend]]
 def examine(count: int, opening: Opening) -> dict[Link, tuple[Crossing, ...]]:
     """Return what crossed each link of `count` devices."""
     found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(permutations(range(count), 2), ())
+    unstaged: dict[tuple[Work, int], Crossing] = {}
     with suppress(CollbenchError), opening(tuple(range(count))) as backend:  # else each link opens its own two
         refusals = {(link, work): backend.can_run(work, link) for link in found for work in WAYS}
         sizes = _sizes(backend)
         for link in found:
             of_link = {work: refusals[link, work] for work in WAYS}
-            found[link] = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, {})))
+            crossed = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, unstaged)))
+            unstaged |= _without_worker(crossed)
+            found[link] = crossed
     for link, crossings in found.items():
         # Other peers may have been too many for the driver to enable these two.
         refused = count > _MOST_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
-        if refused or not crossings or _is_trouble(crossings[-1]):
+        if refused or not crossings or any(map(_is_trouble, crossings)):
             found[link] = _alone(opening, link, crossings)
     return found
 
 
 def _is_trouble(one: Crossing) -> bool:
-    return one.state.is_broken
+    return one.state.is_broken and one.work != THROUGH_HOST
+
+
+def _without_worker(crossings: tuple[Crossing, ...]) -> dict[tuple[Work, int], Crossing]:
+    """Return the copies through the host that no process could be opened for: no later link has to wait for that."""
+    lacking = (one for one in crossings if one.work == THROUGH_HOST and _no_worker(one))
+    return {(one.work, one.size_bytes): one for one in lacking}
+
+
+def _no_worker(one: Crossing) -> bool:
+    return one.failure is not None and one.failure.cause is Cause.NO_WORKER
 
 
 def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
@@ -61,11 +74,7 @@ def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
 
 def _alone(opening: Opening, link: Link, before: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
     """Return what crosses a link in a process on its devices alone; what has failed `before` is not tried again."""
-    failed = {
-        (one.work, one.size_bytes): one
-        for one in before
-        if _is_trouble(one) and not (one.failure and one.failure.cause is Cause.NO_WORKER)
-    }
+    failed = {(one.work, one.size_bytes): one for one in before if _is_trouble(one) and not _no_worker(one)}
     try:
         with opening(link) as backend:
             refusals = {work: backend.can_run(work, (0, 1)) for work in WAYS}
@@ -118,7 +127,7 @@ def _crossings(
             one = failed.get((work, size)) or _cross(backend, work, size, members)
             # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
             yield replace(one, gbs=None) if refusal else one
-            if _is_trouble(one):
+            if one.state.is_broken:
                 break
 
 

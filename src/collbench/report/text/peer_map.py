@@ -14,6 +14,7 @@ from collbench.machine import labels
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, WrongData
 from collbench.model.peer_map import (
+    BY_PEER_ACCESS,
     CAPABILITIES,
     COPY_ENGINE,
     KERNEL_READ,
@@ -50,13 +51,19 @@ _MOST_LINKS = 4
 
 def status(peer_map: PeerMap) -> ExitStatus:
     """Return how the command ends: peer access that the driver does not offer is no failure."""
-    states = {link.state for link in peer_map.links}
+    states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
     trouble = peer_map.nccl_failure
     if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData) or _hangs(trouble):
         return ExitStatus.UNTRUSTED
     if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map):
         return ExitStatus.CONTRADICTION
     return ExitStatus.FAILED if PeerState.FAILS in states or trouble else ExitStatus.DONE
+
+
+def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
+    """Return what failed of copies through the host."""
+    through = [(link.devices, one) for link in peer_map.links if (one := link.of(THROUGH_HOST)) is not None]
+    return [(link, one) for link, one in through if one.state.is_broken]
 
 
 def _hangs(trouble: Failure | WrongData | None) -> bool:
@@ -86,9 +93,12 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[
     yield _links(peer_map)
     yield Text("")
     for link in peer_map.links:
-        if told := [one for one in link.crossings if one.state.is_broken or one.state is PeerState.REFUSED]:
+        if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
             yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}", width)
+    if lost := _host_trouble(peer_map):
+        text = f"through the host, {_names([link for link, _ in lost], peer_map)}: {_why(lost[0][1], devices)}"
+        yield _line("trouble", text, width)
     if peer_map.nccl_failure is not None:
         yield _line("NCCL", f"all-to-all: {_trouble(peer_map.nccl_failure, devices)}", width)
     if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
@@ -136,6 +146,9 @@ _SAYS = {
     PeerState.REFUSED: "are offered by the driver, which then refuses them",
     PeerState.SLOW: f"are slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times",
 }
+
+
+_TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSED)
 
 
 def _refusing(link: PeerLink) -> list[PeerStatus]:
