@@ -38,7 +38,7 @@ class _Machine:
         yield _Opened(self, positions)
 
     def examined(self) -> dict[tuple[int, int], PeerLink]:
-        return {link: PeerLink(link, crossed) for link, crossed in examine(self.count, self.opening).items()}
+        return {link: PeerLink(link, crossed) for link, crossed in examine(self.count, self.opening)[0].items()}
 
 
 class _Opened(Backend):
@@ -116,6 +116,8 @@ def test_devices_that_cannot_be_opened_together_are_opened_by_two() -> None:
     machine.unopened = {(0, 1, 2), (1, 2)}
     links = machine.examined()
     assert _bad(links) == {(1, 2): PeerState.HANGS}, "(2, 1) can be opened"
+    assert examine(3, machine.opening)[1] == _HANG, "that is not forgotten"
+    assert examine(3, _Machine(3).opening)[1] is None
 
 
 def test_without_peer_access_nothing_is_sent_but_through_the_host() -> None:

@@ -57,6 +57,15 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
     assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, (), 100))
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(FailureKind.HANG, ExitStatus.UNTRUSTED), (FailureKind.ERROR, ExitStatus.FAILED)]
+)
+def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expected: ExitStatus) -> None:
+    peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
+    assert status(peer_map) is expected
+    assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, (), 100))
+
+
 def test_what_tools_say_differently_is_on_the_page() -> None:
     shown = text(page(_denied(HEALTHY), (), 100))
     assert "reported  CUDA, NVML and nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0" in shown

@@ -63,7 +63,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examin
         used.append(factory.simulated_backend(fabric, indices, seed))
         return nullcontext(used[-1])
 
-    crossings = measurement.examine(len(devices), opening)
+    crossings, together = measurement.examine(len(devices), opening)
     reported = {path.devices: path.peer_access for path in paths}
     variables = whole.environment()
     links = []
@@ -81,7 +81,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examin
         environment=variables,
     )
     peer_map = PeerMap(
-        SIM.name, "sim", devices, tuple(links), paths, fabric.name, seconds=sum(one.clock() for one in used)
+        SIM.name, "sim", devices, tuple(links), paths, fabric.name, together, seconds=sum(one.clock() for one in used)
     )
     return Examined(peer_map, causes(peer_map, facts))
 
@@ -113,7 +113,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
                 finally:
                     backend.reap()
 
-            crossings = measurement.examine(len(devices), opening)
+            crossings, together = measurement.examine(len(devices), opening)
             said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
         transports, trouble = probe.ask(devices, nccl_path)
     finally:
@@ -130,7 +130,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
     )
     facts = collect.examine("cuda", Folder(), os.environ, nccl_path)
     hostname, seconds = socket.gethostname(), time.monotonic() - begin
-    peer_map = PeerMap("cuda", hostname, devices, links, paths, nccl_failure=trouble, seconds=seconds)
+    peer_map = PeerMap("cuda", hostname, devices, links, paths, "", together, trouble, seconds)
     return Examined(peer_map, causes(peer_map, facts))
 
 

@@ -7,7 +7,7 @@ of its own on its two devices, which tries what has not failed yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import permutations
 from statistics import median
@@ -31,24 +31,28 @@ _MOST_PEERS = 8
 Opening = Callable[[tuple[int, ...]], AbstractContextManager[Backend]]
 
 
-def examine(count: int, opening: Opening) -> dict[Link, tuple[Crossing, ...]]:
-    """Return what crossed each link of `count` devices."""
+def examine(count: int, opening: Opening) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
+    """Return what crossed each link of `count` devices, and why one process could not open them all; None if it did."""
     found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(permutations(range(count), 2), ())
     unstaged: dict[tuple[Work, int], Crossing] = {}
-    with suppress(CollbenchError), opening(tuple(range(count))) as backend:  # else each link opens its own two
-        refusals = {(link, work): backend.can_run(work, link) for link in found for work in WAYS}
-        sizes = _sizes(backend)
-        for link in found:
-            of_link = {work: refusals[link, work] for work in WAYS}
-            crossed = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, unstaged)))
-            unstaged |= _without_worker(crossed)
-            found[link] = crossed
+    together: Failure | None = None
+    try:
+        with opening(tuple(range(count))) as backend:
+            refusals = {(link, work): backend.can_run(work, link) for link in found for work in WAYS}
+            sizes = _sizes(backend)
+            for link in found:
+                of_link = {work: refusals[link, work] for work in WAYS}
+                crossed = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, unstaged)))
+                unstaged |= _without_worker(crossed)
+                found[link] = crossed
+    except CollbenchError as error:  # each link opens its own two
+        together = failure_of(error)
     for link, crossings in found.items():
         # Other peers may have been too many for the driver to enable these two.
         refused = count > _MOST_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
         if refused or not crossings or any(map(_is_trouble, crossings)):
             found[link] = _alone(opening, link, crossings)
-    return found
+    return found, together
 
 
 def _is_trouble(one: Crossing) -> bool:

@@ -106,7 +106,11 @@ def _worst_then_largest(one: Crossing) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class PeerMap:
-    """All links of a machine. `nccl_failure`: why NCCL's transports are unknown, or what NCCL did with them."""
+    """All links of a machine.
+
+    `together`: why one process could not open all devices; then each link had a process of its own. `nccl_failure`:
+    why NCCL's transports are unknown, or what NCCL did with them.
+    """
 
     backend: str
     hostname: str
@@ -114,6 +118,7 @@ class PeerMap:
     links: tuple[PeerLink, ...]
     paths: tuple[Path, ...] = ()
     fabric: str = ""
+    together: Failure | None = None
     nccl_failure: Failure | WrongData | None = None
     seconds: float = 0.0
 

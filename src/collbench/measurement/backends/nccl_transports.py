@@ -20,7 +20,7 @@ from collbench.model.run import Device
 _CHANNEL = re.compile(r"Channel [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S[^\n]*?)\s*$", re.MULTILINE)
 _SIZE = 2**20
 # What is a hang here: on 4 × H200 NCCL starts in 0.7 s, and a step of these sizes takes milliseconds.
-TIMEOUTS = Timeouts(opening_s=60.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
+TIMEOUTS = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
 
 
 def parsed(log: str) -> dict[Link, str]:

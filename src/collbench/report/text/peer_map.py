@@ -52,6 +52,7 @@ _MOST_LINKS = 4
 def status(peer_map: PeerMap) -> ExitStatus:
     """Return how the command ends: peer access that the driver does not offer is no failure."""
     states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
+    states |= {Crossing(KERNEL_WRITE, 0, failure=peer_map.together).state} if peer_map.together else set()
     trouble = peer_map.nccl_failure
     if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData) or _hangs(trouble):
         return ExitStatus.UNTRUSTED
@@ -96,6 +97,9 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[
         if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
             yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}", width)
+    if peer_map.together is not None:
+        why = failure(peer_map.together, devices)
+        yield _line("trouble", f"all GPUs in one process: {why}; each link had a process of its own", width)
     if lost := _host_trouble(peer_map):
         text = f"through the host, {_names([link for link, _ in lost], peer_map)}: {_why(lost[0][1], devices)}"
         yield _line("trouble", text, width)
@@ -238,6 +242,7 @@ def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> st
         "seconds": round(peer_map.seconds, 3),
         "devices": [{"index": one.index, "uuid": one.uuid, "name": one.name} for one in devices],
         "links": [_link_json(link, devices) for link in peer_map.links],
+        "together": _trouble(peer_map.together, devices),
         "nccl_failure": _trouble(peer_map.nccl_failure, devices),
         "causes": [
             {
