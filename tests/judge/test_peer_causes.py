@@ -194,6 +194,11 @@ def test_a_level_is_a_cause_only_for_farther_paths(level: str, label: str, expec
     assert ("NCCL variable" in seen.names()) is expected
 
 
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False), ("true", False)])
+def test_a_value_that_nccl_reads_as_0_is_no_cause(value: str, expected: bool) -> None:
+    assert ("NCCL variable" in STAGED.sets(NCCL_P2P_DISABLE=value).names()) is expected
+
+
 def test_a_variable_of_nccls_file_is_named_with_the_file() -> None:
     facts = replace(STAGED.facts, configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
     (cause,) = causes(STAGED.map, facts)
@@ -205,7 +210,7 @@ def test_shared_memory_that_nccl_may_not_use_is_named() -> None:
     assert seen.names() == {"NCCL_SHM_DISABLE": Certainty.CONSISTENT}
 
 
-def test_ncccls_own_limit_of_distance_is_named() -> None:
+def test_nccls_own_limit_of_distance_is_named() -> None:
     assert STAGED._replace(label="NODE").names() == {"NCCL's distance": Certainty.POSSIBLE}
 
 

@@ -275,7 +275,7 @@ _NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "S
 
 def _variable(case: _Case) -> _Found | None:
     name, value = "NCCL_P2P_DISABLE", case.variables.get("NCCL_P2P_DISABLE", "").strip()
-    if value in ("", "0"):
+    if not value.isdigit() or int(value) == 0:  # NCCL reads other texts as 0
         name, value = "NCCL_P2P_LEVEL", case.variables.get("NCCL_P2P_LEVEL", "").strip().upper()
         if not value or _within(case.label, _NUMBERED.get(value, value)):
             return None
