@@ -137,14 +137,7 @@ def _crossings(
 
 def _cross(backend: Backend, work: Work, size: int, members: Link) -> Crossing:
     """Send messages and return their rate, or what became of them."""
-    step = Step(
-        operation=work.operation,
-        groups=(members,),
-        size_bytes=size,
-        iterations=_ITERATIONS,
-        batches=_BATCHES,
-        variant=work.variant,
-    )
+    step = Step(work, (members,), size, _ITERATIONS, _BATCHES)
     try:
         timing = time_step(backend, step)
     except DataCorruption as error:

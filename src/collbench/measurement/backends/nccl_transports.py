@@ -11,7 +11,7 @@ from collbench.measurement.backends.nccl_choices import logging_to
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.errors import CollbenchError, DataCorruption, failure_of
 from collbench.model.failures import Failure, WrongData
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.peer_map import Link
 from collbench.model.run import Device
 
@@ -64,7 +64,7 @@ class TransportProbe:
         backend.reserve(_SIZE)
         everyone = tuple(range(ranks))
         backend.time(
-            Step(Operation.ALLTOALL, (everyone,), _SIZE // ranks * ranks, iterations=2, batches=2, verify=True)
+            Step(Work(Operation.ALLTOALL), (everyone,), _SIZE // ranks * ranks, iterations=2, batches=2, verify=True)
         )
 
     def _transports(self) -> dict[Link, str]:

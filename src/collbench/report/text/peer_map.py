@@ -30,8 +30,9 @@ from collbench.model.peer_map import (
 )
 from collbench.model.run import Device, PeerStatus
 from collbench.model.units import abridged, amount, figure, fixed
-from collbench.report.sentences import failure, tags, wrong_data
-from collbench.report.text.layout import Lines, named, table
+from collbench.report.prose import named, tags
+from collbench.report.sentences import failure, wrong_data
+from collbench.report.text.layout import Lines, table
 
 _VERSION = 1
 _WORDS = {
