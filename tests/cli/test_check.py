@@ -167,3 +167,33 @@ def test_several_processes_are_told_to_let_one_judge(fakes: Fakes, tmp_path: Pat
     done = on_gpus(fakes, tmp_path, ("check",), ranks)
     assert done.code == 2
     assert "one process judges" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--quick", "--sizes", "1M"), "--map-p2p measures no run: leave out --sizes, --quick"),
+        (("--p2p", "p2p.txt"), "--map-p2p measures no run: leave out --p2p"),
+        (("run.json",), "--map-p2p examines this machine, not run.json"),
+        (("--backend", "host"), "CPU cores have no P2P"),
+        (("--backend", "sim"), "--backend sim needs a machine to simulate"),
+        ((), "no GPU to examine: "),
+    ],
+)
+def test_the_map_of_p2p_takes_what_names_gpus_only(
+    program: Program, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run_file.save(h200(), Path("run.json"))
+    result = program("check", "--map-p2p", *args)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.line
+
+
+def test_slow_p2p_is_a_contradiction_on_the_map(program: Program) -> None:
+    fault = Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.05)
+    fabric = replace(fabric_file.load("pcie-4-two-bridges"), faults=(fault,))
+    Path("slow.fabric").write_text(fabric_text(fabric), encoding="utf-8")
+    result = program("check", "--map-p2p", "--backend", "sim", "--fabric", "slow.fabric", "--seed", "1")
+    assert result.status == 3
+    assert "P2P works, but is slow on 2 of 12 links: GPU0→GPU1, GPU1→GPU0" in " ".join(result.out.split())

@@ -13,12 +13,12 @@
 //   FAKE_ILL_FROM=0 (looks at a GPU's health until these begin, by GPU): FAKE_THROTTLE=0 (bits of nvml.h)
 //   FAKE_TEMPERATURE=30 (°C)   FAKE_VISITOR=0 (pid of one more process)   FAKE_ECC=0   FAKE_NVLINK_ERRORS=0
 //   FAKE_WORKER=0 (pid of our own process as a container's host numbers it)
-//   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name)   FAKE_BLOCK_EXPIRES=1   FAKE_LOG=file
-//   FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT, to its process, or to its parent under
-//   FAKE_SIGNAL_PARENT=1)   FAKE_STUCK=function=nth (that call never returns)   FAKE_ONCE=file (fail, interrupt
+//   FAKE_FAIL=function:code:nth,…   FAKE_HANG=operation (its name; copy:0>1 between two GPUs)   FAKE_BLOCK_EXPIRES=1
+//   FAKE_LOG=file FAKE_INTERRUPT=function=nth (that call sends FAKE_SIGNAL=2, SIGINT, to its process, or to its parent
+//   under FAKE_SIGNAL_PARENT=1)   FAKE_STUCK=function=nth (that call never returns)   FAKE_ONCE=file (fail, interrupt
 //   or stick in one process of all that share the file)
-//   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to   FAKE_LOSE_COPY=nth   FAKE_HOST_RATE=50 (GB/s, by GPU)
-//   FAKE_TO_HOST_RATE (GB/s, by GPU; that of FAKE_HOST_RATE)   FAKE_LOCAL_RATE=2000 (GB/s, by GPU)
+//   FAKE_CORRUPT_COPY=nth:byte or nth:byte:from>to (nth 0: every copy)   FAKE_LOSE_COPY=nth   FAKE_HOST_RATE=50 (GB/s,
+//   by GPU) FAKE_TO_HOST_RATE (GB/s, by GPU; that of FAKE_HOST_RATE)   FAKE_LOCAL_RATE=2000 (GB/s, by GPU)
 //   FAKE_HOP=7e-7 (s an access, by reader>owner)   FAKE_LOSE_HOP=nth (that chase makes one access less)
 //   FAKE_CLOCK_AHEAD=0 (s that a GPU's own clock is ahead of the host's, by GPU)   FAKE_CLOCK_DRIFT=0 (how much
 //   faster it runs, a ratio, by GPU)   FAKE_CLOCK_STEP=32 (ns)   FAKE_STAMP=1e-6 (s a stamp, by GPU)
@@ -33,6 +33,8 @@
 //   one before delivered) FAKE_BREAK=nth:rank:code:others (at that collective the rank fails in the background, and it
 //   never ends; `others` is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed
 //   as NCCL does
+//   FAKE_NAME (of all GPUs)   FAKE_PEER_STATUS (nvmlGpuP2PStatus_t of reading and writing, by pair)
+//   FAKE_BAR1 (bytes, by GPU)   FAKE_PCIE_WIDTH=16 (now, by GPU)
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
 #pragma once
 

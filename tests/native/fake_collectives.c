@@ -179,6 +179,35 @@ static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, 
   op->transfers[op->transfer_count++] = (Transfer){sends, (uint64_t)(uintptr_t)at, bytes, peer};
 }
 
+// NCCL_DEBUG_FILE, to append to it; NULL unless NCCL_DEBUG=INFO.
+static FILE* debug_file(void) {
+  const char* file_pattern = text_setting("NCCL_DEBUG_FILE", "");
+  const char* process = strstr(file_pattern, "%p");
+  if (process == NULL || strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0) return NULL;
+  char path[512];
+  snprintf(path, sizeof path, "%.*s%d", (int)(process - file_pattern), file_pattern, getpid());
+  return fopen(path, "a");
+}
+
+// What NCCL 2.30 writes there when it connects each two ranks.
+static void log_transports(const Clique* clique) {
+  FILE* file = debug_file();
+  if (file == NULL) return;
+  for (int i = 0; i < clique->ranks; ++i)
+    for (int j = 0; j < clique->ranks; ++j) {
+      if (i == j) continue;
+      const bool direct =
+          peers(clique->gpus[i], clique->gpus[j]) && strcmp(text_setting("NCCL_P2P_DISABLE", "0"), "1") != 0;
+      const bool shared = strcmp(text_setting("NCCL_SHM_DISABLE", "0"), "1") != 0;
+      fprintf(file, "vm:%d:%d [%d] NCCL INFO Channel 00%s : %d[%d] -> %d[%d]%s via %s\n", getpid(), getpid(), i,
+              direct || !shared ? "/1" : "", i, i, j, j, direct || shared ? "" : " [send]",
+              direct   ? "P2P/direct pointer/read"
+              : shared ? "SHM/direct/direct"
+                       : "NET/Socket/0");
+    }
+  fclose(file);
+}
+
 // Queues one rank's part. The first use of an operation connects the communicator's ranks, which wait for each other in
 // the call (in an exchange, for the peers that it names); behind a blocking kernel or in a capture that would never
 // end.
@@ -191,6 +220,7 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   if (!(clique->connected[comm->rank] >> kind & 1)) {
     if (stream->capturing || stream->blocks > 0)
       fault("a communicator connects behind a blocking kernel or in a capture");
+    if (comm->rank == 0) log_transports(clique);
     clique->connected[comm->rank] |= 1u << kind;
     for (int i = 0; i < clique->ranks; ++i)
       for (unsigned turn = 0;
@@ -212,14 +242,7 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
 // What rank 0 of NCCL 2.28.9, or of 2.29 by copy engine, writes to NCCL_DEBUG_FILE of a collective that its tuner or
 // its policy decides, under NCCL_DEBUG=INFO.
 static void log_choice(const char* function, int kind, unsigned long long bytes, bool by_copy_engine) {
-  const char* file_pattern = text_setting("NCCL_DEBUG_FILE", "");
-  const char* process = strstr(file_pattern, "%p");
-  if ((kind > kReducescatter && !by_copy_engine) || process == NULL ||
-      strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0)
-    return;
-  char path[512];
-  snprintf(path, sizeof path, "%.*s%d", (int)(process - file_pattern), file_pattern, getpid());
-  FILE* file = fopen(path, "a");
+  FILE* file = kind > kReducescatter && !by_copy_engine ? NULL : debug_file();
   if (file == NULL) return;
   if (by_copy_engine)
     fprintf(file, "vm:%d:%d [0] NCCL INFO %s [Copy Engine]: %llu Bytes -> cudaMemcpy\n", getpid(), getpid(),

@@ -155,7 +155,7 @@ static void corrupt_copy(unsigned char* target, int from, int to) {
   int nth = 0, byte = 0, only_from = from, only_to = to;
   const char* wish = text_setting("FAKE_CORRUPT_COPY", NULL);
   if (wish == NULL || sscanf(wish, "%d:%d:%d>%d", &nth, &byte, &only_from, &only_to) < 2) return;
-  if (from == only_from && to == only_to && ++copies == nth) target[byte] ^= 0xff;
+  if (from == only_from && to == only_to && (++copies == nth || nth == 0)) target[byte] ^= 0xff;
 }
 
 // The data that a copy or a collective delivered to some memory.
@@ -377,6 +377,16 @@ static bool run_collective(Clique* clique) {
   return true;
 }
 
+// Whether FAKE_HANG names the operation, and of copies the direction.
+static bool hangs(const Op* op) {
+  const char* wish = text_setting("FAKE_HANG", "");
+  const size_t length = strcspn(wish, ":");
+  int from = 0, to = 0;
+  if (strlen(op->name) != length || strncmp(op->name, wish, length) != 0) return false;
+  return sscanf(wish + length, ":%d>%d", &from, &to) < 2 ||
+         (owner_of(op->arguments[kSource]) == from && owner_of(op->arguments[kTarget]) == to);
+}
+
 // Runs a stream's next operation; false where it has to wait.
 static bool step(Stream* stream) {
   const Op* op = stream->first;
@@ -385,7 +395,7 @@ static bool step(Stream* stream) {
     pop(stream);
     return true;
   }
-  if (strcmp(op->name, text_setting("FAKE_HANG", "")) == 0) return false;
+  if (hangs(op)) return false;
   if (op->clique != NULL) return run_collective(op->clique) && sticky_error(stream->gpu) == kSuccess;
   if (strcmp(op->name, "block_stream") == 0) {
     if (!pass_block(stream)) return false;

@@ -116,7 +116,7 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char* uuid, Handle* handle) {
 EXPORT int nvmlDeviceGetName(Handle handle, char* text, unsigned length) {
   (void)handle;
   CALLED;
-  snprintf(text, length, "Fake GPU (sim)");
+  snprintf(text, length, "%s", text_setting("FAKE_NAME", "Fake GPU (sim)"));
   return kSuccess;
 }
 
@@ -139,6 +139,20 @@ EXPORT int nvmlDeviceGetMemoryInfo(Handle handle, unsigned long long memory[3]) 
   memory[0] = memory_of(gpu);
   memory[1] = free_of(gpu);
   memory[2] = memory[0] - memory[1];
+  return kSuccess;
+}
+
+EXPORT int nvmlDeviceGetBAR1MemoryInfo(Handle handle, unsigned long long memory[3]) {
+  CALLED;
+  memory[0] = (unsigned long long)by_gpu("FAKE_BAR1", gpu_of(handle), (double)memory_of(gpu_of(handle)));
+  memory[1] = memory[0];
+  memory[2] = 0;
+  return kSuccess;
+}
+
+EXPORT int nvmlDeviceGetCurrPcieLinkWidth(Handle handle, unsigned* lanes) {
+  CALLED;
+  *lanes = (unsigned)by_gpu("FAKE_PCIE_WIDTH", gpu_of(handle), 16);
   return kSuccess;
 }
 
@@ -235,9 +249,9 @@ EXPORT int nvmlDeviceGetTopologyCommonAncestor(Handle one, Handle other, int* le
 }
 
 EXPORT int nvmlDeviceGetP2PStatus(Handle one, Handle other, int index, int* status) {
-  (void)index;
   CALLED;
-  *status = peers(gpu_of(one), gpu_of(other)) ? 0 : 3;  // OK, or TNS: not supported by the topology
+  const int plain = peers(gpu_of(one), gpu_of(other)) ? 0 : 3;  // OK, or TNS: not supported by the topology
+  *status = index > 1 ? plain : (int)by_pair("FAKE_PEER_STATUS", gpu_of(one), gpu_of(other), plain);
   return kSuccess;
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -13,7 +14,8 @@ from collbench.api.sessions import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
+from collbench.measurement.backends import factory
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
 
@@ -30,19 +32,25 @@ _p2p = click.option(
     type=options.FILE_NAME,
     help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.",
 )
+_map_p2p = click.option(
+    "--map-p2p",
+    is_flag=True,
+    help="Try P2P on every link of the GPUs by itself, and name causes and fixes (docs/p2p.md).",
+)
 _expect = click.option("--expect", metavar="N", type=click.IntRange(min=1), help="Fail unless N devices were checked.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
 @click.command()
 @_file
-@measuring_options(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
+@measuring_options(_topology, _p2p, _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
     measure_options: MeasureOptions,
     *,
     run_file: Path | None,
     topology: str | None,
     p2p: str | None,
+    map_p2p: bool,
     expect: int | None,
     as_json: bool,
 ) -> None:
@@ -53,13 +61,20 @@ def check(
     prolog: it measures only links and pairs, isolated, and fails if a GPU could not be checked. Exit status: 0 they
     agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement failed or nothing was judged.
 
+    --map-p2p answers one question instead, in seconds: does P2P work here? It saves no run.
+
     \b
     Examples:
       collbench check
       collbench check --quick --expect 8
       collbench check run.json --json
       collbench check run.json --topology topo.txt
+      collbench check --map-p2p
     """
+    if map_p2p and run_file is not None:
+        raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
+    if map_p2p:
+        _map_peers(measure_options, as_json=as_json)
     texts = ToolTexts.read(topology, p2p)
     if run_file is None:
         run = _measured(measure_options)
@@ -70,6 +85,31 @@ def check(
         run = runfile_run_file.load(run_file)
     lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick)
     _show(texts.applied(run), lacking, as_json=as_json)
+
+
+_OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
+
+
+def _map_peers(measure_options: MeasureOptions, *, as_json: bool) -> NoReturn:
+    """Examine every link by itself, print the map, and leave with its status."""
+    from collbench.api.peer_mapping import examine  # late: pynvml, the simulator
+    from collbench.report.text import peer_map as report
+
+    if others := options.typed_besides(_OF_THE_MAP):
+        raise UsageError(f"--map-p2p measures no run: leave out {', '.join(others)}")
+    backend, reason = factory.resolve(measure_options.backend)
+    if reason is not None:
+        raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
+    peer_map, causes = examine(
+        measure_options.devices, backend, measure_options.fabric, measure_options.nccl, measure_options.seed
+    )
+    status = report.status(peer_map)
+    if as_json:
+        echo(report.dumps(peer_map, causes, status), end="")
+    else:
+        show_page(report.page(peer_map, causes, prose_width()))
+    sys.stdout.flush()
+    raise click.exceptions.Exit(status)
 
 
 def _measured(measure_options: MeasureOptions) -> Run:

@@ -323,13 +323,18 @@ def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
 
 
 class LiveTools:
-    """Two `nvidia-smi` in the background. Where the program is missing, fails or hangs, its facts stay unknown."""
+    """Some `nvidia-smi` in the background. Where the program is missing, fails or hangs, its facts stay unknown."""
 
-    def __init__(self, program: str = _PROGRAM, limit_s: float = _LIMIT_S) -> None:
-        """Start them and return at once."""
+    def __init__(
+        self,
+        program: str = _PROGRAM,
+        limit_s: float = _LIMIT_S,
+        commands: Sequence[tuple[str, ...]] = (_TOPOLOGY, _PEERS),
+    ) -> None:
+        """Start the program with the words of each command, and return at once."""
         self._deadline = time.monotonic() + limit_s
         path = shutil.which(program)
-        self._processes = [] if path is None else [_start((path, *arguments)) for arguments in (_TOPOLOGY, _PEERS)]
+        self._processes = [] if path is None else [_start((path, *words)) for words in commands]
 
     def __enter__(self) -> Self:
         return self
@@ -339,8 +344,7 @@ class LiveTools:
 
     def with_reports(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
         """Return the paths with nvidia-smi's reports; waits for it until the time limit. Call it once."""
-        texts = [self._text(process) for process in self._processes]
-        self.close()
+        texts = self.texts()
         if not texts:
             return tuple(paths)
         topology, peers = None, None
@@ -349,6 +353,12 @@ class LiveTools:
         with suppress(UsageError):
             peers = parse_p2p(texts[1])
         return with_reported(devices, paths, topology, peers)
+
+    def texts(self) -> list[str]:
+        """Return what each printed, "" if it failed; nothing without the program. Waits until the time limit."""
+        texts = [self._text(process) for process in self._processes]
+        self.close()
+        return texts
 
     def close(self) -> None:
         """End what still runs, without waiting for it long."""
@@ -386,6 +396,17 @@ def with_reported(
         reported = tuple(PeerStatus(code) for code in (states.get((a, b)), states.get((b, a))) if code is not None)
         reported_paths.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=reported))
     return tuple(reported_paths)
+
+
+def peer_answers(texts: Mapping[str, str]) -> dict[tuple[str, str], dict[str, PeerStatus]]:
+    """Return what `topo -p2p` answered for each two GPUs, by the letters of the texts; unreadable texts say nothing."""
+    answers: dict[tuple[str, str], dict[str, PeerStatus]] = {}
+    for letter, text in texts.items():
+        with suppress(UsageError):
+            peers = parse_p2p(text)
+            for pair, state in _by_gpus(peers.gpus, peers.states).items():
+                answers.setdefault(pair, {})[letter] = PeerStatus(state)
+    return answers
 
 
 def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:

@@ -246,15 +246,16 @@ def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
 
 def _peer_access(first: Query, second: Query) -> PeerReadWrite | None:
     """Return whether the first reads and writes the second's memory, and why not; None if NVML reports neither."""
-
-    def status(index: int) -> PeerStatus | None:
-        code = first.integer("nvmlDeviceGetP2PStatus", second.handle, index)
-        if code is None:
-            return None
-        return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
-
-    access = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
+    access = PeerReadWrite(peer_status(first, second, _PEER_READ), peer_status(first, second, _PEER_WRITE))
     return access if access.statuses else None
+
+
+def peer_status(first: Query, second: Query, capability: int) -> PeerStatus | None:
+    """Return whether a GPU can do this with the other's memory, by nvmlGpuP2PCapsIndex_t; None if not reported."""
+    code = first.integer("nvmlDeviceGetP2PStatus", second.handle, capability)
+    if code is None:
+        return None
+    return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
 
 
 # One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.

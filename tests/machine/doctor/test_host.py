@@ -80,6 +80,15 @@ def test_a_host_with_files_has_their_facts(tmp_path: Path) -> None:
     assert facts.shm.total > 0
 
 
+def test_what_was_told_to_the_kernel_and_to_the_drivers_module_is_read(tmp_path: Path) -> None:
+    put(tmp_path, "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 amd_iommu=on iommu=pt quiet\n")
+    settings = 'RegistryDwords: "ForceP2P=0x11;RMForceP2PType=1"\nRegistryDwordsPerDevice: ""\n'
+    put(tmp_path, "proc/driver/nvidia/params", f"EnableMSI: 1\n{settings}")
+    facts = collect.host(tmp_path, {}, [])
+    assert facts.iommu_parameters == ("amd_iommu=on", "iommu=pt")
+    assert facts.registry == "ForceP2P=0x11;RMForceP2PType=1"
+
+
 def test_runs_go_where_the_nearest_folder_is(tmp_path: Path) -> None:
     runs_folder = collect.runs_folder(tmp_path / "not" / "yet")
     assert (runs_folder.path, runs_folder.writable, runs_folder.error) == (str(tmp_path / "not" / "yet"), True, "")

@@ -185,6 +185,8 @@ def _gpu(asked: Query, device: Device) -> Gpu:
         memory_used=nvml.memory_used(asked),
         temperature=glance.temperature,
         throttle=glance.throttle,
+        bar1_bytes=getattr(asked.ask("nvmlDeviceGetBAR1MemoryInfo"), "bar1Total", None),
+        pcie_width=asked.integer("nvmlDeviceGetCurrPcieLinkWidth"),
     )
 
 
@@ -216,6 +218,7 @@ def _count_on_the_bus(root: pathlib.Path) -> int | None:
 
 # The operating system around the process. `root` holds proc/, sys/, …
 
+_REGISTRY = re.compile(r'^RegistryDwords: *"(.*)"$', re.MULTILINE)
 _NVIDIA_SMI_S = 5.0  # without a persistent driver it takes a second or two
 # Variables that the report judges beside those that a run records.
 _JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL")
@@ -242,6 +245,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         container=containers.kind(root, environment),
         hypervisor=hypervisor(root),
         iommu=bool(entries(iommus)) if iommus.is_dir() else None,
+        iommu_parameters=tuple(word for word in read(root / "proc/cmdline").split() if "iommu" in word),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=cards,
         network_affinity=read_affinity(
@@ -254,6 +258,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
         open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),
+        registry="".join(_REGISTRY.findall(read(root / "proc/driver/nvidia/params"))),
     )
 
 

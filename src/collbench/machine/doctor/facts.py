@@ -26,6 +26,8 @@ class Gpu:
     memory_used: int | None = None  # bytes
     temperature: int | None = None  # °C
     throttle: tuple[str, ...] = ()
+    bar1_bytes: int | None = None  # of its memory that other devices can address over PCIe
+    pcie_width: int | None = None  # now
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,14 @@ class Host:
     container: str = ""
     hypervisor: str = ""
     iommu: bool | None = None
+    iommu_parameters: tuple[str, ...] = ()  # of the kernel's command line
     slots: Mapping[int, Slot] = field(default_factory=dict)  # by the GPUs' indices
     network_cards: tuple[str, ...] = ()
     network_ports: tuple[NetworkPort, ...] = ()
     network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)
     peermem: bool = False
     open_modules: bool = False
+    registry: str = ""  # settings of the driver's module (NVreg_RegistryDwords)
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,6 +353,11 @@ class IsolatedBackend(Backend):
         self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=requested))
         self._staging.plan(Open(devices, None, collectives=False, peers=False))
 
+    def open_staging(self) -> None:
+        """Start the worker of staged copies as well, and return at once; else their first step waits for it."""
+        self._staging.start()
+        self._staging.open(Open(self._devices, None, collectives=False, peers=False))
+
     @property
     def facts(self) -> Facts:
         """What opening found. Raises MachineError, BackendError."""

@@ -48,7 +48,7 @@ def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step
         return []
     with tempfile.TemporaryDirectory(prefix="collbench-nccl-") as name:
         folder = Path(name)
-        probe = open_probe(_variables(folder))
+        probe = open_probe(logging_to(folder, "TUNING"))
         try:
             probe.reserve(max(step.size_bytes for step in steps))
             return list(_answers(probe, steps, folder))
@@ -106,9 +106,10 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
     return chosen
 
 
-def _variables(folder: Path) -> dict[str, str]:
+def logging_to(folder: Path, parts: str) -> dict[str, str]:
+    """Return the variables under which a process's NCCL logs these parts of itself to files in a folder."""
     # %p is the process id: a process that replaces one that died begins a file of its own.
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(folder / "nccl.%p")}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": parts, "NCCL_DEBUG_FILE": str(folder / "nccl.%p")}
 
 
 def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Chosen]:

@@ -1,0 +1,155 @@
+"""`collbench check --map-p2p`: opens the devices, examines every link by itself, and asks the machine for causes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import permutations
+from typing import NamedTuple, TypeVar
+
+from collbench.api.sessions import named_nccl, new_seed
+from collbench.judge.peer_causes import PeerCause, causes
+from collbench.machine.cuda_variables import Use, refuse
+from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host
+from collbench.machine.nvidia_smi import LiveTools, peer_answers
+from collbench.machine.nvml import Nvml, peer_status
+from collbench.measurement import peer_map as measurement
+from collbench.measurement.backends import factory
+from collbench.measurement.backends.protocol import Backend
+from collbench.model.capabilities import SIM, capabilities
+from collbench.model.errors import UsageError
+from collbench.model.peer_map import CAPABILITIES, Link, PeerLink, PeerMap
+from collbench.model.run import Device, PeerStatus
+
+# Free memory in which two processes may open a GPU at once: each takes its context, and three buffers of up to 1 GiB.
+# With less, the one for copies through the host opens when it is needed, and may find no room.
+_ROOM_FOR_TWO = 10 * 2**30
+
+
+class Examined(NamedTuple):
+    """A machine's links, and the causes of what they show."""
+
+    peer_map: PeerMap
+    causes: tuple[PeerCause, ...]
+
+
+def examine(
+    devices: str | None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    nccl: str | None = None,
+    seed: int | None = None,
+) -> Examined:
+    """Return what every link does by peer access, and why. Raises UsageError, MachineError."""
+    if capabilities(backend).cores:
+        raise UsageError("CPU cores have no P2P: --map-p2p needs GPUs, or --backend sim")
+    if capabilities(backend).simulated:
+        return _simulated(devices, fabric, new_seed() if seed is None else seed)
+    return _on_gpus(devices, named_nccl(nccl))
+
+
+def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examined:
+    fabric = factory.simulated(fabric_name)
+    whole = factory.simulated_backend(fabric, wanted, seed)
+    devices, paths = whole.devices(), whole.paths()
+    used = []
+
+    def opening(positions: tuple[int, ...]) -> nullcontext[Backend]:
+        indices = ",".join(str(devices[position].index) for position in positions)
+        used.append(factory.simulated_backend(fabric, indices, seed))
+        return nullcontext(used[-1])
+
+    crossings, together = measurement.examine(len(devices), opening)
+    reported = {path.devices: path.peer_access for path in paths}
+    variables = whole.environment()
+    links = []
+    for link, crossed in crossings.items():
+        said = reported[min(link), max(link)]
+        answers = {"r": said.read, "w": said.write} if said else {}
+        one = PeerLink(link, crossed, {letter: state for letter, state in answers.items() if state})
+        direct = one.cuda and not variables.get("NCCL_P2P_DISABLE")
+        links.append(replace(one, nccl="P2P/direct pointer" if direct else "SHM/direct/direct"))
+    facts = Facts(
+        SIM.name,
+        Host(),
+        Folder(),
+        Driver(gpus=tuple(map(Gpu, devices)), virtualization=fabric.virtualization),
+        environment=variables,
+    )
+    peer_map = PeerMap(
+        SIM.name, "sim", devices, tuple(links), paths, fabric.name, together, seconds=sum(one.clock() for one in used)
+    )
+    return Examined(peer_map, causes(peer_map, facts))
+
+
+def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
+    from collbench.machine.doctor import collect  # late: pynvml
+    from collbench.measurement.backends.isolated import IsolatedBackend
+    from collbench.measurement.backends.nccl_transports import TIMEOUTS, TransportProbe
+
+    refuse(Use.NATIVE)
+    begin = time.monotonic()
+    devices = factory.choose_devices(factory.present_devices("cuda"), wanted)
+    with Nvml() as nvml:
+        nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
+        free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
+    probe = TransportProbe()  # its process starts while links are examined
+    try:
+        with LiveTools(commands=[("topo", "-p2p", letter) for letter in CAPABILITIES]) as tools:
+
+            @contextmanager
+            def opening(positions: tuple[int, ...]) -> Iterator[Backend]:
+                backend = IsolatedBackend(timeouts=TIMEOUTS)
+                try:
+                    backend.start()
+                    backend.open(tuple(devices[position] for position in positions), None, collectives=False)
+                    if free > _ROOM_FOR_TWO:
+                        backend.open_staging()
+                    yield backend
+                finally:
+                    backend.reap()
+
+            crossings, together = measurement.examine(len(devices), opening)
+            said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
+        transports, trouble = probe.ask(devices, nccl_path)
+    finally:
+        probe.close()
+    links = tuple(
+        PeerLink(
+            link,
+            crossed,
+            _of_link(nvml_says, *link),
+            _of_link(said, *(f"GPU{devices[position].index}" for position in link)),
+            transports.get(link, ""),
+        )
+        for link, crossed in crossings.items()
+    )
+    facts = collect.examine("cuda", Folder(), os.environ, nccl_path)
+    hostname, seconds = socket.gethostname(), time.monotonic() - begin
+    peer_map = PeerMap("cuda", hostname, devices, links, paths, "", together, trouble, seconds)
+    return Examined(peer_map, causes(peer_map, facts))
+
+
+_End = TypeVar("_End")
+
+
+def _of_link(
+    answers: Mapping[tuple[_End, _End], dict[str, PeerStatus]], source: _End, to: _End
+) -> dict[str, PeerStatus]:
+    """Return the answers about a link: the source writes the destination's memory, the destination reads its own."""
+    written, read = answers.get((source, to), {}), answers.get((to, source), {})
+    return {letter: state for letter in CAPABILITIES if (state := (read if letter == "r" else written).get(letter))}
+
+
+def _answers(nvml: Nvml, devices: tuple[Device, ...]) -> dict[Link, dict[str, PeerStatus]]:
+    """Return NVML's answers about the first GPU's access to the second's memory, by the letters of CAPABILITIES."""
+    gpus = [nvml.gpu(device) for device in devices]
+    answers: dict[Link, dict[str, PeerStatus]] = {}
+    for a, b in permutations(range(len(gpus)), 2):
+        states = {letter: peer_status(gpus[a], gpus[b], number) for number, letter in enumerate(CAPABILITIES)}
+        answers[a, b] = {letter: state for letter, state in states.items() if state is not None}
+    return answers

@@ -1,0 +1,358 @@
+"""Why peer access between GPUs does not work: one table of causes with their symptoms, facts, certainty and fix.
+
+Pure. A cause is named only for links with its symptom, so a machine on which all is well has none (docs/p2p.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from collbench.machine import labels
+from collbench.machine.doctor.facts import Facts, Gpu, Slot
+from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
+from collbench.model.run import PeerStatus
+from collbench.model.units import format_approximate_size
+
+
+class Certainty(StrEnum):
+    """How sure a cause is."""
+
+    SHOWN = "shown"  # an answer or an experiment on this link shows it
+    CONSISTENT = "consistent"  # the fact is there and is known to have this effect
+    POSSIBLE = "possible"  # the fact is not known here, or need not have this effect
+
+
+class Symptom(StrEnum):
+    """What a link shows, as far as causes differ by it."""
+
+    BROKEN = "broken"  # offered by the driver: it hangs, fails, or delivers wrong data
+    REFUSED = "refused"  # by the driver
+    NOT_ENABLED = "not enabled"  # offered by the driver, which then fails to enable it
+    SLOW = "slow"  # slower than through host memory
+    UNUSED = "unused"  # it works, and NCCL takes another way
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCause:
+    """A cause of what these links show: the facts, and what to do about it."""
+
+    name: str
+    links: tuple[Link, ...]
+    certainty: Certainty
+    text: str
+    fix: str
+
+
+class _Found(NamedTuple):
+    certainty: Certainty
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One link with all that is known of it."""
+
+    link: PeerLink
+    label: str
+    ends: tuple[Gpu | None, Gpu | None]
+    slots: tuple[Slot, Slot]
+    facts: Facts
+    variables: Mapping[str, str]
+
+    @property
+    def over_pcie(self) -> bool:
+        return not labels.is_nvlink(self.label)
+
+    @property
+    def virtual(self) -> bool:
+        return bool(self.facts.host.hypervisor) or self.facts.driver.virtualization not in ("", "none")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(gpu.device.name for gpu in self.ends if gpu is not None)
+
+    @property
+    def status(self) -> PeerStatus | None:
+        """The driver's own reason, of NVML or of nvidia-smi; None if it gives none."""
+        answers = (*(self.link.nvml.get(one) for one in "rw"), *(self.link.tool.get(one) for one in "rw"))
+        return next((one for one in answers if one is not None and one.allows is False), None)
+
+
+def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
+    """Return the causes of what the links show, the surest first; links with the same one are together."""
+    grouped: dict[tuple[str, _Found], list[Link]] = {}
+    for link in peer_map.links:
+        symptom = _symptom(link)
+        if symptom is None:
+            continue
+        case = _case(peer_map, link, facts)
+        for name, symptoms, find in _TABLE:
+            found = find(case) if symptom in symptoms else None
+            if found is not None:
+                grouped.setdefault((name, found), []).append(link.devices)
+    every = [PeerCause(name, tuple(links), *found) for (name, found), links in grouped.items()]
+    return tuple(sorted(every, key=lambda cause: list(Certainty).index(cause.certainty)))
+
+
+def _symptom(link: PeerLink) -> Symptom | None:
+    if link.state.is_broken:
+        return Symptom.BROKEN
+    plain = {
+        PeerState.NONE: Symptom.REFUSED,
+        PeerState.REFUSED: Symptom.NOT_ENABLED,
+        PeerState.SLOW: Symptom.SLOW,
+    }
+    if link.state in plain:
+        return plain[link.state]
+    return Symptom.UNUSED if link.nccl and "P2P/" not in link.nccl else None
+
+
+def _case(peer_map: PeerMap, link: PeerLink, facts: Facts) -> _Case:
+    indices = [peer_map.devices[position].index for position in link.devices]
+    by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
+    path = peer_map.path(link.devices)
+    first, second = indices
+    return _Case(
+        link,
+        path.label if path else labels.UNKNOWN,
+        (by_index.get(first), by_index.get(second)),
+        (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
+        facts,
+        {**{name: value for _, name, value in facts.configured}, **facts.environment},
+    )
+
+
+# What NVIDIA's driver says itself.
+
+_NO_FIX = "no software fix"
+_INSTEAD = "NCCL sees this and uses host memory; start vLLM with --disable-custom-all-reduce"
+
+
+def _gpu_model(case: _Case) -> _Found | None:
+    """Of GeForce cards only those with an NVLink bridge have peer access in NVIDIA's own driver."""
+    named = case.status is PeerStatus.GNS
+    if not named and not (case.over_pcie and any("GeForce" in name for name in case.names)):
+        return None
+    models = " and ".join(dict.fromkeys(case.names)) or "these GPUs"
+    said = f" (the driver says {case.status}: {labels.PEER_STATES[case.status]})" if case.status else ""
+    text = f"NVIDIA's driver has no P2P for {models} over PCIe{said}"
+    return _Found(Certainty.SHOWN if named else Certainty.CONSISTENT, text, f"{_NO_FIX}; {_INSTEAD}")
+
+
+def _chipset(case: _Case) -> _Found | None:
+    if case.status not in (PeerStatus.CNS, PeerStatus.TNS) or _gpu_model(case):
+        return None
+    fix = "put both GPUs below one PCIe switch or CPU root"
+    if case.virtual:
+        fix = f"on the host, show the GPUs below one PCIe switch; in this machine {_NO_FIX}"
+    text = f"the driver says {case.status} ({labels.PEER_STATES[case.status]}) for a path {case.label}"
+    return _Found(Certainty.SHOWN, text, f"{fix}; {_INSTEAD}")
+
+
+def _registry(case: _Case) -> _Found | None:
+    if case.status is not PeerStatus.DR:
+        return None
+    settings = f": {case.facts.host.registry}" if case.facts.host.registry else ""
+    text = f"a setting of the driver's module switches P2P off{settings}"
+    fix = "remove it from NVreg_RegistryDwords in /etc/modprobe.d, update the initramfs, and reboot"
+    return _Found(Certainty.SHOWN, text, fix)
+
+
+def _patched(case: _Case) -> _Found | None:
+    """A driver that offers GeForce cards P2P over PCIe is not NVIDIA's own; so is one whose settings force it."""
+    forced = [word for word in case.facts.host.registry.split(";") if "P2P" in word.upper()]
+    geforce = case.over_pcie and any("GeForce" in name for name in case.names)
+    if not forced and not geforce:
+        return None
+    flavor = "open kernel modules" if case.facts.host.open_modules else "proprietary kernel module"
+    why = f"settings force P2P ({'; '.join(forced)})" if forced else "it offers GeForce cards P2P over PCIe"
+    text = f"the driver {case.facts.driver.version} ({flavor}) is patched: {why}"
+    fix = "install NVIDIA's driver, or the patch made for exactly this version, with the IOMMU off"
+    return _Found(Certainty.CONSISTENT, text, fix)
+
+
+# The way over PCIe.
+
+
+def _acs(case: _Case) -> _Found | None:
+    """Redirecting bridges between two GPUs are above one of them alone: those above both see no traffic of the pair."""
+    bridges = sorted(set(case.slots[0].redirecting) ^ set(case.slots[1].redirecting))
+    if not case.over_pcie:
+        return None
+    if bridges:
+        commands = "; ".join(f"sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges)
+        text = f"ACS sends peer traffic of {', '.join(bridges)} up to the CPU"
+        fix = (
+            f"turn ACS off in the firmware, or until the next boot: {commands}; "
+            "risk: devices below are no longer isolated from each other, so not on hosts of virtual machines"
+        )
+        return _Found(Certainty.CONSISTENT, text, fix)
+    if any(slot.unreadable for slot in case.slots):
+        text = "ACS may send peer traffic up to the CPU: only root may read the bridges' registers"
+        return _Found(Certainty.POSSIBLE, text, "sudo $(which collbench) check --map-p2p")
+    if case.virtual:
+        text = "a virtual machine does not show the bridges of its host, whose ACS is usually on"
+        return _Found(
+            Certainty.POSSIBLE, text, "ask the host's operator for ACS between these GPUs (lspci -vvv: ACSCtl)"
+        )
+    return None
+
+
+def _iommu(case: _Case) -> _Found | None:
+    translated = sorted({slot.iommu_type for slot in case.slots if slot.iommu_type.startswith("DMA")})
+    if not case.over_pcie or not translated:
+        return None
+    booted = ", ".join(case.facts.host.iommu_parameters) or "no iommu parameter"
+    text = f"the IOMMU translates the GPUs' addresses (group type {', '.join(translated)}; kernel booted with {booted})"
+    fix = (
+        "boot with iommu=pt, or with amd_iommu=off or intel_iommu=off, or turn AMD-Vi or VT-d off in the firmware; "
+        "risk: without it no device can be passed to a virtual machine"
+    )
+    return _Found(Certainty.CONSISTENT, text, fix)
+
+
+def _bar1(case: _Case) -> _Found | None:
+    """A BAR1 smaller than the memory: P2P through it needs all of the memory in it; other ways have mailboxes."""
+    small = [
+        gpu
+        for gpu in case.ends
+        if gpu is not None and gpu.bar1_bytes is not None and gpu.bar1_bytes < gpu.device.memory_bytes
+    ]
+    if not case.over_pcie or not small:
+        return None
+    each = ", ".join(
+        f"{gpu.device.tag} {format_approximate_size(gpu.bar1_bytes or 0)} of "
+        f"{format_approximate_size(gpu.device.memory_bytes)}"
+        for gpu in small
+    )
+    sure = _patched(case) is not None
+    text = f"other devices can address only a part of the memory (BAR1): {each}"
+    fix = "turn on Resizable BAR and Above 4G Decoding in the firmware"
+    return _Found(Certainty.CONSISTENT if sure else Certainty.POSSIBLE, text, fix)
+
+
+def _width(case: _Case) -> _Found | None:
+    narrow = [
+        gpu
+        for gpu in case.ends
+        if gpu is not None and gpu.pcie_width and gpu.device.pcie_width and gpu.pcie_width < gpu.device.pcie_width
+    ]
+    if not case.over_pcie or not narrow:
+        return None
+    each = ", ".join(f"{gpu.device.tag} x{gpu.pcie_width} of x{gpu.device.pcie_width}" for gpu in narrow)
+    fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
+    return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {each}", fix)
+
+
+def _sockets(case: _Case) -> _Found | None:
+    if case.label != "SYS":
+        return None
+    text = "the path crosses the link between two CPU sockets (SYS), which carries peer traffic slowly"
+    return _Found(Certainty.CONSISTENT, text, "export NCCL_P2P_LEVEL=PHB, and compare; or GPUs of one socket")
+
+
+def _virtual_machine(case: _Case) -> _Found | None:
+    if not case.virtual or not case.over_pcie:
+        return None
+    maker = case.facts.host.hypervisor or f"GPU {case.facts.driver.virtualization}"
+    text = f"this is a virtual machine ({maker}): it sees no PCIe switches, and its host isolates the GPUs"
+    fix = f"on the host, for QEMU: x-nv-gpudirect-clique=0 for both GPUs, and ACS off between them; inside it {_NO_FIX}"
+    return _Found(Certainty.POSSIBLE, text, fix)
+
+
+# What NCCL was told, and what a container leaves it.
+
+_DOCKER_SHM = 64 * 2**20
+_NEAR = ("PIX", "PXB")
+# NCCL_P2P_LEVEL by name and by number; NCCL counts NODE as PHB [NCCL user guide, "Environment Variables"].
+_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+_NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
+
+
+def _variable(case: _Case) -> _Found | None:
+    name, value = "NCCL_P2P_DISABLE", case.variables.get("NCCL_P2P_DISABLE", "").strip()
+    if not value.isdigit() or int(value) == 0:  # NCCL reads other texts as 0
+        name, value = "NCCL_P2P_LEVEL", case.variables.get("NCCL_P2P_LEVEL", "").strip().upper()
+        if not value or _within(case.label, _NUMBERED.get(value, value)):
+            return None
+    files = [file for file, one, _ in case.facts.configured if one == name and name not in case.facts.environment]
+    text = (
+        f"{name}={value} is set{f' in {files[0]}' if files else ''}: NCCL takes {case.link.nccl}, though P2P delivers"
+    )
+    return _Found(Certainty.CONSISTENT, text, f"remove {name} from {files[0]}" if files else f"unset {name}")
+
+
+def _within(label: str, level: str) -> bool:
+    """Return whether a path is as near as a level asks, or the level is none that NCCL knows."""
+    own = "NVL" if labels.is_nvlink(label) else "PHB" if label == "NODE" else label
+    return level not in _LEVELS or own not in _LEVELS or _LEVELS.index(own) <= _LEVELS.index(level)
+
+
+def _default_level(case: _Case) -> _Found | None:
+    """By itself NCCL uses P2P over PCIe up to a distance that depends on the CPU."""
+    if _variable(case) or not case.over_pcie or case.label in _NEAR:
+        return None
+    text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {case.link.nccl}"
+    return _Found(Certainty.POSSIBLE, text, "export NCCL_P2P_LEVEL=SYS, and compare with collbench allreduce")
+
+
+def _no_shared_memory(case: _Case) -> _Found | None:
+    if case.variables.get("NCCL_SHM_DISABLE", "").strip() != "1" or "NET/" not in case.link.nccl:
+        return None
+    text = f"NCCL_SHM_DISABLE=1 is set: without P2P, NCCL takes {case.link.nccl} even on this host"
+    return _Found(Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE")
+
+
+def _container(case: _Case) -> _Found | None:
+    host, driver = case.facts.host, case.facts.driver
+    if not host.container:
+        return None
+    hidden = (driver.on_the_bus or 0) - len(driver.gpus)
+    if hidden > 0:
+        text = f"the {host.container} container has {len(driver.gpus)} of {len(driver.gpus) + hidden} GPUs"
+        return _Found(Certainty.POSSIBLE, text, "docker run --gpus all --ipc=host")
+    if host.shm is not None and host.shm.total <= _DOCKER_SHM:
+        text = f"the {host.container} container has {format_approximate_size(host.shm.total)} of shared memory"
+        return _Found(Certainty.POSSIBLE, text, "docker run --ipc=host, or --shm-size=1g")
+    return None
+
+
+def _visible_devices(case: _Case) -> _Found | None:
+    value = case.variables.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    text = f"CUDA_VISIBLE_DEVICES={value}: a process cannot open the memory of a GPU that it does not see"
+    fix = "give every rank the whole list, and choose its GPU by LOCAL_RANK"
+    return _Found(Certainty.POSSIBLE, text, fix)
+
+
+_UNUSED = (Symptom.UNUSED,)
+_ON_THE_WAY = (Symptom.BROKEN, Symptom.SLOW)
+_TABLE: tuple[tuple[str, tuple[Symptom, ...], Callable[[_Case], _Found | None]], ...] = (
+    ("GPU model", (Symptom.REFUSED,), _gpu_model),
+    ("chipset", (Symptom.REFUSED,), _chipset),
+    ("driver setting", (Symptom.REFUSED,), _registry),
+    ("patched driver", (Symptom.BROKEN, Symptom.NOT_ENABLED), _patched),
+    ("ACS", _ON_THE_WAY, _acs),
+    ("IOMMU", _ON_THE_WAY, _iommu),
+    ("BAR1", (Symptom.BROKEN, Symptom.NOT_ENABLED), _bar1),
+    ("PCIe width", (Symptom.SLOW,), _width),
+    ("CPU sockets", (Symptom.SLOW,), _sockets),
+    ("virtual machine", (Symptom.REFUSED, Symptom.NOT_ENABLED, *_ON_THE_WAY), _virtual_machine),
+    ("NCCL variable", _UNUSED, _variable),
+    ("NCCL's distance", _UNUSED, _default_level),
+    ("NCCL_SHM_DISABLE", (Symptom.UNUSED, Symptom.REFUSED), _no_shared_memory),
+    ("container", _UNUSED, _container),
+    ("visible devices", _UNUSED, _visible_devices),
+)
+
+
+def workarounds(peer_map: PeerMap) -> Iterator[str]:
+    """Yield what lets jobs run meanwhile; nothing if no link is broken."""
+    if any(link.state.is_broken for link in peer_map.links):
+        yield "NCCL_P2P_DISABLE=1 for jobs with NCCL (slower: all data goes through host memory)"
+        yield "vLLM: --disable-custom-all-reduce as well, because its own kernel uses P2P without NCCL"

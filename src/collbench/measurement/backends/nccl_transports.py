@@ -1,0 +1,72 @@
+"""Which transport NCCL takes for each link (P2P, SHM, NET), from the debug log of a separate process."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
+from collbench.measurement.backends.nccl_choices import logging_to
+from collbench.measurement.backends.protocol import Backend, Step
+from collbench.model.errors import CollbenchError, DataCorruption, failure_of
+from collbench.model.failures import Failure, WrongData
+from collbench.model.operations import Operation, Work
+from collbench.model.peer_map import Link
+from collbench.model.run import Device
+
+# "Channel 00/1 : 0[0] -> 3[3] via P2P/direct pointer/read", "… via SHM/direct/direct", "… [send] via NET/Socket/0"; the
+# number in brackets is NVML's, or a PCI bus id before 2.16 [NCCL 2.30.7, src/transport].
+_CHANNEL = re.compile(r"Channel [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S[^\n]*?)\s*$", re.MULTILINE)
+_SIZE = 2**20
+# What is a hang here: on 4 × H200 NCCL starts in 0.7 s, and a step of these sizes takes milliseconds.
+TIMEOUTS = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
+
+
+def parsed(log: str) -> dict[Link, str]:
+    """Return each link's transport by the ranks in NCCL's log; several are joined."""
+    found: dict[Link, dict[str, None]] = {}
+    for source, destination, transport in _CHANNEL.findall(log):
+        found.setdefault((int(source), int(destination)), {})[transport] = None
+    return {link: ", ".join(transports) for link, transports in found.items()}
+
+
+class TransportProbe:
+    """A process in which NCCL sends a verified all-to-all, which needs every link, and logs what it takes."""
+
+    def __init__(self) -> None:
+        """Start the process, and return at once."""
+        self._folder = tempfile.TemporaryDirectory(prefix="collbench-nccl-")
+        variables = logging_to(Path(self._folder.name), "INIT,P2P,SHM,NET")
+        self._backend = IsolatedBackend(timeouts=TIMEOUTS, extra=variables)
+        self._backend.start()
+
+    def ask(
+        self, devices: tuple[Device, ...], nccl_path: str | None
+    ) -> tuple[dict[Link, str], Failure | WrongData | None]:
+        """Return each link's transport, and why NCCL did not deliver, None if it did."""
+        trouble: Failure | WrongData | None = None
+        try:
+            self._backend.open(devices, nccl_path, collectives=True)
+            self._send(self._backend, len(devices))
+        except DataCorruption as error:
+            trouble = error.wrong
+        except CollbenchError as error:
+            trouble = failure_of(error)
+        return self._transports(), trouble
+
+    def close(self) -> None:
+        """End the process."""
+        self._backend.reap()
+        self._folder.cleanup()
+
+    def _send(self, backend: Backend, ranks: int) -> None:
+        backend.reserve(_SIZE)
+        everyone = tuple(range(ranks))
+        backend.time(
+            Step(Work(Operation.ALLTOALL), (everyone,), _SIZE // ranks * ranks, iterations=2, batches=2, verify=True)
+        )
+
+    def _transports(self) -> dict[Link, str]:
+        files = sorted(Path(self._folder.name).iterdir())
+        return parsed("".join(path.read_text(encoding="utf-8", errors="replace") for path in files))

@@ -1,0 +1,147 @@
+"""Sends verified messages over every link by itself: a hang, a crash or wrong data costs that link alone.
+
+First one process opens all devices, and leaves a link at its first trouble. Each link with trouble then gets a process
+of its own on its two devices, which tries what has not failed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import permutations
+from statistics import median
+
+from collbench.measurement.backends.protocol import Backend, Step, time_step
+from collbench.model.errors import CollbenchError, DataCorruption, StepFailed, failure_of
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.operations import Work
+from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, WAYS, Crossing, Link, PeerState
+from collbench.model.run import Refusal, SkipKind
+
+# A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
+# 40 us over NVLink and 5 ms through host memory, so that 56 links take a few seconds.
+SIZES = (4 * 2**10, 16 * 2**20)
+# Each batch brings other data, and is verified.
+_ITERATIONS, _BATCHES = 4, 3
+# Without NVSwitch the driver enables so many peers of a GPU at a time.
+_MOST_PEERS = 8
+
+# Opens a backend on these of the machine's positions. Raises CollbenchError.
+Opening = Callable[[tuple[int, ...]], AbstractContextManager[Backend]]
+
+
+def examine(count: int, opening: Opening) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
+    """Return what crossed each link of `count` devices, and why one process could not open them all; None if it did."""
+    found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(permutations(range(count), 2), ())
+    unstaged: dict[tuple[Work, int], Crossing] = {}
+    together: Failure | None = None
+    try:
+        with opening(tuple(range(count))) as backend:
+            refusals = {(link, work): backend.can_run(work, link) for link in found for work in WAYS}
+            sizes = _sizes(backend)
+            for link in found:
+                of_link = {work: refusals[link, work] for work in WAYS}
+                crossed = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, unstaged)))
+                unstaged |= _without_worker(crossed)
+                found[link] = crossed
+    except CollbenchError as error:  # each link opens its own two
+        together = failure_of(error)
+    for link, crossings in found.items():
+        # Other peers may have been too many for the driver to enable these two.
+        refused = count > _MOST_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
+        if refused or not crossings or any(map(_is_trouble, crossings)):
+            found[link] = _alone(opening, link, crossings)
+    return found, together
+
+
+def _is_trouble(one: Crossing) -> bool:
+    return one.state.is_broken and one.work != THROUGH_HOST
+
+
+def _without_worker(crossings: tuple[Crossing, ...]) -> dict[tuple[Work, int], Crossing]:
+    """Return the copies through the host that no process could be opened for: no later link has to wait for that."""
+    lacking = (one for one in crossings if one.work == THROUGH_HOST and _no_worker(one))
+    return {(one.work, one.size_bytes): one for one in lacking}
+
+
+def _no_worker(one: Crossing) -> bool:
+    return one.failure is not None and one.failure.cause is Cause.NO_WORKER
+
+
+def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
+    for one in crossings:
+        yield one
+        if _is_trouble(one):
+            return
+
+
+def _alone(opening: Opening, link: Link, before: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
+    """Return what crosses a link in a process on its devices alone; what has failed `before` is not tried again."""
+    failed = {(one.work, one.size_bytes): one for one in before if _is_trouble(one) and not _no_worker(one)}
+    try:
+        with opening(link) as backend:
+            refusals = {work: backend.can_run(work, (0, 1)) for work in WAYS}
+            every = list(_crossings(backend, (0, 1), refusals, _sizes(backend), failed))
+    except CollbenchError as error:
+        failure = failure_of(error)
+        return tuple(failed.get((work, SIZES[0]), Crossing(work, SIZES[0], failure=failure)) for work in WAYS)
+    return tuple(_placed(one, link) for one in every)
+
+
+def _placed(one: Crossing, link: Link) -> Crossing:
+    """Return a crossing with the machine's positions in place of a process's own."""
+    if one.wrong is not None:
+        return replace(one, wrong=replace(one.wrong, members=link))
+    if one.failure is None or not one.failure.groups:
+        return one
+    devices = tuple(link[position] for position in one.failure.devices if position < len(link))
+    return replace(one, failure=replace(one.failure, groups=(link,), devices=devices))
+
+
+def _sizes(backend: Backend) -> tuple[int, ...]:
+    """Make room for the messages and return their sizes, smaller ones on a GPU that is nearly full. Raises StepFailed.
+
+    The backend is ready to send then.
+    """
+    capacity = backend.capacity_bytes()
+    if capacity < SIZES[0]:
+        detail = "too little free memory on the GPU for a message of 4K"
+        raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_BUFFERS, detail=detail))
+    sizes = (SIZES[0], min(SIZES[1], 1 << capacity.bit_length() - 1))
+    backend.reserve(sizes[-1])
+    return sizes
+
+
+def _crossings(
+    backend: Backend,
+    members: Link,
+    refusals: Mapping[Work, Refusal | None],
+    sizes: tuple[int, ...],
+    failed: Mapping[tuple[Work, int], Crossing],
+) -> Iterator[Crossing]:
+    """Yield what crosses a link by each way; larger messages are not sent where smaller ones fail."""
+    for work in WAYS:
+        # Without peer access the driver would send what the copy engine copies through the host.
+        refusal = refusals[KERNEL_WRITE if work == COPY_ENGINE else work]
+        if refusal is not None and refusal.kind is not SkipKind.CACHE:
+            yield Crossing(work, sizes[-1], refusal=refusal)
+            continue
+        for size in sizes:
+            one = failed.get((work, size)) or _cross(backend, work, size, members)
+            # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
+            yield replace(one, gbs=None) if refusal else one
+            if one.state.is_broken:
+                break
+
+
+def _cross(backend: Backend, work: Work, size: int, members: Link) -> Crossing:
+    """Send messages and return their rate, or what became of them."""
+    step = Step(work, (members,), size, _ITERATIONS, _BATCHES)
+    try:
+        timing = time_step(backend, step)
+    except DataCorruption as error:
+        return Crossing(work, size, wrong=error.wrong or WrongData(work, size, members))
+    except StepFailed as error:
+        return Crossing(work, size, failure=error.failure)
+    return Crossing(work, size, gbs=size / median(timing.seconds[0]) / 1e9)

@@ -1,0 +1,283 @@
+"""The page and the JSON of `collbench check --map-p2p`: the answer, a row per link, causes with their fixes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.judge.peer_causes import PeerCause, workarounds
+from collbench.machine import labels
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import Failure, WrongData
+from collbench.model.peer_map import (
+    BY_PEER_ACCESS,
+    CAPABILITIES,
+    COPY_ENGINE,
+    KERNEL_READ,
+    KERNEL_WRITE,
+    STAGED_FASTER,
+    THROUGH_HOST,
+    WAYS,
+    Crossing,
+    Link,
+    PeerLink,
+    PeerMap,
+    PeerState,
+)
+from collbench.model.run import Device, PeerStatus
+from collbench.model.units import abridged, amount, figure, fixed
+from collbench.report.prose import named, tags
+from collbench.report.sentences import failure, wrong_data
+from collbench.report.text.layout import Lines, table
+
+_VERSION = 1
+_WORDS = {
+    KERNEL_WRITE: "kernel write",
+    KERNEL_READ: "kernel read",
+    COPY_ENGINE: "copy engine",
+    THROUGH_HOST: "via host",
+}
+_JSON_NAMES = {
+    KERNEL_WRITE: "kernel_write",
+    KERNEL_READ: "kernel_read",
+    COPY_ENGINE: "copy_engine",
+    THROUGH_HOST: "via_host",
+}
+_MOST_LINKS = 4
+
+
+def status(peer_map: PeerMap) -> ExitStatus:
+    """Return how the command ends: peer access that the driver does not offer is no failure."""
+    states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
+    states |= {Crossing(KERNEL_WRITE, 0, failure=peer_map.together).state} if peer_map.together else set()
+    trouble = peer_map.nccl_failure
+    if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData) or _hangs(trouble):
+        return ExitStatus.UNTRUSTED
+    if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map):
+        return ExitStatus.CONTRADICTION
+    return ExitStatus.FAILED if PeerState.FAILS in states or trouble else ExitStatus.DONE
+
+
+def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
+    """Return what failed of copies through the host."""
+    through = [(link.devices, one) for link in peer_map.links if (one := link.of(THROUGH_HOST)) is not None]
+    return [(link, one) for link, one in through if one.state.is_broken]
+
+
+def _hangs(trouble: Failure | WrongData | None) -> bool:
+    return isinstance(trouble, Failure) and Crossing(KERNEL_WRITE, 0, failure=trouble).state is PeerState.HANGS
+
+
+def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
+    """Return the links for which CUDA, NVML and nvidia-smi do not say the same."""
+    return [
+        link
+        for link in peer_map.links
+        if any(
+            answers[one].allows not in (None, link.cuda)
+            for answers in (link.nvml, link.tool)
+            for one in "rw"
+            if one in answers
+        )
+        or any(link.nvml[one] is not link.tool[one] for one in link.nvml.keys() & link.tool.keys())
+    ]
+
+
+def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+    """Yield the answer, the links, what went wrong, and the causes with their fixes."""
+    devices = peer_map.devices
+    yield Text(named(f"{'answer':<10}{answer(peer_map)}", width))
+    yield Text("")
+    yield _links(peer_map)
+    yield Text("")
+    for link in peer_map.links:
+        if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
+            ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
+            yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}", width)
+    if peer_map.together is not None:
+        why = failure(peer_map.together, devices)
+        yield _line("trouble", f"all GPUs in one process: {why}; each link had a process of its own", width)
+    if lost := _host_trouble(peer_map):
+        text = f"through the host, {_names([link for link, _ in lost], peer_map)}: {_why(lost[0][1], devices)}"
+        yield _line("trouble", text, width)
+    if peer_map.nccl_failure is not None:
+        yield _line("NCCL", f"all-to-all: {_trouble(peer_map.nccl_failure, devices)}", width)
+    if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
+        yield _line("reported", f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}", width)
+    for cause in every:
+        text = f"{cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
+        yield _line("cause", text, width)
+        yield _line("fix", cause.fix, width)
+    for text in workarounds(peer_map):
+        yield _line("meanwhile", text, width)
+    where = f"simulated {peer_map.fabric}" if peer_map.fabric else peer_map.hostname
+    count = amount(len(peer_map.links), "link")
+    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; every byte was compared"
+    yield _line("examined", f"{note}; docs/p2p.md", width)
+
+
+def answer(peer_map: PeerMap) -> str:
+    """Return one sentence: does P2P work here?"""
+    by_state: dict[PeerState, list[Link]] = {}
+    for link in peer_map.links:
+        by_state.setdefault(link.state, []).append(link.devices)
+    count = len(peer_map.links)
+    bad = sorted(
+        (state for state in by_state if state not in (PeerState.WORKS, PeerState.NONE)), key=list(PeerState).index
+    )
+    if bad:
+        parts = [f"{_names(by_state[state], peer_map)} {_SAYS[state]}" for state in bad]
+        what = "works, but is slow" if bad == [PeerState.SLOW] else "is broken"
+        return f"P2P {what} on {sum(len(by_state[state]) for state in bad)} of {count} links: {'; '.join(parts)}."
+    if PeerState.WORKS not in by_state:
+        statuses = Counter(one for link in peer_map.links for one in _refusing(link))
+        why = "; ".join(f"{one}: {labels.PEER_STATES[one]}" for one in statuses)
+        return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. Data goes through host memory."
+    works = "all" if len(by_state[PeerState.WORKS]) == count else f"{len(by_state[PeerState.WORKS])} of"
+    text = f"P2P works on {works} {count} links: kernels and copy engines deliver"
+    if PeerState.NONE in by_state:
+        text += f"; the driver offers none for {_names(by_state[PeerState.NONE], peer_map)}"
+    return f"{text}; {_nccl(peer_map)}."
+
+
+_SAYS = {
+    PeerState.HANGS: "hang",
+    PeerState.CORRUPTS: "deliver wrong data",
+    PeerState.FAILS: "fail",
+    PeerState.REFUSED: "are offered by the driver, which then refuses them",
+    PeerState.SLOW: f"are slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times",
+}
+
+
+_TOLD = (PeerState.HANGS, PeerState.CORRUPTS, PeerState.FAILS, PeerState.REFUSED)
+
+
+def _refusing(link: PeerLink) -> list[PeerStatus]:
+    answers = (*(link.nvml.get(one) for one in "rw"), *(link.tool.get(one) for one in "rw"))
+    return [one for one in answers if one is not None and one.allows is False]
+
+
+def _nccl(peer_map: PeerMap) -> str:
+    """Return what NCCL does with the links that work."""
+    if peer_map.nccl_failure is not None:
+        return "NCCL fails"
+    working = [link for link in peer_map.links if link.state is PeerState.WORKS]
+    unused = [link.devices for link in working if link.nccl and "P2P/" not in link.nccl]
+    if unused:
+        return f"NCCL does not use it for {_names(unused, peer_map)}"
+    return "NCCL uses it" if all(link.nccl for link in working) else "what NCCL uses is not known"
+
+
+def _links(peer_map: PeerMap) -> RenderableType:
+    rows = table("link", "label", "CUDA", "rwnap", "write", "read", "copy", "host", "NCCL", left=_LEFT)
+    for link in peer_map.links:
+        path = peer_map.path(link.devices)
+        rows.add_row(
+            _link(link.devices, peer_map.devices),
+            path.label if path else labels.UNKNOWN,
+            "yes" if link.cuda else "no",
+            _reported(link),
+            *(_cell(link.of(work)) for work in WAYS),
+            link.nccl.partition("/")[0] or "-",
+        )
+    return rows
+
+
+_LEFT = ("link", "label", "CUDA", "rwnap", "NCCL")
+
+
+def _reported(link: PeerLink) -> str:
+    """Return what NVML, or else nvidia-smi, answers to CAPABILITIES: once, if all answers are alike."""
+    answers = [link.nvml.get(letter) or link.tool.get(letter) for letter in CAPABILITIES]
+    different = set(filter(None, answers))
+    return str(different.pop()) if len(different) == 1 else " ".join(str(one or "-") for one in answers)
+
+
+def _cell(one: Crossing | None) -> str:
+    if one is None:
+        return "-"
+    if one.state is not PeerState.WORKS:
+        return str(one.state)
+    return "works" if one.gbs is None else figure(one.gbs)
+
+
+def _line(name: str, text: str, width: int) -> Lines:
+    return Lines(named(f"{name:<10}{text}", width))
+
+
+def _link(link: Link, devices: Sequence[Device]) -> str:
+    return tags(link, devices, "→")
+
+
+def _names(links: Sequence[Link] | Mapping[Link, None], peer_map: PeerMap) -> str:
+    if len(links) == len(peer_map.links) > 2:
+        return f"all {len(links)} links"
+    return abridged([_link(link, peer_map.devices) for link in links], _MOST_LINKS)
+
+
+def _trouble(what: Failure | WrongData | None, devices: Sequence[Device]) -> str:
+    if isinstance(what, WrongData):
+        return wrong_data(what, devices)
+    return failure(what, devices) if what else ""
+
+
+def _why(one: Crossing, devices: Sequence[Device]) -> str:
+    return _trouble(one.failure or one.wrong, devices) or (one.refusal.detail if one.refusal else "")
+
+
+def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:
+    """Return the map as JSON (docs/p2p.md)."""
+    devices = peer_map.devices
+    body = {
+        "format": "collbench-p2p",
+        "format_version": _VERSION,
+        "backend": peer_map.backend,
+        "hostname": peer_map.hostname,
+        "fabric": peer_map.fabric,
+        "exit_status": exit_status,
+        "answer": answer(peer_map),
+        "seconds": round(peer_map.seconds, 3),
+        "devices": [{"index": one.index, "uuid": one.uuid, "name": one.name} for one in devices],
+        "links": [_link_json(link, devices) for link in peer_map.links],
+        "together": _trouble(peer_map.together, devices),
+        "nccl_failure": _trouble(peer_map.nccl_failure, devices),
+        "causes": [
+            {
+                "name": cause.name,
+                "certainty": cause.certainty,
+                "links": [list(link) for link in cause.links],
+                "text": cause.text,
+                "fix": cause.fix,
+            }
+            for cause in every
+        ],
+        "meanwhile": list(workarounds(peer_map)),
+    }
+    return json.dumps(body, ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+
+
+def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, object]:
+    return {
+        "source": link.devices[0],
+        "destination": link.devices[1],
+        "state": link.state,
+        "cuda_can_access": link.cuda,
+        "nvml": dict(link.nvml),
+        "nvidia_smi": dict(link.tool),
+        "nccl": link.nccl or None,
+        "messages": [_crossing_json(one, devices) for one in link.crossings],
+    }
+
+
+def _crossing_json(one: Crossing, devices: Sequence[Device]) -> dict[str, object]:
+    return {
+        "by": _JSON_NAMES[one.work],
+        "size_bytes": one.size_bytes,
+        "state": one.state,
+        "gbs": one.gbs,
+        "why": _why(one, devices),
+    }

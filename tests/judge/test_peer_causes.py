@@ -1,0 +1,256 @@
+"""Causes of peer access that does not work: each planted alone and in pairs; none where all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path as File
+from typing import Any, NamedTuple
+
+import pytest
+
+from collbench.judge.peer_causes import Certainty, causes, workarounds
+from collbench.machine.doctor.facts import Facts, Gpu, Slot, Space
+from collbench.machine.nvidia_smi import peer_answers
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
+from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
+from tests.machine.doctor.described import GIB, gpu, machine
+
+SIZE = 16 * 2**20
+LINKS = ((0, 1), (1, 0))
+
+
+class Seen(NamedTuple):
+    """What the two links of two GPUs show, and the machine."""
+
+    facts: Facts
+    links: tuple[PeerLink, ...]
+    label: str = "PIX"
+
+    @property
+    def map(self) -> PeerMap:
+        paths = (Path((0, 1), self.label),)
+        return PeerMap("cuda", "node7", tuple(one.device for one in self.facts.driver.gpus), self.links, paths)
+
+    def has(self, **changes: Any) -> Seen:
+        """Return the same with other facts about the host."""
+        return self._replace(facts=replace(self.facts, host=replace(self.facts.host, **changes)))
+
+    def gpus(self, change: Callable[[Gpu], Gpu]) -> Seen:
+        """Return the same with other GPUs."""
+        driver = replace(self.facts.driver, gpus=tuple(map(change, self.facts.driver.gpus)))
+        return self._replace(facts=replace(self.facts, driver=driver))
+
+    def sets(self, **variables: str) -> Seen:
+        """Return the same with more variables."""
+        return self._replace(facts=replace(self.facts, environment={**self.facts.environment, **variables}))
+
+    def names(self) -> dict[str, Certainty]:
+        return {cause.name: cause.certainty for cause in causes(self.map, self.facts)}
+
+
+def _link(devices: tuple[int, int], crossing: Crossing | None = None, nccl: str = "P2P/CUMEM", **said: Any) -> PeerLink:
+    """Return a link on which all ways show this; None: they work."""
+    direct = crossing or Crossing(BY_PEER_ACCESS[0], SIZE, gbs=24.0)
+    ways = tuple(replace(direct, work=work) for work in BY_PEER_ACCESS)
+    return PeerLink(devices, (*ways, Crossing(THROUGH_HOST, SIZE, gbs=12.0)), nccl=nccl, **said)
+
+
+def _machine(name: str = "NVIDIA RTX A6000") -> Facts:
+    def pcie(index: int) -> Gpu:
+        one = gpu(index, name, links_up=0, bar1_bytes=64 * GIB, pcie_width=16)
+        return replace(one, device=replace(one.device, memory_bytes=48 * GIB, pcie_width=16))
+
+    return machine((pcie(0), pcie(1)), driver={"on_the_bus": 2, "virtualization": "none"})
+
+
+def _both(crossing: Crossing | None = None, **more: Any) -> Seen:
+    return Seen(_machine(), tuple(_link(devices, crossing, **more) for devices in LINKS))
+
+
+WRONG = Crossing(BY_PEER_ACCESS[0], SIZE, wrong=WrongData(BY_PEER_ACCESS[0], SIZE, (0, 1), 1, 0))
+HANG = Crossing(BY_PEER_ACCESS[0], SIZE, failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=8.0))
+HEALTHY, BROKEN, HANGING = _both(), _both(WRONG), _both(HANG)
+SLOW = _both(Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0))
+NO = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS), nccl="SHM/direct/direct")
+NOT_ENABLED = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=Refusal(SkipKind.PEERS_REFUSED, detail="error 217")))
+STAGED = _both(nccl="SHM/direct/direct")
+
+
+def _said(seen: Seen, status: PeerStatus) -> Seen:
+    return seen._replace(links=tuple(replace(one, nvml={"r": status, "w": status}) for one in seen.links))
+
+
+def _acs(seen: Seen) -> Seen:
+    slots = dict(seen.facts.host.slots)
+    return seen.has(slots={**slots, 0: replace(slots[0], redirecting=("0000:00:01.1", "0000:00:03.0"))})
+
+
+def _translated(seen: Seen) -> Seen:
+    slots = {index: replace(slot, iommu_type="DMA-FQ") for index, slot in seen.facts.host.slots.items()}
+    return seen.has(slots=slots, iommu_parameters=("amd_iommu=on",))
+
+
+def _small_bar1(seen: Seen) -> Seen:
+    return seen.gpus(lambda one: replace(one, bar1_bytes=256 * 2**20))
+
+
+def _narrow(seen: Seen) -> Seen:
+    return seen.gpus(lambda one: replace(one, pcie_width=4) if one.device.index == 1 else one)
+
+
+def _geforce(seen: Seen) -> Seen:
+    return seen.gpus(lambda one: replace(one, device=replace(one.device, name="NVIDIA GeForce RTX 3090")))
+
+
+def _virtual(seen: Seen) -> Seen:
+    return seen.has(hypervisor="QEMU")
+
+
+def _forced(seen: Seen) -> Seen:
+    return seen.has(registry="ForceP2P=0x11;RMForceP2PType=1")
+
+
+def _docker(seen: Seen) -> Seen:
+    return seen.has(container="docker", shm=Space(64 * 2**20, 64 * 2**20))
+
+
+ACS, IOMMU, BAR1 = ("ACS", _acs), ("IOMMU", _translated), ("BAR1", _small_bar1)
+ON_THE_WAY = (ACS, IOMMU)
+PLANTS: dict[str, tuple[Seen, tuple[tuple[str, Callable[[Seen], Seen]], ...]]] = {
+    "wrong data": (BROKEN, (ACS, IOMMU, BAR1, ("patched driver", _forced))),
+    "a hang": (HANGING, (ACS, IOMMU, BAR1, ("patched driver", _geforce))),
+    "slow": (
+        SLOW,
+        (ACS, IOMMU, ("PCIe width", _narrow), ("CPU sockets", lambda seen: seen._replace(label="SYS"))),
+    ),
+    "no P2P": (
+        NO,
+        (
+            ("GPU model", _geforce),
+            ("virtual machine", _virtual),
+            ("driver setting", lambda seen: _said(seen, PeerStatus.DR)),
+        ),
+    ),
+    "not enabled": (NOT_ENABLED, (BAR1, ("patched driver", _forced), ("virtual machine", _virtual))),
+    "not used": (
+        STAGED,
+        (
+            ("NCCL variable", lambda seen: seen.sets(NCCL_P2P_DISABLE="1")),
+            ("container", _docker),
+            ("visible devices", lambda seen: seen.sets(CUDA_VISIBLE_DEVICES="0,1")),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("symptom", PLANTS)
+def test_each_cause_is_named_alone_and_in_pairs(symptom: str) -> None:
+    seen, plants = PLANTS[symptom]
+    assert seen.names() == {}, "a symptom alone has no cause"
+    for name, plant in plants:
+        assert set(plant(seen).names()) - ({"ACS"} if plant is _virtual else set()) == {name}
+    for (one, plant_one), (other, plant_other) in combinations(plants, 2):
+        assert set(plant_other(plant_one(seen)).names()) >= {one, other}, (one, other)
+
+
+def test_a_healthy_machine_has_no_cause_whatever_its_facts() -> None:
+    facts = HEALTHY
+    for plant in (_acs, _translated, _small_bar1, _narrow, _geforce, _virtual, _forced, _docker):
+        facts = plant(facts)
+    facts = facts._replace(label="SYS").sets(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", CUDA_VISIBLE_DEVICES="0,1")
+    assert facts.names() == {}
+    assert list(workarounds(facts.map)) == []
+
+
+def test_nvlinks_do_not_pass_bridges_nor_bar1() -> None:
+    for plant in (_acs, _translated, _small_bar1, _geforce, _virtual):
+        assert plant(BROKEN._replace(label="NV4")).names() == {}
+    assert len(list(workarounds(BROKEN.map))) == 2
+
+
+def test_bridges_above_both_gpus_see_nothing_of_their_traffic() -> None:
+    shared = {index: Slot(redirecting=("0000:00:01.1",)) for index in (0, 1)}
+    assert BROKEN.has(slots=shared).names() == {}
+    (cause,) = causes(_acs(BROKEN).map, _acs(BROKEN).facts)
+    assert "setpci -s 0000:00:01.1 ECAP_ACS+0x6.w=0000; sudo setpci -s 0000:00:03.0" in cause.fix
+    assert "risk" in cause.fix
+
+
+def test_what_only_root_may_read_is_only_possible() -> None:
+    unreadable = {index: Slot(unreadable=1) for index in (0, 1)}
+    assert BROKEN.has(slots=unreadable).names() == {"ACS": Certainty.POSSIBLE}
+
+
+@pytest.mark.parametrize(
+    ("level", "label", "expected"),
+    [("PIX", "PHB", True), ("PHB", "NODE", False), ("PIX", "PIX", False), ("NVL", "PIX", True), ("2", "PHB", True),
+     ("SYS", "SYS", False), ("loc", "NV4", True)],
+)  # fmt: skip
+def test_a_level_is_a_cause_only_for_farther_paths(level: str, label: str, expected: bool) -> None:
+    seen = STAGED._replace(label=label).sets(NCCL_P2P_LEVEL=level)
+    assert ("NCCL variable" in seen.names()) is expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False), ("true", False)])
+def test_a_value_that_nccl_reads_as_0_is_no_cause(value: str, expected: bool) -> None:
+    assert ("NCCL variable" in STAGED.sets(NCCL_P2P_DISABLE=value).names()) is expected
+
+
+def test_a_variable_of_nccls_file_is_named_with_the_file() -> None:
+    facts = replace(STAGED.facts, configured=(("/etc/nccl.conf", "NCCL_P2P_DISABLE", "1"),))
+    (cause,) = causes(STAGED.map, facts)
+    assert cause.fix == "remove NCCL_P2P_DISABLE from /etc/nccl.conf"
+
+
+def test_shared_memory_that_nccl_may_not_use_is_named() -> None:
+    seen = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS), nccl="NET/Socket/0").sets(NCCL_SHM_DISABLE="1")
+    assert seen.names() == {"NCCL_SHM_DISABLE": Certainty.CONSISTENT}
+
+
+def test_nccls_own_limit_of_distance_is_named() -> None:
+    assert STAGED._replace(label="NODE").names() == {"NCCL's distance": Certainty.POSSIBLE}
+
+
+REPORTS = {  # as people posted them, of GeForce cards over PCIe
+    "NS of two cards": ("\tGPU0\tGPU1\nGPU0\tX\tNS\nGPU1\tNS\tX\n", PeerStatus.NS, Certainty.CONSISTENT),
+    "GNS of two cards": ("\tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n", PeerStatus.GNS, Certainty.SHOWN),
+}
+
+
+@pytest.mark.parametrize("case", REPORTS)
+def test_what_people_see_is_explained(case: str) -> None:
+    text, status, certainty = REPORTS[case]
+    answers = peer_answers({"r": text, "w": "no matrix"})
+    assert answers["GPU0", "GPU1"] == {"r": status}
+    seen = _geforce(NO)._replace(links=tuple(replace(one, tool=answers["GPU0", "GPU1"]) for one in NO.links))
+    assert seen.names() == {"GPU model": certainty}
+    (cause,) = causes(seen.map, seen.facts)
+    assert "no software fix" in cause.fix
+    assert cause.links == LINKS
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (HEALTHY, PeerState.WORKS),
+        (BROKEN, PeerState.CORRUPTS),
+        (HANGING, PeerState.HANGS),
+        (SLOW, PeerState.SLOW),
+        (NO, PeerState.NONE),
+        (NOT_ENABLED, PeerState.REFUSED),
+    ],
+)
+def test_a_link_has_the_worst_state_of_its_ways(seen: Seen, state: PeerState) -> None:
+    assert {link.state for link in seen.links} == {state}
+
+
+def test_every_cause_is_in_the_document() -> None:
+    document = (File(__file__).parents[2] / "docs" / "p2p.md").read_text(encoding="utf-8")
+    for names in (
+        ("NCCL's distance", "NCCL_SHM_DISABLE", "chipset"),
+        *([n for n, _ in row] for _, row in PLANTS.values()),
+    ):
+        assert all(f"| {name} |" in document for name in names), names

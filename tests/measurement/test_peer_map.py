@@ -1,0 +1,158 @@
+"""Every link is examined, whatever the others do: trouble leads to a process of its own, and is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.peer_map import SIZES, examine
+from collbench.model.errors import BackendError, DataCorruption, StepFailed
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.peer_map import COPY_ENGINE, KERNEL_READ, KERNEL_WRITE, THROUGH_HOST, WAYS, PeerLink, PeerState
+from collbench.model.run import NO_PEERS, Device, Refusal
+from collbench.model.units import format_size
+
+_HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=8.0)
+Fault = tuple[int, int, Work]
+
+
+class _Machine:
+    """GPUs of which some messages hang, arrive wrong, or have no peer access; `log` has what was opened and sent."""
+
+    def __init__(self, count: int, hangs: tuple[Fault, ...] = (), wrong: tuple[Fault, ...] = ()) -> None:
+        self.count, self.hangs, self.wrong = count, set(hangs), set(wrong)
+        self.unopened: set[tuple[int, ...]] = set()
+        self.no_peers: set[tuple[int, int]] = set()
+        self.once = False  # trouble happens once
+        self.no_staging = False
+        self.capacity = 2**30
+        self.log: list[str] = []
+
+    @contextmanager
+    def opening(self, positions: tuple[int, ...]) -> Iterator[Backend]:
+        self.log.append(f"open {positions}")
+        if positions in self.unopened:
+            raise BackendError("the driver hangs", failure=_HANG)
+        yield _Opened(self, positions)
+
+    def examined(self) -> dict[tuple[int, int], PeerLink]:
+        return {link: PeerLink(link, crossed) for link, crossed in examine(self.count, self.opening)[0].items()}
+
+
+class _Opened(Backend):
+    name = "test"
+
+    def __init__(self, machine: _Machine, positions: tuple[int, ...]) -> None:
+        self._machine, self._positions = machine, positions
+
+    def devices(self) -> tuple[Device, ...]:
+        return ()
+
+    def operations(self, variant: Variant) -> tuple[Operation, ...]:
+        return ()
+
+    def capacity_bytes(self) -> int:
+        return self._machine.capacity
+
+    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
+        link = tuple(self._positions[member] for member in members)
+        return NO_PEERS if link in self._machine.no_peers and work in (KERNEL_WRITE, KERNEL_READ) else None
+
+    def time(self, step: Step) -> Timing:
+        source, destination = (self._positions[member] for member in step.groups[0])
+        self._machine.log.append(f"{step.work} {format_size(step.size_bytes)} {source}>{destination}")
+        if self._machine.no_staging and step.work == THROUGH_HOST:
+            raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_WORKER))
+        fault = (source, destination, step.work)
+        for faults in (self._machine.hangs, self._machine.wrong):
+            if fault in faults:
+                if self._machine.once:
+                    faults.discard(fault)
+                if faults is self._machine.wrong:
+                    raise DataCorruption(wrong=WrongData(step.work, step.size_bytes, step.groups[0], 1, 0))
+                raise StepFailed(failure=_HANG)
+        return Timing(((step.size_bytes / 20e9,) * step.batches,))
+
+
+def _bad(links: dict[tuple[int, int], PeerLink]) -> dict[tuple[int, int], PeerState]:
+    return {link: one.state for link, one in links.items() if one.state is not PeerState.WORKS}
+
+
+def test_without_trouble_one_process_sends_everything_over_every_link() -> None:
+    machine = _Machine(3)
+    links = machine.examined()
+    assert len(links) == 6
+    assert _bad(links) == {}
+    assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)"]
+    assert len(machine.log) == 1 + 6 * len(WAYS) * len(SIZES)
+    assert links[1, 2].of(COPY_ENGINE).gbs == links[1, 2].of(THROUGH_HOST).gbs == 20.0  # type: ignore[union-attr]
+
+
+def test_trouble_costs_one_way_of_one_direction_and_is_not_sent_again() -> None:
+    machine = _Machine(3, hangs=((2, 0, KERNEL_READ),), wrong=((0, 1, COPY_ENGINE),))
+    links = machine.examined()
+    assert _bad(links) == {(2, 0): PeerState.HANGS, (0, 1): PeerState.CORRUPTS}
+    states = {(one.work, one.size_bytes): one.state for one in links[2, 0].crossings}
+    assert states.pop((KERNEL_READ, SIZES[0])) is PeerState.HANGS
+    assert states == {(work, size): PeerState.WORKS for work in WAYS if work is not KERNEL_READ for size in SIZES}
+    assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)", "open (0, 1)", "open (2, 0)"]
+    assert machine.log.count("sm-read 4K 2>0") == 1
+    wrong = links[0, 1].of(COPY_ENGINE)
+    assert wrong is not None
+    assert wrong.wrong is not None
+    assert wrong.wrong.members == (0, 1)
+
+
+def test_trouble_that_happened_once_counts() -> None:
+    machine = _Machine(2, wrong=((1, 0, KERNEL_WRITE),))
+    machine.once = True
+    assert _bad(machine.examined()) == {(1, 0): PeerState.CORRUPTS}
+
+
+def test_devices_that_cannot_be_opened_together_are_opened_by_two() -> None:
+    machine = _Machine(3)
+    machine.unopened = {(0, 1, 2), (1, 2)}
+    links = machine.examined()
+    assert _bad(links) == {(1, 2): PeerState.HANGS}, "(2, 1) can be opened"
+    assert examine(3, machine.opening)[1] == _HANG, "that is not forgotten"
+    assert examine(3, _Machine(3).opening)[1] is None
+
+
+def test_without_peer_access_nothing_is_sent_but_through_the_host() -> None:
+    machine = _Machine(2)
+    machine.no_peers = {(0, 1)}
+    links = machine.examined()
+    assert _bad(links) == {(0, 1): PeerState.NONE}
+    assert not [line for line in machine.log if line.endswith("0>1") and "staged" not in line]
+
+
+def test_other_peers_too_many_are_no_refusal() -> None:
+    machine = _Machine(10)
+    machine.no_peers = {(0, 9)}
+    machine.examined()
+    assert "open (0, 9)" in machine.log
+
+
+def test_a_gpu_without_room_for_staged_copies_still_gets_its_answer_and_is_asked_once() -> None:
+    machine = _Machine(3)
+    machine.no_staging = True
+    links = machine.examined()
+    assert _bad(links) == {}
+    assert [line for line in machine.log if line.startswith("open")] == ["open (0, 1, 2)"]
+    assert len([line for line in machine.log if "staged" in line]) == 1
+    assert {link.of(THROUGH_HOST).state for link in links.values()} == {PeerState.FAILS}  # type: ignore[union-attr]
+
+
+def test_a_nearly_full_gpu_gets_smaller_messages() -> None:
+    machine = _Machine(2)
+    machine.capacity = 3 * 2**20
+    assert {one.size_bytes for one in machine.examined()[0, 1].crossings} == {SIZES[0], 2 * 2**20}
+
+
+def test_a_full_gpu_fails_its_links() -> None:
+    machine = _Machine(2)
+    machine.capacity = 100
+    links = machine.examined()
+    assert _bad(links) == {(0, 1): PeerState.FAILS, (1, 0): PeerState.FAILS}

@@ -1,0 +1,153 @@
+"""`check --map-p2p` on simulated GPUs: each fault costs its own link, and is named with its direction and cause."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.fakes import Fakes, Outcome
+
+_MIB = 2**20
+# Little more than NCCL itself needs, and too little for it: smaller buffers are quicker.
+_FREE_FOR_NCCL, _FREE = 1290 * _MIB, 262 * _MIB
+_BY_PCIE: dict[str, Any] = {"nvlinks": 0, "ancestor": 10}
+
+
+def _mapped(
+    fakes: Fakes, tmp_path: Path, gpus: int = 2, variables: dict[str, str] | None = None, **settings: object
+) -> tuple[Outcome, dict[str, Any]]:
+    command = [sys.executable, "-m", "collbench", "check", "--map-p2p", "--backend", "cuda", "--json"]
+    environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", **(variables or {})}
+    plan = {"gpus": gpus, "memory": 4096 * _MIB, "free": _FREE} | settings
+    done = fakes.run(command, tmp_path, environment, **plan)
+    assert done.stdout, done.stderr
+    return done, json.loads(done.stdout)
+
+
+def _states(answer: dict[str, Any]) -> dict[tuple[int, int], str]:
+    return {(link["source"], link["destination"]): link["state"] for link in answer["links"]}
+
+
+def _causes(answer: dict[str, Any]) -> dict[str, str]:
+    return {cause["name"]: cause["certainty"] for cause in answer["causes"]}
+
+
+def _messages(answer: dict[str, Any], link: tuple[int, int]) -> dict[tuple[str, int], str]:
+    row = next(one for one in answer["links"] if (one["source"], one["destination"]) == link)
+    return {(one["by"], one["size_bytes"]): one["state"] for one in row["messages"]}
+
+
+def test_a_healthy_machine_works_on_every_link_and_has_no_cause(fakes: Fakes, tmp_path: Path) -> None:
+    done, answer = _mapped(fakes, tmp_path, free=_FREE_FOR_NCCL)
+
+    assert done.code == 0
+    assert _states(answer) == {(0, 1): "works", (1, 0): "works"}
+    assert answer["causes"] == answer["meanwhile"] == []
+    assert {link["nccl"] for link in answer["links"]} == {"P2P/direct pointer/read"}
+    assert {state for link in answer["links"] for state in link["nvml"].values()} == {"OK"}
+    assert set(answer["links"][0]["nvml"]) == set("rwnap")
+    assert len(_messages(answer, (0, 1))) == 8
+    rates = {one["by"]: one["gbs"] for one in answer["links"][0]["messages"] if one["size_bytes"] == 16 * _MIB}
+    assert rates["copy_engine"] == pytest.approx(100, rel=0.01)
+    assert rates["via_host"] == pytest.approx(10, rel=0.01)
+
+
+def test_a_hang_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> None:
+    done, answer = _mapped(fakes, tmp_path, gpus=3, hang="copy:0>1")
+
+    assert done.code == 4
+    assert {link for link, state in _states(answer).items() if state != "works"} == {(0, 1)}
+    assert _messages(answer, (0, 1)) == {
+        ("kernel_write", 4096): "hangs",
+        ("kernel_read", 4096): "hangs",
+        ("copy_engine", 4096): "works",
+        ("copy_engine", _MIB): "works",
+        ("via_host", 4096): "works",
+        ("via_host", _MIB): "works",
+    }
+    assert "GPU0→GPU1 hang" in answer["answer"]
+    assert answer["meanwhile"][0].startswith("NCCL_P2P_DISABLE=1")
+
+
+def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> None:
+    done, answer = _mapped(fakes, tmp_path, gpus=3, corrupt_copy="0:7:2>1")
+
+    assert done.code == 4
+    assert {link: state for link, state in _states(answer).items() if state != "works"} == {(2, 1): "wrong data"}
+    assert "GPU2→GPU1 deliver wrong data" in answer["answer"]
+
+
+def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> None:
+    done, answer = _mapped(fakes, tmp_path, gpus=3, refuse_peer="0,0>1=217", **_BY_PCIE)
+
+    assert done.code == 3
+    refused = {link for link, state in _states(answer).items() if state != "works"}
+    assert refused == {(0, 1), (1, 0)}, "the writes of one direction, and the reads of the other"
+    assert _messages(answer, (0, 1))["kernel_write", _MIB] == "refused"
+    assert _messages(answer, (0, 1))["kernel_read", _MIB] == "works"
+    assert "cuCtxEnablePeerAccess(GPU 0 for memory of GPU 1)" in next(
+        one["why"] for one in answer["links"][0]["messages"] if one["state"] == "refused"
+    )
+
+
+def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fakes, tmp_path: Path) -> None:
+    _, answer = _mapped(fakes, tmp_path, gpus=3, free=f"{_FREE},2=1000")
+
+    states = _states(answer)
+    assert states[0, 1] == states[1, 0] == "works"
+    assert {states[link] for link in states if 2 in link} == {"fails"}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "variables", "status", "expected"),
+    [
+        (
+            "a GeForce card",
+            {"name": "NVIDIA GeForce RTX 4090", "no_peer": 1, "peer_status": 1} | _BY_PCIE,
+            {},
+            0,
+            {"GPU model": "consistent"},
+        ),
+        (
+            "a patched driver and a small BAR1",
+            {"name": "NVIDIA GeForce RTX 4090", "corrupt_copy": "0:7:0>1", "bar1": 256 * _MIB, "free": _FREE}
+            | _BY_PCIE,
+            {},
+            4,
+            {"patched driver": "consistent", "BAR1": "consistent"},
+        ),
+        (
+            "NCCL told not to, nor through shared memory",
+            {},
+            {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+            0,
+            {"NCCL variable": "consistent", "NCCL_SHM_DISABLE": "consistent"},
+        ),
+        (
+            "lanes, and two sockets",
+            {"rate": 4, "pcie_width": "16,1=4", "nvlinks": 0, "ancestor": 50},
+            {},
+            3,
+            {"PCIe width": "consistent", "CPU sockets": "consistent"},
+        ),
+    ],
+)
+def test_planted_causes_are_named(
+    fakes: Fakes,
+    tmp_path: Path,
+    case: str,
+    settings: dict[str, Any],
+    variables: dict[str, str],
+    status: int,
+    expected: dict[str, str],
+) -> None:
+    done, answer = _mapped(fakes, tmp_path, variables=variables, **({"free": _FREE_FOR_NCCL} | settings))
+
+    # The fakes' machine is a virtual one; and this one has bridges, perhaps unreadable, and may be a container.
+    of_this_machine = ("virtual machine", "ACS", "IOMMU", "container", "visible devices")
+    found = {name: certainty for name, certainty in _causes(answer).items() if name not in of_this_machine}
+    assert (done.code, found) == (status, expected), case

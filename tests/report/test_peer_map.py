@@ -1,0 +1,82 @@
+"""The first line answers whether P2P works, and the exit status follows what was seen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from collbench.judge.peer_causes import causes
+from collbench.model.errors import ExitStatus
+from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
+from collbench.model.run import PeerStatus
+from collbench.report.text.peer_map import answer, dumps, page, status
+from tests.judge.test_peer_causes import BROKEN, HANGING, HEALTHY, NO, NOT_ENABLED, SLOW, STAGED, Seen
+from tests.report.pages import text
+
+_ERROR = Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled cuda error")
+
+
+def _denied(seen: Seen) -> PeerMap:
+    denied = {"r": PeerStatus.GNS, "w": PeerStatus.GNS}
+    return replace(seen.map, links=tuple(replace(link, tool=denied) for link in seen.links))
+
+
+@pytest.mark.parametrize(
+    ("peer_map", "expected", "said"),
+    [
+        (HEALTHY.map, ExitStatus.DONE, "P2P works on all 2 links: kernels and copy engines deliver; NCCL uses it."),
+        (BROKEN.map, ExitStatus.UNTRUSTED, "P2P is broken on 2 of 2 links: GPU0→GPU1, GPU1→GPU0 deliver wrong data."),
+        (HANGING.map, ExitStatus.UNTRUSTED, "P2P is broken on 2 of 2 links: GPU0→GPU1, GPU1→GPU0 hang."),
+        (SLOW.map, ExitStatus.CONTRADICTION, "P2P works, but is slow on 2 of 2 links"),
+        (NOT_ENABLED.map, ExitStatus.CONTRADICTION, "are offered by the driver, which then refuses them"),
+        (_denied(NO), ExitStatus.DONE, "No P2P: the driver offers it for no link (GNS: GPU not supported)."),
+        (_denied(HEALTHY), ExitStatus.CONTRADICTION, "P2P works on all 2 links"),
+        (STAGED.map, ExitStatus.DONE, "NCCL does not use it for GPU0→GPU1, GPU1→GPU0."),
+        (replace(HEALTHY.map, nccl_failure=_ERROR), ExitStatus.FAILED, "NCCL fails."),
+        (
+            replace(HEALTHY.map, nccl_failure=WrongData(COPY_ENGINE, 8, (0, 1))),
+            ExitStatus.UNTRUSTED,
+            "NCCL fails.",
+        ),
+    ],
+)
+def test_the_answer_and_the_status_follow_the_links(peer_map: PeerMap, expected: ExitStatus, said: str) -> None:
+    assert status(peer_map) is expected
+    assert said in answer(peer_map)
+    assert text(page(peer_map, (), 100)).startswith("answer    P2P " if "No P2P" not in said else "answer    No P2P: ")
+
+
+def test_wrong_data_through_the_host_is_no_success() -> None:
+    bad = Crossing(THROUGH_HOST, 4096, wrong=WrongData(THROUGH_HOST, 4096, (0, 1), 1, 0))
+    links = tuple(replace(link, crossings=(*link.crossings[:-1], bad)) for link in HEALTHY.map.links)
+    peer_map = replace(HEALTHY.map, links=links)
+    assert status(peer_map) is ExitStatus.UNTRUSTED
+    assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, (), 100))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(FailureKind.HANG, ExitStatus.UNTRUSTED), (FailureKind.ERROR, ExitStatus.FAILED)]
+)
+def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expected: ExitStatus) -> None:
+    peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
+    assert status(peer_map) is expected
+    assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, (), 100))
+
+
+def test_what_tools_say_differently_is_on_the_page() -> None:
+    shown = text(page(_denied(HEALTHY), (), 100))
+    assert "reported  CUDA, NVML and nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0" in shown
+
+
+def test_page_and_json_have_each_link_with_its_cause_and_fix() -> None:
+    seen = STAGED.sets(NCCL_P2P_DISABLE="1")
+    every = causes(seen.map, seen.facts)
+    shown = text(page(seen.map, every, 100))
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("GPU")] == ["GPU0→GPU1", "GPU1→GPU0"]
+    assert "fix       unset NCCL_P2P_DISABLE" in shown
+    body = json.loads(dumps(seen.map, every, status(seen.map)))
+    assert [cause["links"] for cause in body["causes"]] == [[[0, 1], [1, 0]]]
+    assert [message["gbs"] for message in body["links"][0]["messages"]] == [24.0, 24.0, 24.0, 12.0]
