@@ -170,6 +170,12 @@ def test_three_nodes_whose_pairs_leave_no_residual_accuse_nobody(times: int, sig
     assert accused <= 2
 
 
+def test_a_node_at_half_rate_is_slow_where_only_two_measurements_are_without_it() -> None:
+    rates = {(0, 1): [100.0, 99.0], (0, 2): [50.0, 50.5, 49.5], (1, 2): [49.0, 50.0, 50.5]}
+    found = judge([Observation(*pair, gbs) for pair, own in rates.items() for gbs in own], 3)
+    assert [one.state for one in found.nodes] == [State.HEALTHY, State.HEALTHY, State.SLOW]
+
+
 @pytest.mark.parametrize("one_way", [False, True])
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_a_node_at_half_rate_stands_out_from_such_pairs(nodes: int, one_way: bool) -> None:

@@ -224,7 +224,7 @@ def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
     found = _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
-    found = replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
+    found = replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
     return _unless_strangers(found, {_pair(one) for one in seen}, groups)
 
 
@@ -264,13 +264,14 @@ def _pair(one: Observation) -> Pair:
     return min(one.first, one.second), max(one.first, one.second)
 
 
-def _unless_fast(one: NodeEffect, seen: Sequence[Observation]) -> NodeEffect:
+def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: float) -> NodeEffect:
     """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
 
     If it was so only once, or was faster than it seems but not as fast as others, it is in doubt: behind an uplink that
     slows it with others, another node may slow it.
     """
     full, sigma = full_rate(np.log([pair.gbs for pair in seen]))
+    full = max(full, math.log(typical_gbs))  # of few nodes, fewer than three measurements may be without the slow one
 
     def checked(effect: Effect, logs: Sequence[float]) -> Effect:
         if effect.state is not State.SLOW:
@@ -308,7 +309,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
     found = _judgement(seen, fitted, uplinks, suspects)
-    return replace(found, nodes=tuple(_unless_fast(one, seen) for one in found.nodes))
+    return replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
 
 
 def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:
