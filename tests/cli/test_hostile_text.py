@@ -115,11 +115,11 @@ def test_no_command_prints_a_runs_control_characters(program: Program, args: str
 )
 def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
     """Whether the file exists or not."""
-    run_file.save(pair_run(4, lambda a, b: 300.0), Path("good.json"))
+    run_file.save(pair_run(4, lambda a, b: 326.0), Path("good.json"))
     name = "a\x1b[31m\u202eb\x9b\nforged: c"
     for there in (False, True):
         if there:
-            run_file.save(pair_run(4, lambda a, b: 300.0), Path(f"{name}.json"))
+            run_file.save(pair_run(4, lambda a, b: 326.0), Path(f"{name}.json"))
         result = program(*command.split(), f"{name}.json")
         assert result.status == (0 if there else 2), result.err
         assert_harmless(result.out)
