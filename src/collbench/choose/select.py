@@ -95,11 +95,14 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
             )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
     problem = None if ranking is None else from_run(run, fit, ranking)
-    if problem is None and k == 1:  # what tells devices apart without pairs: their places, and what failed on them
+    only = k == len(fit) and len(run.devices) > 1
+    if (
+        problem is None and k == 1 and not only
+    ):  # what tells devices apart without pairs: their places, and what failed on them
         problem = from_labels(run.devices, run.paths, fit)
         alone = tuple((place,) for place, position in enumerate(problem.order) if ended.within((position,)))
         problem = replace(problem, failed=alone)
-    if problem is None or (k == len(fit) and len(run.devices) > 1):
+    if problem is None or only:
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
         choice = Choice(tuple(fit), AllLeft(len(fit), len(run.devices)), band, candidates)
