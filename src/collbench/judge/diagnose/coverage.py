@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.evidence import Source
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.judge.diagnose.verdict import Link
 from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
@@ -123,6 +122,14 @@ class CheckKind(StrEnum):
     PAIRS = "NCCL pair by pair"
     LABELS = "labels against other tools"  # sources
     PCIE = "PCIe under load"
+
+
+class Source(StrEnum):
+    """What reports paths apart from NVML's labels."""
+
+    TOPOLOGY = "nvidia-smi topo -m"
+    PEERS = "nvidia-smi topo -p2p"
+    CUDA = "CUDA's peer access"
 
 
 @dataclass(frozen=True, slots=True)
