@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.judge.diagnose import CheckKind, Kind, NotDone, Verdict
-from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES
+from collbench.judge.diagnose import Kind, NotDone, Verdict
 from collbench.judge.fits import FEWEST_SIZES, LEAST_SPAN, NoLine, Unfitted
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
@@ -14,15 +13,12 @@ from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
 from collbench.model.units import (
     DTYPE_BYTES,
-    abridged,
     amount,
     figure,
     fixed,
     format_approximate_size,
     format_size,
 )
-
-_MOST_NAMES = 4
 
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:
@@ -238,30 +234,9 @@ def absence(absent: Absence, run: Run) -> str:
 # Verdicts, and checks that could not be made.
 
 
-_NOT_DONE = {
-    CheckKind.LINKS: "{work} at {size} on {links}: {why}",
-    CheckKind.COPIES: f"links against their limits: no copy of {format_size(COPY_BYTES)} or more was measured on them",
-    CheckKind.LIMITS: "{labels} links against their limits: their PCIe slots or NVLinks are unknown",
-    CheckKind.STAGING: "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)",
-    CheckKind.COLLECTIVES: (
-        f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured"
-    ),
-    CheckKind.PAIRS: "NCCL on each pair: no all-reduce was measured on pairs",
-    CheckKind.LABELS: "the labels against {sources}: not recorded in this run",
-    CheckKind.PCIE: "PCIe under load: its generation and width were not read",
-}
-
-
 def not_done(check: NotDone, run: Run) -> str:
     """Return which check could not be made, and what would make it possible."""
-    return _NOT_DONE[check.kind].format(
-        work=check.work,
-        size=format_size(check.size_bytes),
-        links=abridged([tags(link, run.devices, " → ") for link in check.links], _MOST_NAMES),
-        why=absence(check.absence, run) if check.absence else "",
-        labels=", ".join(check.labels),
-        sources=", ".join(check.sources),
-    )
+    return f"{check.text}: {absence(check.absence, run)}" if check.absence else check.text
 
 
 def what(verdict: Verdict, run: Run) -> str:

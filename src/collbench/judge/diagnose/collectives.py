@@ -140,7 +140,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = names(case.reading.work for case in cases)
-    cause, fix, sure = _cause(facts, blame, unhealthy, unused=unused)
+    cause, fix = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     text = f"NCCL reaches {worst.reading.gbs / worst.allowed:.0%} of the capacity of its slowest link ({works})"
     if unused:
@@ -149,24 +149,24 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
     verdict = verdict_on(facts, kind, blame, ours, text, cause, fix)
     if not unused:
         verdict = replace(verdict, theory_gbs=worst.allowed)
-    return Finding(verdict, blame.links, sure)
+    return Finding(verdict, blame.links, sure=cause.seen)
 
 
-def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> tuple[Cause, str, bool]:
-    """Return the likely cause, how to check it, and whether it was seen."""
+def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> tuple[Cause, str]:
+    """Return the likely cause, and how to check it."""
     gpus, environment = min(blame.links), facts.run.settings.environment
     again = f"collbench allreduce --devices {indices(facts.run, gpus)} --sizes 64M"
     variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
         name, does = variable
-        return Cause(name, does, seen=True), f"env -u {name} {again}", True
+        return Cause(name, does, seen=True), f"env -u {name} {again}"
     seen = unhealthy.cause(blame.members)
     if seen is not None:
-        return seen, fix_of(facts.run, seen, gpus), True
+        return seen, fix_of(facts.run, seen, gpus)
     other_path = Cause(
         "nccl_path",
         "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
         "too few channels; its log names the path",
     )
     log = f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*"
-    return nccl_or_link(facts, blame.links, other_path), log, False
+    return nccl_or_link(facts, blame.links, other_path), log
