@@ -334,8 +334,8 @@ def test_a_verdict_has_an_explanation() -> None:
     (verdict,) = collbench.check(run)
     assert collbench.explain(verdict, run).startswith("GPU0-GPU1: ")
     shown = verdicts.as_json(run, [verdict])["verdicts"][0]
-    assert collbench.explain(verdict.cause, run) == shown["cause"]
-    assert collbench.explain(verdict.checks, run) == shown["command"]
+    assert (verdict.cause.text, verdict.fix) == (shown["cause"], shown["command"])
+    assert shown["what"] == f"{verdict.place}: {verdict.text}."
     with pytest.raises(collbench.Error, match=r"collbench\.load"):
         collbench.explain(verdict, "run.json")  # type: ignore[arg-type]
 

@@ -11,8 +11,8 @@ import numpy as np
 from deciding.bench import check_request, pairs_request
 
 from collbench.judge import diagnose
-from collbench.judge.diagnose.causes import Either, GpuItself, Shared, SharedPart
-from collbench.judge.diagnose.verdict import Kind, Severity, Verdict
+from collbench.judge.diagnose.elements import Part
+from collbench.judge.diagnose.verdict import Cause, Kind, Severity, Verdict
 from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 
@@ -28,6 +28,7 @@ NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
     "drift": lambda sigma, rng, _made: Drift(sigma, rng),
 }
 
+_OF_GPU = (Part.GPU, Part.ONE_DIRECTION)
 _SLOWER = 0.8  # the share of its rates that a GPU has for the middle third of the trials
 
 
@@ -85,7 +86,7 @@ def check(cell: Cell, seed: int, number: int) -> Said:
         all_right=all(_named(found, truth) for truth in truths) or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
         kinds=" ".join(
-            f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if _alternatives(one) else ''}" for one in found
+            f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if one.cause.either else ''}" for one in found
         ),
     )
 
@@ -116,11 +117,11 @@ def _some_pair(made: Made, rng: np.random.Generator) -> frozenset[int]:
 
 def _names(verdict: Verdict, truth: Truth) -> bool:
     """Return whether a verdict names the place of a fault: its GPU, or links that are all slow by it."""
-    if alternatives := _alternatives(verdict):
-        return any(_is_at(part, truth) for parts in alternatives for part in parts)
+    if verdict.cause.either:
+        return any(_is_at(part, truth) for parts in verdict.cause.either for part in parts)
     gpu = verdict.members[0] if len(verdict.members) == 1 else None
-    if isinstance(verdict.cause, GpuItself):
-        gpu = verdict.cause.device
+    if verdict.cause.name in _OF_GPU:
+        (gpu,) = verdict.cause.devices
     if truth.gpu is not None or gpu is not None:
         return gpu == truth.gpu
     if verdict.kind is Kind.CONTENTION or not verdict.pairs:
@@ -130,15 +131,10 @@ def _names(verdict: Verdict, truth: Truth) -> bool:
     return all({(a, b), (b, a)} & truth.links for a, b in verdict.pairs)
 
 
-def _alternatives(verdict: Verdict) -> tuple[tuple[GpuItself | Shared, ...], ...]:
-    """Return the explanations of which a verdict says that one is true; none where it says only one."""
-    return (verdict.cause.first, verdict.cause.second) if isinstance(verdict.cause, Either) else ()
-
-
-def _is_at(part: GpuItself | Shared, truth: Truth) -> bool:
-    if isinstance(part, GpuItself):
-        return part.device == truth.gpu
-    if part.part in (SharedPart.UPLINK, SharedPart.ROOT):
+def _is_at(part: Cause, truth: Truth) -> bool:
+    if part.name in _OF_GPU:
+        return part.devices == (truth.gpu,)
+    if part.name in (Part.UPLINK, Part.ROOT):
         return truth.gpu is None and all((a in part.devices) != (b in part.devices) for a, b in truth.links)
     return truth.gpu is None and {gpu for link in truth.links for gpu in link} <= {*part.devices}
 
@@ -150,7 +146,7 @@ def _named(found: Sequence[Verdict], truth: Truth) -> bool:
 def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:
     """Return whether one verdict says that slow links of all faults have several causes."""
     pairs = [{(min(link), max(link)) for link in truth.links} for truth in truths]
-    several = [{*verdict.pairs} for verdict in found if getattr(verdict.cause, "value", "") == "several"]
+    several = [{*verdict.pairs} for verdict in found if verdict.cause.name == "several"]
     return any(all(links & one for one in pairs) for links in several)
 
 

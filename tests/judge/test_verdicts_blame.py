@@ -9,14 +9,11 @@ from itertools import permutations
 
 import pytest
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, unhealthy_devices
-from collbench.judge.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
-from collbench.judge.diagnose.evidence import Extent, OfWorks, Presence, Slower, Where
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, fix_of, unhealthy_devices
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Severity, Verdict, both_ways, explained
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Flag, Health, Run
-from collbench.report import sentences
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, gpus, hot, measured, paths, run_of, shared, throttled
@@ -34,10 +31,7 @@ def blamed(slow: Collection[Link], judged: Collection[Link], n: int = 4, but: La
     return list(blames(Facts(run_of(gpus(n), [], paths(n, "NV18", but))), slow, judged))
 
 
-def where_of(blame: Blame) -> str:
-    return sentences.where(blame.where, gpus(16))
-
-
+WAY, PATH = "only one direction of this path", "only this path"
 ROW = [(2, other) for other in (0, 1, 3)]
 COLUMN = [(other, 2) for other in (0, 1, 3)]
 
@@ -46,41 +40,41 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
     ("title", "slow", "members", "where", "alone"),
     [
         ("nothing", [], [], [], []),
-        ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], [Extent.DIRECTION]),
-        ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], [Extent.PAIR]),
-        ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [None]),
-        ("all that it sends", ROW, [(2,)], ["all links from GPU2"], [None]),
-        ("all that it receives", COLUMN, [(2,)], ["all links to GPU2"], [None]),
+        ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], [WAY]),
+        ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], [PATH]),
+        ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [""]),
+        ("all that it sends", ROW, [(2,)], ["all links from GPU2"], [""]),
+        ("all that it receives", COLUMN, [(2,)], ["all links to GPU2"], [""]),
         (
             "nearly all that it sends",
             ROW[:2],
             [(2, 0), (2, 1)],
             ["GPU2 → GPU0", "GPU2 → GPU1"],
-            [Extent.DIRECTION] * 2,
+            [WAY] * 2,
         ),
         (
             "all that it sends, and a link more",
             [*ROW, (0, 1)],
             [(2,), (0, 1)],
             ["all links from GPU2", "GPU0 → GPU1"],
-            [None, Extent.DIRECTION],
+            ["", WAY],
         ),
-        ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [None]),
+        ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [""]),
         (
             "everything one way",
             [(a, b) for a, b in every(4) if a < b],
             [(0,), (3,), (1, 2)],
             ["all links from GPU0", "all links to GPU3", "GPU1 → GPU2"],
-            [None, None, Extent.DIRECTION],
+            ["", "", WAY],
         ),
     ],
 )
 def test_whom_slow_links_blame(
-    title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[Extent | None]
+    title: str, slow: list[Link], members: list[tuple[int, ...]], where: list[str], alone: list[str]
 ) -> None:
     groups = blamed(slow, every(4))
     assert [one.members for one in groups] == members
-    assert ([where_of(one) for one in groups], [one.single for one in groups]) == (where, alone)
+    assert ([one.place for one in groups], [one.only for one in groups]) == (where, alone)
     assert {link for one in groups for link in one.links} == set(slow)
     assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
     assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
@@ -90,27 +84,27 @@ def test_the_gpu_with_most_slow_links_is_blamed_first() -> None:
     """All that GPU 4 sends is slow, and all of GPU 2's links."""
     slow = {(4, other) for other in range(4)} | {link for link in every(5) if 2 in link}
     groups = blamed(slow, every(5), 5)
-    assert [(one.members, where_of(one), len(one.links)) for one in groups] == [
+    assert [(one.members, one.place, len(one.links)) for one in groups] == [
         ((2,), "all links of GPU2", 8),
         ((4,), "all links from GPU4", 3),
     ]
 
 
 def test_a_single_link_that_could_be_slow_blames_no_gpu() -> None:
-    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (1, 0)], 2)] == ["GPU0 → GPU1"]
-    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1)], 2)] == ["GPU0 → GPU1"]
-    assert [where_of(one) for one in blamed([(0, 1), (1, 0)], [(0, 1), (1, 0)], 2)] == ["GPU0-GPU1"]
-    assert [where_of(one) for one in blamed([(0, 1)], [(0, 1), (2, 3), (3, 2)])] == ["GPU0 → GPU1"]
+    assert [one.place for one in blamed([(0, 1)], [(0, 1), (1, 0)], 2)] == ["GPU0 → GPU1"]
+    assert [one.place for one in blamed([(0, 1)], [(0, 1)], 2)] == ["GPU0 → GPU1"]
+    assert [one.place for one in blamed([(0, 1), (1, 0)], [(0, 1), (1, 0)], 2)] == ["GPU0-GPU1"]
+    assert [one.place for one in blamed([(0, 1)], [(0, 1), (2, 3), (3, 2)])] == ["GPU0 → GPU1"]
 
 
 def test_gpus_whose_slow_links_are_all_anothers_are_not_blamed() -> None:
     slow = both_ways((a, b) for a in (0, 1) for b in (2, 3, 4))
-    assert [where_of(one) for one in blamed(slow, slow | {(5, 6)}, 7)] == ["all links of GPU0", "all links of GPU1"]
+    assert [one.place for one in blamed(slow, slow | {(5, 6)}, 7)] == ["all links of GPU0", "all links of GPU1"]
 
 
 def test_everything_that_was_judged_one_way_is_said_so() -> None:
     (only,) = blamed([(0, 1), (0, 2), (1, 2)], [(0, 1), (0, 2), (1, 2)], 3)
-    assert (only.members, where_of(only)) == ((0, 1, 2), "all 3 NV18 pairs (one direction each)")
+    assert (only.members, only.place) == ((0, 1, 2), "all 3 NV18 pairs (one direction each)")
 
 
 @pytest.mark.parametrize("count", [4, 5])
@@ -122,21 +116,21 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert (where_of(only), only.gpu, only.single) == ("5 NV18 pairs (one direction each)", None, None)
+        assert (only.place, only.gpu, only.only) == ("5 NV18 pairs (one direction each)", None, "")
         (both,) = blamed(both_ways(slow), every(12), 12)
-        assert where_of(both) == "5 NV18 pairs"
+        assert both.place == "5 NV18 pairs"
 
 
 def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
     but = {(2, 3): "PIX", (0, 3): "PHB", (1, 3): "PHB"}
     groups = blamed([*ROW, *COLUMN], every(4), but=but)
-    assert [(one.members, where_of(one)) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
+    assert [(one.members, one.place) for one in groups] == [((2,), "all links of GPU2"), ((2, 3), "GPU2-GPU3")]
     (over_pcie,) = blamed([link for link in every(4) if 3 in link], every(4), but=but)
-    assert where_of(over_pcie) == "all 3 PHB and PIX pairs"
+    assert over_pcie.place == "all 3 PHB and PIX pairs"
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, ())
+    verdict = Verdict(kind, (), "", "", Cause("", ""), "")
     return Finding(verdict, frozenset(links), sure)
 
 
@@ -225,6 +219,14 @@ def watched(
     return unhealthy_devices(Facts(replace(run, health_before=before, health_after=after)))
 
 
+def throttling(gpu: int, reasons: str, when: str) -> Cause:
+    return Cause("throttled", f"GPU{gpu} was throttled ({reasons}) {when}", (gpu,), seen=True)
+
+
+def errors(gpu: int, count: int) -> Cause:
+    return Cause("new_errors", f"{count} new NVLink errors on GPU{gpu}", (gpu,), seen=True)
+
+
 NONE = UnhealthyDevices({}, {}, {})
 
 
@@ -232,23 +234,23 @@ NONE = UnhealthyDevices({}, {}, {})
     ("title", "seen", "expected"),
     [
         ("nothing", watched(), NONE),
-        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {})),
+        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "in 1 of 4 trials"}, {})),
         (
             "reported twice of one trial",
             watched((shared(1), shared(1))),
-            UnhealthyDevices({}, {1: Presence(1, 1, 4)}, {}),
+            UnhealthyDevices({}, {1: "in 1 of 4 trials"}, {}),
         ),
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
-            UnhealthyDevices({2: Throttled(("HW slowdown",), Presence(2, 1, 4))}, {}, {}),
+            UnhealthyDevices({2: throttling(2, "HW slowdown", "in 1 of 4 trials")}, {}, {}),
         ),
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
         (
             "what trials reported goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
-            UnhealthyDevices({}, {0: Presence(0, 1, 4)}, {}),
+            UnhealthyDevices({}, {0: "in 1 of 4 trials"}, {}),
         ),
         (
             "health, before and after",
@@ -257,8 +259,8 @@ NONE = UnhealthyDevices({}, {}, {})
                 after=(Health(throttle=("SW power cap",)), Health(processes=2)),
             ),
             UnhealthyDevices(
-                {0: Throttled(("SW power cap", "HW slowdown"), Presence(0, when="before"))},
-                {1: Presence(1, when="after")},
+                {0: throttling(0, "SW power cap, HW slowdown", "before measuring")},
+                {1: "after measuring"},
                 {},
             ),
         ),
@@ -273,7 +275,7 @@ NONE = UnhealthyDevices({}, {}, {})
                 before=(Health(nvlink_errors=1, ecc_errors=0), Health(nvlink_replays=5), Health(ecc_errors=None)),
                 after=(Health(nvlink_errors=4, ecc_errors=9), Health(nvlink_replays=5), Health(ecc_errors=3)),
             ),
-            UnhealthyDevices({}, {}, {0: NewErrors(0, ErrorCounter.NVLINK, 3)}),
+            UnhealthyDevices({}, {}, {0: errors(0, 3)}),
         ),
         ("a counter that began anew", watched(before=(Health(ecc_errors=5),), after=(Health(ecc_errors=0),)), NONE),
         ("one that is gone", watched(before=(Health(ecc_errors=0),), after=(Health(),)), NONE),
@@ -285,14 +287,15 @@ def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expect
 
 
 def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
-    hot, capped = (Throttled((reason,), Presence(gpu, 1, 2)) for gpu, reason in ((1, "hot"), (2, "capped")))
-    first, second = (NewErrors(gpu, ErrorCounter.NVLINK, gpu + 1) for gpu in (0, 1))
-    seen = UnhealthyDevices({1: hot, 2: capped}, {0: Presence(0, 1, 2)}, {0: first, 1: second})
+    hot, capped = (throttling(gpu, reason, "in 1 of 2 trials") for gpu, reason in ((1, "hot"), (2, "capped")))
+    first, second = (errors(gpu, gpu + 1) for gpu in (0, 1))
+    seen = UnhealthyDevices({1: hot, 2: capped}, {0: "in 1 of 2 trials"}, {0: first, 1: second})
+    run = run_of(gpus(4), [])
     assert seen.cause((3,)) is None
     assert seen.cause((3, 1, 0)) is hot
-    assert check_of(hot, (3, 1)) == (Check(Look.LIMITING, (3, 1)),)
+    assert fix_of(run, hot, (3, 1)) == "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 3,1"
     assert seen.cause((0, 1)) is first
-    assert check_of(first, (0, 1)) == (Check(Look.NVLINK_ERRORS, (0, 1)),)
+    assert fix_of(run, first, (0, 1)) == "nvidia-smi nvlink -e -i 0,1"
 
 
 @pytest.mark.parametrize("fabric", fabrics.names())
@@ -306,8 +309,7 @@ def test_a_throttled_gpu_is_the_one_cause_of_all_of_its_slow_links(fabric: str, 
     found = faults(simulate(replace(machine, faults=(slowed,)), asked, seed))
     assert len(found) == (len(machine.gpus) > 2 or found != []), found  # two GPUs have no others to be compared with
     for verdict in found:
-        assert isinstance(verdict.cause, Throttled)
-        assert verdict.cause.seen.device == gpu
+        assert (verdict.cause.name, verdict.cause.devices) == ("throttled", (gpu,))
         assert verdict.kind is not Kind.NV_NOT_USED or len(machine.gpus) == 2
 
 
@@ -324,8 +326,7 @@ def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
     asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
     run = simulate(replace(machine, faults=(slowed,)), asked, seed)
     for verdict in faults(run):
-        assert isinstance(verdict.evidence, Slower)
-        assert verdict.evidence.label == verdict.label
+        assert f" below the best {verdict.label} links (" in verdict.text
         assert verdict.measured is not None
         low, _, high = verdict.measured
         assert high < 1.2 * low

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from collbench.judge.diagnose import Kind, judge
-from collbench.judge.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks, Throttled
-from collbench.judge.diagnose.evidence import Extent, OfWorks, Where
 from collbench.judge.diagnose.limits import ExcludedLinks, excluded_links
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Finding, Verdict
+from collbench.judge.diagnose.verdict import Cause, Finding, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
@@ -40,7 +38,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450
-    assert verdict.cause == OfLinks(Known.NVLINKS_DEGRADED, Extent.PAIR)
+    assert verdict.cause.text.startswith("only this path: NVLinks are down")
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
@@ -54,7 +52,7 @@ def test_one_direction_that_is_degraded_explains_the_asymmetry() -> None:
 def test_a_whole_row_blames_the_gpu() -> None:
     verdict = the(h200(slow(ROW, 0.5)), Kind.NV_DEGRADED)
     assert verdict.members == (2,)
-    assert verdict.cause == GpuItself(2, GpuPart.NVLINKS)
+    assert verdict.cause.text == "GPU2 itself: its NVLinks or its switch ports are down or slow"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_nvlinks_that_are_no_faster_than_pcie_are_not_used() -> None:
     verdict = the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED)
     assert verdict.members == (0, 1)
     assert "no faster than PCIe" in what(verdict)
-    assert verdict.cause is Known.NVLINKS_DOWN
+    assert verdict.cause.name == "nvlinks_down"
 
 
 def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
@@ -112,7 +110,7 @@ def test_faster_than_the_label_allows(case: str, label: str, gbs: float, kind: K
 def test_more_than_the_nvlinks_can_carry_is_a_wrong_clock() -> None:
     verdict = the(h200(slow([(0, 1)], 470 / 393.8)), Kind.IMPOSSIBLE)
     assert verdict.members == (0, 1)
-    assert verdict.cause is Known.TIMING_OR_LIMIT
+    assert verdict.cause.name == "timing_or_limit"
 
 
 def test_reads_that_a_cache_served_are_impossible_though_the_copy_engines_are_not() -> None:
@@ -187,6 +185,17 @@ def test_the_size_that_most_links_have_is_judged() -> None:
     assert the(replace(run, measurements=[*run.measurements, *larger[:3]]), Kind.NV_DEGRADED).members == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("virtualization", "who"),
+    [("vGPU", "the virtual machine (vGPU)"), ("none", "a virtual machine or the driver")],
+)
+def test_hidden_nvlinks_name_the_virtual_machine_if_there_is_one(virtualization: str, who: str) -> None:
+    run = pcie({}, lambda _w, _m: 180.0)
+    run = replace(run, machine=replace(run.machine, virtualization=virtualization))
+    (hidden,) = (verdict for verdict in judge(run) if verdict.kind is Kind.HIDDEN_NVLINK)
+    assert hidden.cause.text.startswith(f"{who} hides the NVLinks")
+
+
 def test_two_trials_show_no_noise_and_are_not_judged() -> None:
     run = h200(slow(BOTH, 0.2))
     few = [replace(found, samples=found.samples[:2]) for found in run.measurements]
@@ -237,14 +246,13 @@ def test_what_beats_a_link_is_reported_of_its_ways_with_all_rates(variant: Varia
 
 
 def test_unused_links_are_looked_at_from_one_end_and_degraded_ones_from_both() -> None:
-    assert Check(Look.NVLINKS, (0,)) in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).checks
-    assert Check(Look.NVLINKS, (0, 1)) in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).checks
+    assert "nvidia-smi nvlink -s -i 0;" in the(h200(slow(BOTH, 38.4 / 393.8)), Kind.NV_NOT_USED).fix
+    assert "nvidia-smi nvlink -s -i 0,1;" in the(h200(slow(BOTH, 0.5)), Kind.NV_DEGRADED).fix
 
 
 def test_a_degraded_row_of_a_throttled_gpu_names_the_reason() -> None:
     verdict = the(flagged(h200(slow(ROW, 0.5)), throttled(2, "HW slowdown")), Kind.NV_DEGRADED)
-    assert isinstance(verdict.cause, Throttled)
-    assert (verdict.cause.reasons, verdict.cause.seen.device) == (("HW slowdown",), 2)
+    assert verdict.cause.text.startswith("GPU2 was throttled (HW slowdown) in ")
 
 
 @pytest.mark.parametrize(("worth", "reported"), [(1.2, "1"), (0.5, "0.5"), (16.0 / 2, "8")])
@@ -287,7 +295,7 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, (), label=label)
+    verdict = Verdict(kind, (), "", "", Cause("", ""), "", label=label)
     return Finding(verdict, frozenset({(0, 1)}))
 
 

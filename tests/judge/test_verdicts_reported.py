@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from collbench.judge.diagnose import Kind, judge
-from collbench.judge.diagnose.causes import Check, Look
 from collbench.model.run import Run
 from tests.builders import nvml_says, smi_says
 from tests.judge.checked import faults, h200, kinds, pcie, the, undone, what
@@ -21,7 +20,7 @@ def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (0, 1)
     assert "topo -m reports NV18, NVML counts 16" in what(verdict)
-    assert verdict.checks == (Check(Look.NVLINKS, (0,)),)
+    assert verdict.fix == "nvidia-smi nvlink -s -i 0"
 
 
 def test_a_row_of_links_that_are_down_is_one_verdict_on_the_gpu() -> None:
@@ -146,7 +145,7 @@ def test_links_that_nvml_does_not_see_are_one_verdict() -> None:
 
 
 def test_links_are_counted_at_the_first_end() -> None:
-    assert the(saying(h200(), (1, 2), nvlinks=16), Kind.LINKCOUNT_MISMATCH).checks == (Check(Look.NVLINKS, (1,)),)
+    assert the(saying(h200(), (1, 2), nvlinks=16), Kind.LINKCOUNT_MISMATCH).fix == "nvidia-smi nvlink -s -i 1"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.diagnose import CheckKind, NotDone
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
@@ -82,8 +81,3 @@ def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, sent
 @pytest.mark.parametrize("kind", list(AbsenceKind))
 def test_each_absence_has_a_clause(kind: AbsenceKind) -> None:
     assert sentences.absence(Absence(kind, trials=1), RUN)
-
-
-@pytest.mark.parametrize("kind", list(CheckKind))
-def test_each_check_that_could_not_be_made_has_a_sentence(kind: CheckKind) -> None:
-    assert sentences.not_done(NotDone(kind, SUM, 8, ((0, 1),) * 6, Absence(AbsenceKind.FAILED)), RUN)

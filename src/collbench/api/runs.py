@@ -22,7 +22,6 @@ from collbench.runfile.saved_runs import SavedRun
 if TYPE_CHECKING:
     from collbench.judge.compare import Comparison
     from collbench.judge.diagnose import Verdict
-    from collbench.judge.diagnose.causes import Check, LikelyCause
     from collbench.judge.tails import Tails
     from collbench.judge.tiers import LinkRanking
 
@@ -218,26 +217,18 @@ def check(run: Run) -> tuple[Verdict, ...]:
     return judge(run)
 
 
-def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run: Run) -> str:
-    """Return a verdict, its cause, its checks or a ranking of a run as text, as `check` and `rank` print it.
-
-    The checks are shell commands. Raises Error.
-    """
+def explain(found: Verdict | LinkRanking, run: Run) -> str:
+    """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
-    from collbench.judge.diagnose.causes import Check, LikelyCause
     from collbench.judge.tiers import Ranking
-    from collbench.report import causes, choice_text, sentences
+    from collbench.report import choice_text, sentences
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):
         return sentences.what(found, run)
     if isinstance(found, Ranking):
         return choice_text.tiers(found)
-    if isinstance(found, LikelyCause):
-        return causes.cause(found, run)
-    if not isinstance(found, tuple) or not all(isinstance(one, Check) for one in found):
-        raise UsageError(f"cannot explain a {type(found).__name__}: give a verdict, its cause or checks, or a ranking")
-    return causes.command(found, run)
+    raise UsageError(f"cannot explain a {type(found).__name__}: give a verdict or a ranking")
 
 
 def tails(run: Run) -> tuple[Tails, ...]:

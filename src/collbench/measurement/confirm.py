@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from collbench.judge.diagnose import Kind, Severity, Verdict, judge
-from collbench.judge.diagnose.evidence import Disturbed
 from collbench.judge.diagnose.readings import Reading, read
 from collbench.judge.point_noise import note_noise
 from collbench.measurement.backends.protocol import Backend
@@ -43,7 +42,7 @@ def confirm(
     checked = False
     for _ in range(_ROUNDS):
         verdicts = judge(run)
-        if not checked and any(isinstance(verdict.evidence, Disturbed) for verdict in verdicts):
+        if not checked and any(v.kind is Kind.CONTENTION and not v.by_other_processes for v in verdicts):
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
             checked, verdicts = True, judge(run)

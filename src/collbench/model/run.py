@@ -7,7 +7,7 @@ Matrices are row = source, column = destination, diagonal NaN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -61,6 +61,11 @@ class Device:
         """What tables call it: "GPU0", "CPU0" for a core of the host backend, "node1:GPU0" in a run of many hosts."""
         name = f"{'CPU' if self.is_core else 'GPU'}{self.index}"
         return f"{self.host}:{name}" if self.host else name
+
+
+def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", ") -> str:
+    """Return the names of devices: "GPU0, GPU1"."""
+    return between.join(devices[position].tag for position in positions)
 
 
 class PeerStatus(StrEnum):

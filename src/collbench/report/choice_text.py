@@ -29,7 +29,7 @@ from collbench.choose.choice import (
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.tiers import Ranking
 from collbench.model.errors import UsageError
-from collbench.model.run import Device
+from collbench.model.run import Device, tags
 from collbench.model.units import (
     TELLING_BYTES,
     amount,
@@ -38,7 +38,7 @@ from collbench.model.units import (
     format_approximate_size,
     span,
 )
-from collbench.report.prose import device_sets, tags
+from collbench.report.prose import device_sets
 
 _UNFIT = {
     Unfit.EXCLUDED: "excluded",

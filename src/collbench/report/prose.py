@@ -1,11 +1,11 @@
-"""Sentences wrapped to a width, and the names of devices in them: what needs neither rich nor numpy."""
+"""Sentences wrapped to a width, and the names of sets of devices: what needs neither rich nor numpy."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-from collbench.model.run import Device
+from collbench.model.run import Device, tags
 
 WIDE = 100  # columns, where no terminal says fewer
 NARROW = 80  # columns of a page that does not ask the terminal
@@ -28,8 +28,3 @@ def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str
     """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one."""
     names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
     return "; ".join(name or "an unknown device" for name in names)
-
-
-def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", ") -> str:
-    """Return the names of devices: "GPU0, GPU1"."""
-    return between.join(devices[position].tag for position in positions)

@@ -1,51 +1,24 @@
-"""Sentences about flags, failures, skips, missing figures and verdicts: made from typed values, only here."""
+"""Sentences about flags, failures, skips and missing figures: made from typed values, only here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.judge.diagnose import CheckKind, Kind, NotDone, Verdict
-from collbench.judge.diagnose.evidence import (
-    Beaten,
-    Disturbed,
-    Extent,
-    FewerLinks,
-    Inverted,
-    LinkCount,
-    OfWorks,
-    OtherLabel,
-    OtherProcesses,
-    PeerAnswers,
-    SlotBelowBest,
-    Slower,
-    SlowerFor,
-    Source,
-    StagedFaster,
-    TreeLabels,
-    Where,
-    WrongElements,
-)
-from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES
+from collbench.judge.diagnose import Kind, NotDone, Verdict
 from collbench.judge.fits import FEWEST_SIZES, LEAST_SPAN, NoLine, Unfitted
 from collbench.judge.outcome import Absence, AbsenceKind
-from collbench.model.capabilities import capabilities
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.operations import Registration, Variant, Work
-from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
+from collbench.model.operations import Registration, Variant
+from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
 from collbench.model.units import (
     DTYPE_BYTES,
-    abridged,
     amount,
     figure,
     fixed,
     format_approximate_size,
     format_size,
 )
-from collbench.report import causes
-from collbench.report.prose import tags
-
-_MOST_NAMES = 4
 
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:
@@ -263,35 +236,14 @@ def absence(absent: Absence, run: Run) -> str:
 # Verdicts, and checks that could not be made.
 
 
-_NOT_DONE = {
-    CheckKind.LINKS: "{work} at {size} on {links}: {why}",
-    CheckKind.COPIES: f"links against their limits: no copy of {format_size(COPY_BYTES)} or more was measured on them",
-    CheckKind.LIMITS: "{labels} links against their limits: their PCIe slots or NVLinks are unknown",
-    CheckKind.STAGING: "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)",
-    CheckKind.COLLECTIVES: (
-        f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured"
-    ),
-    CheckKind.PAIRS: "NCCL on each pair: no all-reduce was measured on pairs",
-    CheckKind.LABELS: "the labels against {sources}: not recorded in this run",
-    CheckKind.PCIE: "PCIe under load: its generation and width were not read",
-}
-
-
 def not_done(check: NotDone, run: Run) -> str:
     """Return which check could not be made, and what would make it possible."""
-    return _NOT_DONE[check.kind].format(
-        work=check.work,
-        size=format_size(check.size_bytes),
-        links=abridged([tags(link, run.devices, " → ") for link in check.links], _MOST_NAMES),
-        why=absence(check.absence, run) if check.absence else "",
-        labels=", ".join(check.labels),
-        sources=", ".join("CUDA's peer access" if one is Source.CUDA else one for one in check.sources),
-    )
+    return f"{check.text}: {absence(check.absence, run)}" if check.absence else check.text
 
 
 def what(verdict: Verdict, run: Run) -> str:
     """Return what was found, with the failure or the wrong data that shows it."""
-    text = _evidence(verdict, run)
+    text = f"{verdict.place}: {verdict.text}." if verdict.text else f"{verdict.place}."
     if verdict.failure is not None:
         return f"{text} {failure(verdict.failure, run.devices).rstrip('.')}."
     if verdict.skipped is not None:
@@ -299,118 +251,14 @@ def what(verdict: Verdict, run: Run) -> str:
     return text
 
 
-def finding(verdict: Verdict, run: Run) -> str:
+def finding(verdict: Verdict) -> str:
     """Return a verdict in one line: its kind, where it is, what was found, and the rates that show it."""
-    place, _, clause = _evidence(verdict, run).rstrip(".").partition(": ")
     rates = ""
-    if verdict.measured is not None and verdict.theory_gbs is not None and not isinstance(verdict.evidence, Beaten):
+    if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
         rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
-    said = "; ".join(filter(None, (rates, clause, unsure)))
-    return f"{verdict.kind} {place}{': ' if said else ''}{said}"
-
-
-_BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
-
-
-def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence for each kind of evidence
-    match verdict.evidence:
-        case WrongElements(elements, work):
-            counted = f", {elements} wrong elements of {work}" if work else ""
-            return f"{where(verdict.where, run.devices)}: wrong data arrived{counted}."
-        case OtherProcesses(seen):
-            where_seen = (f"on {run.devices[one.device].tag} {causes.presence(one)}" for one in seen)
-            return f"another process was {', '.join(where_seen)}."
-        case Disturbed(labels, ratio, works):
-            pairs = f"{' and '.join(labels)} pairs"
-            return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
-        case Inverted(share, worse, works):
-            pairs = f"{verdict.label} pairs of {tags(verdict.members, run.devices)}"
-            return f"{pairs} reach {share:.0%} less than {worse} pairs, though the label is better ({_names(works)})."
-        case TreeLabels(labels, ancestors):
-            bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
-            tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
-            return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
-        case OfWorks() if verdict.kind is Kind.VIRTUAL_FLAT:
-            alike = f"All pairs have the label {verdict.label} and no GPU has a NUMA node"
-            return f"{alike}: the labels carry no information."
-        case _:
-            return f"{where(verdict.where, run.devices)}: {_clause(verdict, run)}."
-
-
-_OF_WORKS = {
-    Kind.HANG: "the work never ended",
-    Kind.FAILED: "the work failed",
-    Kind.NV_NOT_USED: "{pcie}, though the label is {label}",
-    Kind.HIDDEN_NVLINK: "faster than PCIe can be, though the label has no NVLink",
-}
-_SLOWER = {
-    Kind.ASYMMETRY: "{share:.0%} slower than the opposite direction",
-    Kind.INTRA_LABEL_OUTLIER: "{share:.0%} below the best {label} links",
-    Kind.COLLECTIVE_CONTRADICTION: "NCCL reaches {rest:.0%} of the capacity of its slowest link",
-}
-
-
-def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of evidence
-    match verdict.evidence:
-        case OfWorks(works):
-            pcie = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
-            clause = _OF_WORKS[verdict.kind].format(pcie=pcie, label=verdict.label)
-            return f"{clause} ({_names(works)})" if works else clause
-        case LinkCount(source, label, nvlinks):
-            return f"{source} reports {label}, NVML counts {nvlinks} active NVLinks"
-        case PeerAnswers(label, answers, agree):
-            reports = ", ".join(f"{source} {answer}" for source, answer in answers)
-            if agree:
-                return f"the label {label} implies peer access, but no source allows it: {reports}"
-            return f"the sources disagree on peer access: {reports}"
-        case FewerLinks(links, count):
-            return f"reaches the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
-        case Beaten(gbs, part, works, batches):
-            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {verdict.theory_gbs or 0.0:.0f} GB/s"
-            return f"{most} ({_names(works)}; {batches} batch{'' if batches == 1 else 'es'})"
-        case SlotBelowBest(now, best):
-            return f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"
-        case StagedFaster(gbs):
-            unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
-            return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
-        case Slower(share, works, label):
-            return f"{_SLOWER[verdict.kind].format(share=share, rest=1 - share, label=label)} ({_names(works)})"
-        case SlowerFor(share, first, last, passes):
-            part = f"pass {first}" if first == last else f"passes {first} to {last}"
-            return f"{share:.0%} slower in {part} of {passes} than in the others"
-        case OtherLabel(tool, nvml):
-            return f"nvidia-smi topo -m reports {tool}, NVML reports {nvml}"
-        case _:
-            raise TypeError(f"no sentence for {verdict.evidence}")
-
-
-def where(location: Where, devices: Sequence[Device]) -> str:
-    """Return "GPU0 → GPU1", "all links from GPU2", "all 6 NV18 pairs (one direction each)"."""
-    one_way = " (one direction each)" if location.one_way else ""
-    return _WHERE[location.extent].format(
-        commas=tags(location.devices, devices),
-        dash=tags(location.devices, devices, "-"),
-        arrow=tags(location.devices, devices, " → "),
-        pairs=f"{location.pairs} {' and '.join(location.labels)} pairs{one_way}",
-    )
-
-
-_WHERE = {
-    Extent.DEVICES: "{commas}",
-    Extent.PAIR: "{dash}",
-    Extent.DIRECTION: "{arrow}",
-    Extent.ALL: "all links of {commas}",
-    Extent.SENT: "all links from {commas}",
-    Extent.RECEIVED: "all links to {commas}",
-    Extent.PAIRS: "{pairs}",
-    Extent.ALL_PAIRS: "all {pairs}",
-    Extent.SET: "all of {commas}",
-}
-
-
-def _names(works: Sequence[Work]) -> str:
-    return ", ".join(map(str, works))
+    said = "; ".join(filter(None, (rates, verdict.text, unsure)))
+    return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"
 
 
 _NO_LINE = {

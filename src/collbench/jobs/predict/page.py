@@ -30,9 +30,9 @@ from collbench.jobs.predict.predict import Compared, Cost, PredictedSet, Predict
 from collbench.jobs.predict.timing import Span
 from collbench.judge.stats import DELTA, FEWEST_TRIALS
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Run
+from collbench.model.run import Device, Run, tags
 from collbench.model.units import abridged, amount, fixed, size_span, span
-from collbench.report import choice_text, prose
+from collbench.report import choice_text
 from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.frame import header, origin, sim
 from collbench.report.text.layout import Block, short, table, whole
@@ -272,7 +272,7 @@ def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) ->
     if uses[0].borrowed:
         yield f"taken from {curve.operation.collective.title}"
     if any(use.elsewhere for use in uses):
-        yield f"measured on {prose.tags(curve.members, run.devices)}"
+        yield f"measured on {tags(curve.members, run.devices)}"
     if any(use.beyond for use in uses):
         yield f"sizes beyond {size_span(curve.sizes)}: as at the nearest measured size"
     if curve.unused:
@@ -291,7 +291,7 @@ def _factors(ranges: Sequence[tuple[float, float]]) -> str:
 
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     sets = prediction.sets[gpus]
-    best, worst = (prose.tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
+    best, worst = (tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
     note = compared(sets)
     return title + (f" ({note})" if note else "")
@@ -470,7 +470,7 @@ def assumptions(assumed: Sequence[Assumed], devices: Sequence[Device]) -> Iterat
         where = ""
         if one.operations:
             operations = _listed([operation.collective.title for operation in one.operations])
-            sets = abridged([prose.tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
+            sets = abridged([tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
             where = f"{operations} on {sets}: "
         yield from (f"{where}{text}" for text in _texts(one.what, devices))
 
@@ -487,9 +487,9 @@ def _texts(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
             yield f"as long as the measured {operation.collective.title} of {times}"
         case LikeSet(positions, further):
             also = "".join(f", {text}" for text in _texts(further, devices)) if further else ""
-            yield f"as on {prose.tags(positions, devices)}, which are predicted alike{also}"
+            yield f"as on {tags(positions, devices)}, which are predicted alike{also}"
         case LikePair(rates, operation, pair):
-            shape = f"the {operation.collective.title} of {prose.tags(pair, devices)}"
+            shape = f"the {operation.collective.title} of {tags(pair, devices)}"
             yield f"a ring at {choice_text.band(rates)} ({choice_text.band_basis(rates)}), shaped as {shape}"
         case BeyondSizes(least, most):
             yield f"sizes beyond the measured {size_span((least, most))} by extrapolation of latency and bandwidth"

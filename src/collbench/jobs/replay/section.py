@@ -12,11 +12,11 @@ from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.page import half_interval, milliseconds
-from collbench.report import prose, sentences
+from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
 from collbench.report.sections import Html
 from collbench.report.text.ablation import worth
@@ -97,7 +97,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in replays_of(run))
     if len(sets) < 2:
         return {}
-    return {devices: prose.tags(devices, run.devices) for devices in sets}
+    return {devices: tags(devices, run.devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collbench.judge.diagnose.blame import unhealthy_devices
 from collbench.judge.diagnose.collectives import collectives
-from collbench.judge.diagnose.coverage import CheckKind, Coverage, NotDone, coverage, missing
+from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
 from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, staging
 from collbench.judge.diagnose.limits import excluded_links, failures, limits
 from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers
@@ -15,7 +15,7 @@ from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, expl
 from collbench.judge.registration import ordinary
 from collbench.model.run import Run
 
-__all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
+__all__ = ["Coverage", "Kind", "NotDone", "Severity", "Verdict", "coverage", "judge", "not_judged"]
 
 
 def judge(run: Run) -> tuple[Verdict, ...]:

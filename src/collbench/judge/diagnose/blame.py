@@ -6,36 +6,25 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.judge.diagnose.causes import (
-    Check,
-    Either,
-    ErrorCounter,
-    Known,
-    LikelyCause,
-    Look,
-    NewErrors,
-    Shared,
-    Throttled,
-)
 from collbench.judge.diagnose.elements import Element, blamed
-from collbench.judge.diagnose.evidence import Evidence, Extent, Presence, Where
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Kind, Link, Verdict, both_ways, directed_links
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links
+from collbench.judge.diagnose.words import on
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
-from collbench.model.run import FlagKind, Health, at_the_ends, new_errors
+from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, tags
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
 
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyDevices:
-    """What was seen on the devices, by position: throttling, processes of others, new errors."""
+    """What was seen on the devices, by position: throttling, new errors, and when processes of others were there."""
 
-    throttled: dict[int, Throttled]
-    shared: dict[int, Presence]
-    errors: dict[int, NewErrors]
+    throttled: dict[int, Cause]
+    shared: dict[int, str]
+    errors: dict[int, Cause]
 
-    def cause(self, members: Iterable[int]) -> Throttled | NewErrors | None:
+    def cause(self, members: Iterable[int]) -> Cause | None:
         """Return what was wrong with the first unhealthy one of these devices, None if all were healthy."""
         for member in members:
             seen = self.throttled.get(member) or self.errors.get(member)
@@ -44,17 +33,31 @@ class UnhealthyDevices:
         return None
 
 
-def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check, ...]:
-    """Return where the devices show what was seen on them."""
-    return (Check(Look.LIMITING if isinstance(seen, Throttled) else Look.NVLINK_ERRORS, tuple(devices)),)
+_THROTTLED = "throttled"
+
+
+def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> Cause:
+    """Return throttling of a device, for these reasons as NVML names them, as a cause."""
+    tag = run.devices[position].tag
+    return Cause(_THROTTLED, f"{tag} was throttled ({', '.join(reasons)}) {when}", (position,), seen=True)
+
+
+def fix_of(run: Run, seen: Cause, devices: Sequence[int]) -> str:
+    """Return the command that shows on these devices what was seen."""
+    if seen.name == _THROTTLED:
+        return f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, devices)}"
+    return f"nvidia-smi nvlink -e{on(run, devices)}"
+
+
+_COUNTERS = {"nvlink_errors": "NVLink errors", "nvlink_replays": "NVLink replays", "ecc_errors": "ECC errors"}
 
 
 def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the flags of samples and the health before and after the run."""
     run = facts.run
     trials = sum(len(measurement.samples) for measurement in run.measurements)
-    throttled: dict[int, Throttled] = {}
-    shared: dict[int, Presence] = {}
+    throttled: dict[int, Cause] = {}
+    shared: dict[int, str] = {}
     samples = (sample for measurement in run.measurements for sample in measurement.samples)
     flags = Counter(
         (flag.kind, position, flag.reason)
@@ -63,21 +66,21 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
         for position in flag.devices
     )
     for (kind, position, reason), count in sorted(flags.items()):
-        seen = Presence(position, count, trials)
+        when = f"in {count} of {trials} trials"
         if kind is FlagKind.SHARED:
-            shared[position] = seen
+            shared[position] = when
         elif kind is FlagKind.THROTTLED and holds_back(reason):
-            throttled[position] = Throttled((reason,), seen)
+            throttled[position] = throttled_by(run, position, [reason], when)
     for when, position, state in at_the_ends(run):  # where no trial was flagged with it
-        seen = Presence(position, when=when)
-        if reasons := tuple(reason for reason in state.throttle if holds_back(reason)):
-            throttled.setdefault(position, Throttled(reasons, seen))
+        if reasons := [reason for reason in state.throttle if holds_back(reason)]:
+            throttled.setdefault(position, throttled_by(run, position, reasons, f"{when} measuring"))
         if state.processes:
-            shared.setdefault(position, seen)
-    errors: dict[int, NewErrors] = {}
-    for counter in ErrorCounter:
+            shared.setdefault(position, f"{when} measuring")
+    errors: dict[int, Cause] = {}
+    for counter, name in _COUNTERS.items():
         for position, (first, last) in new_errors(run, counter).items():
-            errors.setdefault(position, NewErrors(position, counter, last - first))
+            text = f"{last - first} new {name} on {run.devices[position].tag}"
+            errors.setdefault(position, Cause("new_errors", text, (position,), seen=True))
     resting = {position for position, state in enumerate(run.health_before) if _rests(state)}
     shared = {position: seen for position, seen in shared.items() if position not in resting}
     return UnhealthyDevices(throttled, shared, errors)
@@ -97,33 +100,26 @@ _MOST_SINGLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Links with one likely cause: `gpu` is the position of the GPU that they have in common, None if there is none."""
+    """Links with one likely cause, at a place: of the devices `members`, those to blame.
+
+    `gpu` is the GPU that all of the links have in common, None if there is none. If several pairs share an element that
+    is to blame, `reach` are all links that cross it, whether or not they are significantly slow; if it is no single
+    GPU, it is the `cause`.
+    """
 
     links: frozenset[Link]
-    where: Where
+    members: tuple[int, ...]
+    place: str
     gpu: int | None = None
-    element: Element | None = None
+    reach: frozenset[Link] = frozenset()
+    cause: Cause | None = None
 
     @property
-    def reach(self) -> frozenset[Link]:
-        """The links that cross the shared element to blame, whether or not they are significantly slow."""
-        return self.element.links if self.element and self.element.shared else frozenset()
-
-    def or_element(self, cause: LikelyCause) -> LikelyCause:
-        """Return the shared part of the tree that is to blame, else this cause."""
-        return self.element.cause if self.element and isinstance(self.element.cause, Shared | Either) else cause
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The positions to blame."""
-        return self.where.devices
-
-    @property
-    def single(self) -> Extent | None:
-        """PAIR or DIRECTION where no more than that is to blame."""
+    def only(self) -> str:
+        """The path or direction, where no more than that is to blame, else ""."""
         if self.gpu is not None or len(both_ways(self.links)) > 2:
-            return None
-        return Extent.PAIR if len(self.links) > 1 else Extent.DIRECTION
+            return ""
+        return "only this path" if len(self.links) > 1 else "only one direction of this path"
 
 
 def blames(
@@ -161,60 +157,74 @@ def _by_elements(facts: Facts, slow: frozenset[Link], elements: Sequence[Element
 
 def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
     """Return the blame of an element that several pairs share for these links, which cross it."""
-    if element.extent is Extent.PAIRS:
-        return replace(_together(facts, links, everything=False), element=element)
-    return Blame(links, Where(element.extent, element.devices), element.devices[0], element)
+    if not element.of_gpu:
+        cause = element.cause(facts.run)
+        return replace(_together(facts, links, everything=False), reach=element.links, cause=cause)
+    way = "of" if element.out and element.into else "from" if element.out else "to"
+    return _of_gpu(facts, element.devices[0], way, links, element.links)
+
+
+def _of_gpu(facts: Facts, gpu: int, way: str, links: frozenset[Link], reach: frozenset[Link] = frozenset()) -> Blame:
+    return Blame(links, (gpu,), f"all links {way} {facts.run.devices[gpu].tag}", gpu, reach)
 
 
 def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> Iterator[Blame]:
     rest = set(slow)
-    for blame in _rows(slow, judged):
+    for blame in _rows(facts, slow, judged):
         if not blame.links & rest:
             continue
         yield replace(blame, links=blame.links & rest)
         rest -= blame.links
-    single = list(_singles(frozenset(rest)))
+    single = list(_singles(facts, frozenset(rest)))
     if len(single) > _MOST_SINGLE:
         yield _together(facts, frozenset(rest), everything=False)
     else:
         yield from single
 
 
-def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
+def _rows(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
     """Return the GPUs all of whose links, or all in one direction, are slow; those with most links first."""
     rows = []
     for gpu in sorted({member for link in slow for member in link}):
         both = frozenset(link for link in judged if gpu in link)
         candidates = (
-            (both, Extent.ALL),
-            (frozenset(link for link in both if link[0] == gpu), Extent.SENT),
-            (frozenset(link for link in both if link[1] == gpu), Extent.RECEIVED),
+            (both, "of"),
+            (frozenset(link for link in both if link[0] == gpu), "from"),
+            (frozenset(link for link in both if link[1] == gpu), "to"),
         )
-        for links, extent in candidates:
+        for links, way in candidates:
             if len({frozenset(link) for link in links}) > 1 and links <= slow:
-                rows.append(Blame(links, Where(extent, (gpu,)), gpu))
+                rows.append(_of_gpu(facts, gpu, way, links))
                 break
     return sorted(rows, key=lambda blame: -len(blame.links))
 
 
-def _singles(slow: frozenset[Link]) -> Iterator[Blame]:
+def _singles(facts: Facts, slow: frozenset[Link]) -> Iterator[Blame]:
     for low, high in sorted({(min(link), max(link)) for link in slow}):
         links = [link for link in ((low, high), (high, low)) if link in slow]
-        extent = Extent.PAIR if len(links) == 2 else Extent.DIRECTION
-        yield Blame(frozenset(links), Where(extent, links[0]))
+        between = "-" if len(links) == 2 else " → "
+        yield Blame(frozenset(links), links[0], tags(links[0], facts.run.devices, between))
 
 
 def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
     pairs = {frozenset(link) for link in links}
     members = tuple(sorted({member for link in links for member in link}))
-    names = tuple(sorted({facts.label(link) for link in links}))
-    extent = Extent.ALL_PAIRS if everything else Extent.PAIRS
-    return Blame(links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))
+    labels = " and ".join(sorted({facts.label(link) for link in links}))
+    one_way = "" if both_ways(links) == links else " (one direction each)"
+    return Blame(links, members, f"{'all ' if everything else ''}{len(pairs)} {labels} pairs{one_way}")
 
 
-def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Known) -> Known:
+def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Cause) -> Cause:
     """Return `nccl` as the cause of slow collectives on links whose copies show that the links are not to blame."""
-    return nccl if all(facts.readings.best(link) for link in links) else Known.LINK_OR_NCCL
+    if all(facts.readings.best(link) for link in links):
+        return nccl
+    shows = "no copies were measured on it, which show which ('collbench pairs')"
+    return Cause("link_or_nccl", f"the link itself or NCCL's path over it: {shows}")
+
+
+def first_link(blame: Blame, readings: Collection[Reading]) -> Link:
+    """Return the first of the links that these readings are about: a verdict has its label and limit."""
+    return min({link for r in readings for link in directed_links(r.work, r.members)} & blame.links or blame.links)
 
 
 def verdict_on(
@@ -222,19 +232,19 @@ def verdict_on(
     kind: Kind,
     blame: Blame,
     readings: Collection[Reading],
-    evidence: Evidence,
-    cause: LikelyCause,
-    checks: tuple[Check, ...],
+    text: str,
+    cause: Cause,
+    fix: str,
 ) -> Verdict:
     """Return the verdict on some links by what was measured on them, with the label and limit of the first of these."""
-    measured_links = {link for r in readings for link in directed_links(r.work, r.members)} & blame.links
-    first = min(measured_links or blame.links)
+    first = first_link(blame, readings)
     return Verdict(
         kind,
-        blame.where,
-        evidence,
+        blame.members,
+        blame.place,
+        text,
         cause,
-        checks,
+        fix,
         label=facts.label(first),
         theory_gbs=facts.limit(first),
         measured=facts.readings.span(readings),

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, nccl_or_link, verdict_on
-from collbench.judge.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
-from collbench.judge.diagnose.evidence import Evidence, Extent, OfWorks, Slower, Where
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, first_link, fix_of, nccl_or_link, verdict_on
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.judge.diagnose.verdict import Finding, Kind, Link, both_ways, by_name
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways
+from collbench.judge.diagnose.words import indices, names
 from collbench.judge.physics import DEGRADED
+from collbench.model.run import tags
 
 # NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -22,21 +22,29 @@ _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
 # Without peer access, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
 # at the same time, a copy in one.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
-# Variables that users set and forget [NCCL docs, environment variables], strongest first: those that forbid paths.
-_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_TOPO_FILE", "NCCL_NET_DISABLE_INTRA")
-_SLOWER = (
-    "NCCL_PROTO",
-    "NCCL_ALGO",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MAX_CTAS",
-    "NCCL_MAX_NRINGS",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_IB_DISABLE",
-    "NCCL_NET",
-    "NCCL_SOCKET_IFNAME",
+# Variables that users set and forget, and what each does [NCCL docs, environment variables], strongest first: those
+# that forbid paths. Pairs, because a dict with such keys looks like an environment that sets them.
+_P2P = (
+    ("NCCL_P2P_DISABLE", "disables direct transfers between GPUs, so NCCL goes through host memory"),
+    ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
+    ("NCCL_SHM_DISABLE", "disables shared host memory: without direct transfers NCCL uses the network"),
+    ("NCCL_TOPO_FILE", "replaces the topology that NCCL detects by one from a file"),
+    ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
 )
-SLOWING = _P2P + _SLOWER
+_CHANNELS = "limits the channels, and so how many links are used at once"
+SLOWING = (
+    *_P2P,
+    ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
+    ("NCCL_ALGO", "fixes the algorithm for all sizes"),
+    ("NCCL_MAX_NCHANNELS", _CHANNELS),
+    ("NCCL_MAX_CTAS", _CHANNELS),
+    ("NCCL_MAX_NRINGS", _CHANNELS),
+    ("NCCL_NTHREADS", "limits the threads that move data"),
+    ("NCCL_BUFFSIZE", "sets the size of NCCL's buffers, and so of each transfer"),
+    ("NCCL_IB_DISABLE", "disables InfiniBand: between nodes NCCL uses sockets"),
+    ("NCCL_NET", "chooses the network"),
+    ("NCCL_SOCKET_IFNAME", "chooses the network card"),
+)
 _OFF = ("", "0")
 
 
@@ -67,12 +75,12 @@ class _Case:
     no_faster_than_pcie: bool
 
 
-def setting(environment: Mapping[str, str], *, paths_only: bool) -> VariableSet | None:
-    """Return the NCCL variable that explains slow collectives; None if none is set."""
-    for name in _P2P if paths_only else SLOWING:
+def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, str] | None:
+    """Return the NCCL variable that explains slow collectives, and how; None if none is set."""
+    for name, does in _P2P if paths_only else SLOWING:
         value = environment.get(name, "")
         if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):
-            return VariableSet(name, value)
+            return name, f"the environment variable {name}={value} {does}"
     return None
 
 
@@ -123,33 +131,42 @@ def _findings(
         yield _finding(facts, kind, blame, ours, unhealthy)
     for case in cases:
         if len(case.reading.members) > 2:
-            blame = Blame(_links(case.reading), Where(Extent.SET, case.reading.members))
+            members = case.reading.members
+            blame = Blame(_links(case.reading), members, f"all of {tags(members, facts.run.devices)}")
             yield _finding(facts, kind, blame, [case], unhealthy)
 
 
 def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
-    works = by_name(case.reading.work for case in cases)
-    cause, checks, sure = _cause(facts, blame, unhealthy, unused=unused)
+    works = names(case.reading.work for case in cases)
+    cause, fix = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    evidence: Evidence = OfWorks(works) if unused else Slower(1 - worst.reading.gbs / worst.allowed, works)
-    verdict = verdict_on(facts, kind, blame, ours, evidence, cause, checks)
+    text = f"NCCL reaches {worst.reading.gbs / worst.allowed:.0%} of the capacity of its slowest link ({works})"
+    if unused:
+        label = facts.label(first_link(blame, ours))
+        text = f"NCCL is no faster than PCIe, though the label is {label} ({works})"
+    verdict = verdict_on(facts, kind, blame, ours, text, cause, fix)
     if not unused:
         verdict = replace(verdict, theory_gbs=worst.allowed)
-    return Finding(verdict, blame.links, sure)
+    return Finding(verdict, blame.links, sure=cause.seen)
 
 
-def _cause(
-    facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool
-) -> tuple[LikelyCause, tuple[Check, ...], bool]:
-    """Return the likely cause, how to check it, and whether it was seen."""
-    gpus = min(blame.links)
-    environment = facts.run.settings.environment
+def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> tuple[Cause, str]:
+    """Return the likely cause, and how to check it."""
+    gpus, environment = min(blame.links), facts.run.settings.environment
+    again = f"collbench allreduce --devices {indices(facts.run, gpus)} --sizes 64M"
     variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
-        return variable, (Check(Look.WITHOUT_VARIABLE, gpus, variable.name),), True
+        name, does = variable
+        return Cause(name, does, seen=True), f"env -u {name} {again}"
     seen = unhealthy.cause(blame.members)
     if seen is not None:
-        return seen, check_of(seen, gpus), True
-    return nccl_or_link(facts, blame.links, Known.NCCL_PATH), (Check(Look.NCCL_LOG, gpus),), False
+        return seen, fix_of(facts.run, seen, gpus)
+    other_path = Cause(
+        "nccl_path",
+        "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
+        "too few channels; its log names the path",
+    )
+    log = f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*"
+    return nccl_or_link(facts, blame.links, other_path), log

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.evidence import Source
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.judge.diagnose.verdict import Link
 from collbench.judge.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
+from collbench.model.units import abridged, format_size
 
 # Which pairs of a run could be judged, and why the others could not.
 
@@ -118,32 +117,15 @@ def _could_judge(work: Work) -> bool:
 # The checks that could not be made with the data of a run.
 
 
-class CheckKind(StrEnum):
-    """A check that a run has no data for. The comments list the fields of NotDone that each kind has."""
-
-    LINKS = "links of one work against each other"  # work, size_bytes, links, absence
-    COPIES = "links against their limits"
-    LIMITS = "limits of links"  # labels
-    STAGING = "peer access against staging"
-    COLLECTIVES = "NCCL against the links"
-    PAIRS = "NCCL pair by pair"
-    LABELS = "labels against other tools"  # sources
-    PCIE = "PCIe under load"
+_MOST_NAMES = 4  # of links
 
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """A check that a run has no data for, and why: `links` (source, destination) lack a figure of `work`, the paths of
-    `labels` have no known limit, `sources` reported nothing.
-    """
+    """A check that a run has no data for, in words; `absence` is why, if the words do not say it."""
 
-    kind: CheckKind
-    work: Work | None = None
-    size_bytes: int = 0
-    links: tuple[Link, ...] = ()
+    text: str
     absence: Absence | None = None
-    labels: tuple[str, ...] = ()
-    sources: tuple[Source, ...] = ()
 
 
 def missing(facts: Facts) -> Iterator[NotDone]:
@@ -166,7 +148,8 @@ def _points(facts: Facts) -> Iterator[NotDone]:
             if link not in readings:
                 reasons[_reason(absences.of(work, link, size_bytes))].append(link)
         for absence, links in reasons.items():
-            yield NotDone(CheckKind.LINKS, work, size_bytes, tuple(links), absence)
+            names = abridged([tags(link, facts.run.devices, " → ") for link in links], _MOST_NAMES)
+            yield NotDone(f"{work} at {format_size(size_bytes)} on {names}", absence)
 
 
 def _reason(absence: Absence) -> Absence:
@@ -179,33 +162,35 @@ def _copies(facts: Facts) -> Iterator[NotDone]:
     readings = facts.readings
     copies = [r for r in readings.points if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
     if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
-        yield NotDone(CheckKind.COPIES)
+        least = format_size(COPY_BYTES)
+        yield NotDone(f"links against their limits: no copy of {least} or more was measured on them")
         return
     unknown = sorted({r.label for r in copies if facts.limit(r.members) is None})
     if unknown:
-        yield NotDone(CheckKind.LIMITS, labels=tuple(unknown))
+        labels = ", ".join(unknown)
+        yield NotDone(f"{labels} links against their limits: their PCIe slots or NVLinks are unknown")
     if not readings.of(STAGED, COPY_BYTES):
-        yield NotDone(CheckKind.STAGING)
+        yield NotDone("peer access against staging: no staged copies (collbench copies --patterns one-way,staged)")
 
 
 def _collectives(facts: Facts) -> Iterator[NotDone]:
     points = [r for r in facts.readings.points if r.work.operation.is_collective]
     if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in points):
-        yield NotDone(CheckKind.COLLECTIVES)
+        yield NotDone(f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured")
     elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in points):
-        yield NotDone(CheckKind.PAIRS)
+        yield NotDone("NCCL on each pair: no all-reduce was measured on pairs")
 
 
 def _sources(facts: Facts) -> Iterator[NotDone]:
     run = facts.run
-    answers_of: dict[Source, list[object]] = {
-        Source.TOPOLOGY: [path.tool_label for path in run.paths],
-        Source.PEERS: [path.tool_peer_access or None for path in run.paths],
-        Source.CUDA: [path.cuda_peers for path in run.paths],
+    answers_of: dict[str, list[object]] = {
+        "nvidia-smi topo -m": [path.tool_label for path in run.paths],
+        "nvidia-smi topo -p2p": [path.tool_peer_access or None for path in run.paths],
+        "CUDA's peer access": [path.cuda_peers for path in run.paths],
     }
-    silent = tuple(source for source, answers in answers_of.items() if all(answer is None for answer in answers))
+    silent = [source for source, answers in answers_of.items() if all(answer is None for answer in answers)]
     if silent and run.paths:
-        yield NotDone(CheckKind.LABELS, sources=silent)
+        yield NotDone(f"the labels against {', '.join(silent)}: not recorded in this run")
     over_pcie = any(not is_nvlink(path.label) for path in run.paths)
     if over_pcie and not any(state.pcie_generation or state.pcie_width for state in run.health_after):
-        yield NotDone(CheckKind.PCIE)
+        yield NotDone("PCIe under load: its generation and width were not read")

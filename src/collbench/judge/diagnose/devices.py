@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 
 from collbench.judge.diagnose.blame import UnhealthyDevices, blames, verdict_on
-from collbench.judge.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.judge.diagnose.elements import STAGED_FASTER
-from collbench.judge.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
-from collbench.judge.diagnose.verdict import Finding, Kind, Verdict, both_ways, by_name
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, both_ways
+from collbench.judge.diagnose.words import names, on, slots
 from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck
 
@@ -27,9 +27,17 @@ def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Findi
     gpus = tuple(sorted(unhealthy.shared))
     if gpus:
         n = len(facts.run.devices)
-        evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
-        checks = (Check(Look.GPU_PROCESSES, gpus),)
-        verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
+        seen = ", ".join(f"on {facts.run.devices[gpu].tag} {unhealthy.shared[gpu]}" for gpu in gpus)
+        verdict = Verdict(
+            Kind.CONTENTION,
+            gpus,
+            place=f"another process was {seen}",
+            text="",
+            cause=Cause(
+                "other_jobs", "another job computes, copies or holds memory there; measure again when it has ended"
+            ),
+            fix=f"nvidia-smi{on(facts.run, gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
+        )
         links = both_ways((gpu, other) for gpu in gpus for other in range(n) if other != gpu)
         yield Finding(verdict, links)
 
@@ -56,17 +64,30 @@ def interference(facts: Facts) -> Iterator[Finding]:
 def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
     check = min(checks, key=lambda one: one.ratio)
     labels = tuple(sorted({one.label for one in checks}, key=rank_key))
-    works = by_name(Work(one.operation, one.variant) for one in checks)
+    works = names(Work(one.operation, one.variant) for one in checks)
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
-    last = Check(Look.NVLINK_TRAFFIC, members[:1]) if over_nvlink else Check(Look.ACS)
+    if over_nvlink:
+        cause = Cause(
+            "nvlink_traffic",
+            "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that share another link",
+        )
+        last = f"nvidia-smi nvlink -gt d{on(facts.run, members[:1])}"
+    else:
+        cause = Cause(
+            "bridge_detour",
+            "copies below one bridge are routed through the root complex (ACS, an IOMMU), or other jobs load the "
+            "bridge",
+        )
+        last = "sudo lspci -vvv | grep ACSCtl"
     gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
     verdict = Verdict(
         Kind.CONTENTION,
-        Where(Extent.DEVICES, members),
-        Disturbed(labels, check.ratio, works),
-        Known.NVLINK_TRAFFIC if over_nvlink else Known.BRIDGE_DETOUR,
-        (Check(Look.LABELS), Check(Look.RUNNING), last),
+        members,
+        place=f"{' and '.join(labels)} pairs",
+        text=f"concurrently they reach {check.ratio:.2f} of their isolated rate ({works})",
+        cause=cause,
+        fix=f"nvidia-smi topo -m; nvidia-smi pmon -c 1; {last}",
         label=check.label,
         theory_gbs=check.isolated_gbs,
         measured=(gbs / off, gbs, gbs * off),
@@ -99,6 +120,14 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
+_FEWER_LANES = Cause(
+    "fewer_lanes", "the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"
+)
+_LOWER_GENERATION = Cause(
+    "lower_generation", "the link trained down to a lower generation, or power management holds it there under load"
+)
+
+
 def degraded_slots(facts: Facts) -> Iterator[Finding]:
     """Yield the GPUs whose PCIe link is narrower or slower than its best, read with their contexts still open.
 
@@ -121,10 +150,11 @@ def degraded_slots(facts: Facts) -> Iterator[Finding]:
         pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]
         verdict = Verdict(
             Kind.PCIE_DEGRADED,
-            Where(Extent.DEVICES, (position,)),
-            SlotBelowBest(now, best),
-            Known.FEWER_LANES if few_lanes else Known.LOWER_GENERATION,
-            (Check(Look.PCIE_LINKS, (position,)),),
+            (position,),
+            place=device.tag,
+            text=(f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"),
+            cause=_FEWER_LANES if few_lanes else _LOWER_GENERATION,
+            fix=slots(facts.run, (position,)),
             theory_gbs=ideal.gbs if ideal else None,
             measured=facts.readings.interval(seen) if seen else None,
         )
@@ -167,15 +197,20 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     for blame in blames(facts, slow, alike, rates=True):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
-        one = blame.single if len(alike) > 2 else None
-        verdict = verdict_on(
-            facts,
-            Kind.P2P_SLOWER_THAN_STAGED,
-            blame,
-            plains,
-            StagedFaster(facts.readings.span(vias)[1]),
-            OfLinks(Known.NVLINKS_IDLE if facts.over_nvlink(first) else Known.PEER_DETOUR, one),
-            (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
-        )
-        many = blame.gpu is None and blame.single is None  # NCCL takes the same detour
+        only = blame.only if len(alike) > 2 else ""
+        slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
+        if facts.over_nvlink(first):
+            cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path")
+        else:
+            cause = Cause(
+                "peer_detour",
+                f"peer traffic takes a detour: {slow_only}ACS or the IOMMU routes it through the root complex, or the "
+                "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
+            )
+        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
+        staged = f"{facts.readings.span(vias)[1]:.1f} {unit}"
+        text = f"slower by peer access than through host memory, which reaches {staged}"
+        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
+        verdict = verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, blame, plains, text, cause, fix)
+        many = blame.gpu is None and not blame.only  # NCCL takes the same detour
         yield Finding(verdict, blame.links, reach=blame.reach or (blame.links if many else frozenset()))

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import combinations, permutations
 from statistics import fmean, median
 from typing import NamedTuple
@@ -17,13 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose.causes import Either, GpuItself, GpuPart, Shared, SharedPart
-from collbench.judge.diagnose.evidence import Extent
 from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
-from collbench.judge.diagnose.verdict import Link, both_ways, directed_links
+from collbench.judge.diagnose.verdict import Cause, Link, both_ways, directed_links
 from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN, chained
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.operations import Operation, Variant
+from collbench.model.run import Run, tags
 
 Values = NDArray[np.float64]
 # Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
@@ -50,25 +50,76 @@ _IN_SOCKET = ("PIX", "PXB", "PHB", "NODE")
 _FORWARDED = ("PHB", "NODE", "SYS")
 
 
+class Part(StrEnum):
+    """A part of a machine that links cross; one that slows them is the name of a cause."""
+
+    GPU = "gpu"
+    ONE_DIRECTION = "gpu_direction"
+    UPLINK = "uplink"  # of the switch above the devices
+    ROOT = "root"  # the root complex above them
+    FORWARDING = "forwarding"  # between GPUs by root complexes, not to host memory
+    SOCKETS = "sockets"  # the link between sockets
+    BELOW = "below"  # the switch between them, or the detour that ACS makes there
+    PATH = "path"  # what two devices share with no other
+    EITHER = "either"  # two explanations that fit equally well
+
+
+# How a part of some devices is called, and what may be wrong with it.
+_CALLED = {
+    Part.GPU: ("{}", " itself: its slot, its NVLinks or its clocks, because all of its links are slow"),
+    Part.ONE_DIRECTION: ("{}", " itself: its copy engines, or its ports in one direction"),
+    Part.UPLINK: ("the uplink of the PCIe switch above {}", " (a lane, a riser, or a lower generation)"),
+    Part.ROOT: ("the PCIe root complex above {}", ""),
+    Part.FORWARDING: (
+        "the root complexes between {}",
+        ", which forward copies between GPUs slowly (ACS, an IOMMU, or the CPU's own limit)",
+    ),
+    Part.SOCKETS: ("the link between the sockets of {}", ""),
+    Part.BELOW: ("the PCIe switch between {}", ""),
+    Part.PATH: ("the path between {}", ""),
+}
+
+
+def cause_of(run: Run, part: Part, devices: tuple[int, ...]) -> Cause:
+    """Return a part of a machine as the cause of slow links."""
+    called, wrong = _CALLED[part]
+    return Cause(part, called.format(tags(devices, run.devices)) + wrong, devices)
+
+
 @dataclass(frozen=True, slots=True)
 class Element:
     """A part that links share: these cross it, and copies between host memory and GPUs, `out` of these or `into` them.
 
-    `extent` and `devices` say where it is: one GPU, a pair, a direction, or PAIRS of several GPUs.
+    `devices` are those below or beside it.
     """
 
-    extent: Extent
+    part: Part
     devices: tuple[int, ...]
     links: frozenset[Link]
-    cause: GpuItself | Shared | Either
     out: frozenset[int] = frozenset()
     into: frozenset[int] = frozenset()
+    either: tuple[tuple[Element, ...], ...] = ()
+
+    @property
+    def of_gpu(self) -> bool:
+        """Whether it is one GPU, or its ports in one direction."""
+        return self.part in (Part.GPU, Part.ONE_DIRECTION)
 
     @property
     def shared(self) -> bool:
         """Whether several pairs cross it, and not all of its label, which is ORDER_INVERSION's to say."""
-        below = isinstance(self.cause, Shared) and self.cause.part is SharedPart.BELOW
-        return not below and len({frozenset(link) for link in self.links}) > 1
+        return self.part is not Part.BELOW and len({frozenset(link) for link in self.links}) > 1
+
+    def cause(self, run: Run) -> Cause:
+        """Return it as a likely cause."""
+        if not self.either:
+            return cause_of(run, self.part, self.devices)
+        one, other = (
+            " and ".join(_CALLED[part.part][0].format(tags(part.devices, run.devices)) for part in parts)
+            for parts in self.either
+        )
+        causes = tuple(tuple(part.cause(run) for part in parts) for parts in self.either)
+        return Cause(self.part, f"either {one}, or {other}: both explain all slow links", either=causes)
 
     def slows(self, host: Reading) -> bool:
         """Return whether a copy between a GPU and host memory crosses it."""
@@ -161,15 +212,14 @@ def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
     """
 
     def parts(elements: Sequence[Element]) -> frozenset[object]:
-        causes = (one.cause for one in elements if one.shared)
-        return frozenset(cause.device if isinstance(cause, GpuItself) else cause for cause in causes)
+        return frozenset(one.devices if one.of_gpu else (one.part, one.devices) for one in elements if one.shared)
 
     if not any(one.shared for one in alike[0]):
         return None
     # GPUs first: they are more than uplinks, and fail more often.
     simple = sorted(
         (elements for elements in alike if all(one.shared for one in elements)),
-        key=lambda elements: sum(isinstance(one.cause, Shared) for one in elements),
+        key=lambda elements: sum(not one.of_gpu for one in elements),
     )
     first = simple[0] if simple else ()
     second = next((other for other in simple if parts(other) != parts(first)), None)
@@ -178,11 +228,8 @@ def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
     both = [*first, *second]
     devices = tuple(sorted({device for one in both for device in one.devices}))
     links = frozenset[Link]().union(*(one.links for one in both))
-    causes = [
-        tuple(one.cause for one in sorted(elements, key=lambda one: one.devices) if not isinstance(one.cause, Either))
-        for elements in (first, second)
-    ]
-    return Element(Extent.PAIRS, devices, links, Either(causes[0], causes[1]))
+    either = tuple(tuple(sorted(elements, key=lambda one: one.devices)) for elements in (first, second))
+    return Element(Part.EITHER, devices, links, either=either)
 
 
 def _distinct(candidates: Iterable[Element], seen: Sequence[_Seen]) -> list[Element]:
@@ -301,16 +348,15 @@ def _candidates(facts: Facts, *, over_nvlink: bool) -> Iterator[Element]:
     for low, high in combinations(every, 2):
         if (low, high) in links:
             pair = (low, high)
-            yield Element(Extent.PAIR, pair, both_ways([pair]), Shared(SharedPart.PATH, pair))
+            yield Element(Part.PATH, pair, both_ways([pair]))
     for link in sorted(links):
-        yield Element(Extent.DIRECTION, link, frozenset((link,)), Shared(SharedPart.PATH, link))
+        yield Element(Part.PATH, link, frozenset((link,)))
     for gpu in every:
         sent, received = (frozenset(link for link in links if link[end] == gpu) for end in (0, 1))
-        one, whole = frozenset((gpu,)), GpuItself(gpu, GpuPart.ANY)
-        one_way = GpuItself(gpu, GpuPart.ONE_DIRECTION)
-        yield Element(Extent.ALL, (gpu,), sent | received, whole, one, one)
-        yield Element(Extent.SENT, (gpu,), sent, one_way, out=one)
-        yield Element(Extent.RECEIVED, (gpu,), received, one_way, into=one)
+        one = frozenset((gpu,))
+        yield Element(Part.GPU, (gpu,), sent | received, one, one)
+        yield Element(Part.ONE_DIRECTION, (gpu,), sent, out=one)
+        yield Element(Part.ONE_DIRECTION, (gpu,), received, into=one)
     if not over_nvlink and not facts.on_cores:
         yield from _of_tree(facts, links)
 
@@ -329,37 +375,35 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
         islands = chained(tuple(pair) for pair, label in tree.items() if label in labels)
         return sorted((frozenset(one) for one in islands), key=sorted)
 
-    def element(part: SharedPart, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
-        ours = tuple(sorted(devices))
-        return Element(Extent.PAIRS, ours, frozenset(crossing), Shared(part, ours))
+    def element(part: Part, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
+        return Element(part, tuple(sorted(devices)), frozenset(crossing))
 
     for labels in _BELOW:
-        part = SharedPart.ROOT if "PHB" in labels else SharedPart.UPLINK
+        part = Part.ROOT if "PHB" in labels else Part.UPLINK
         for group in groups(labels):
             devices = tuple(sorted(group))
             up = frozenset((a, b) for a, b in links if a in group and b not in group)
             down = frozenset((a, b) for a, b in links if b in group and a not in group)
-            cause = Shared(part, devices)
-            yield element(SharedPart.BELOW, group, (link for link in links if {*link} <= group))
-            yield Element(Extent.PAIRS, devices, up | down, cause, group, group)
-            yield Element(Extent.PAIRS, devices, up, cause, out=group)
-            yield Element(Extent.PAIRS, devices, down, cause, into=group)
+            yield element(Part.BELOW, group, (link for link in links if {*link} <= group))
+            yield Element(part, devices, up | down, group, group)
+            yield Element(part, devices, up, out=group)
+            yield Element(part, devices, down, into=group)
     sockets = groups(_IN_SOCKET)
     across = [link for link in links if tree.get(frozenset(link)) == "SYS"]
     inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
     for socket in sockets:
-        yield element(SharedPart.FORWARDING, socket, (link for link in inside if {*link} <= socket))
+        yield element(Part.FORWARDING, socket, (link for link in inside if {*link} <= socket))
     for one, other in permutations(sockets, 2):
         between = [(a, b) for a, b in across if a in one and b in other]
         if min(one) < min(other):
-            yield element(SharedPart.SOCKETS, one | other, both_ways(between))
-        yield element(SharedPart.SOCKETS, one | other, between)
+            yield element(Part.SOCKETS, one | other, both_ways(between))
+        yield element(Part.SOCKETS, one | other, between)
     for part, labels in (
-        (SharedPart.SOCKETS, ("SYS",)),
-        (SharedPart.FORWARDING, ("PHB", "NODE")),
-        (SharedPart.FORWARDING, _FORWARDED),
-        (SharedPart.BELOW, ("PIX",)),
-        (SharedPart.BELOW, ("PIX", "PXB")),
+        (Part.SOCKETS, ("SYS",)),
+        (Part.FORWARDING, ("PHB", "NODE")),
+        (Part.FORWARDING, _FORWARDED),
+        (Part.BELOW, ("PIX",)),
+        (Part.BELOW, ("PIX", "PXB")),
     ):
         crossing = [link for link in links if tree.get(frozenset(link)) in labels]
         yield element(part, {member for link in crossing for member in link}, crossing)

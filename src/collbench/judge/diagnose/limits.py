@@ -8,30 +8,21 @@ from dataclasses import dataclass
 from itertools import permutations
 from statistics import median
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
-from collbench.judge.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks
-from collbench.judge.diagnose.elements import OUTLYING
-from collbench.judge.diagnose.evidence import (
-    Beaten,
-    Evidence,
-    Extent,
-    FewerLinks,
-    OfWorks,
-    Where,
-    WrongElements,
-)
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, fix_of, verdict_on
+from collbench.judge.diagnose.elements import OUTLYING, Part
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Finding, Kind, Link, Verdict, both_ways, by_name, directed_links
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, directed_links
+from collbench.judge.diagnose.words import names, on
 from collbench.judge.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
-from collbench.model.run import Measurement, SkipKind, Skipped
+from collbench.model.run import Measurement, SkipKind, Skipped, tags
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
 
-_ACS = (Check(Look.ACS), Check(Look.LOG_IOMMU_GPUS), Check(Look.KERNEL_COMMAND))
-_FABRIC = (Check(Look.LOG_FABRIC), Check(Look.FABRIC_MANAGER), Check(Look.NVLINK_ERRORS))
+_ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e Xid; cat /proc/cmdline"
+_FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricmanager; nvidia-smi nvlink -e"
 
 
 def failures(facts: Facts) -> Iterator[Finding]:
@@ -52,10 +43,10 @@ def _corruptions(facts: Facts) -> Iterator[Finding]:
         if bad.wrong:
             cases.setdefault(_affected(bad.point.work, bad.point.members), bad)
     for members, case in cases.items():
-        evidence = WrongElements(0, None)
+        text = "wrong data arrived"
         if isinstance(case, Measurement) and case.failure is None:
-            evidence = WrongElements(case.wrong or 0, case.point.work)
-        yield _failure_finding(facts, Kind.DATA_CORRUPT, _within(members), evidence, case)
+            text = f"wrong data arrived, {case.wrong} wrong elements of {case.point.work}"
+        yield _failure_finding(facts, Kind.DATA_CORRUPT, _within(facts, members), text, case)
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
@@ -71,10 +62,11 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
         (blame, [one for link in sorted(blame.links) for one in on_links[link]])
         for blame in blames(facts, on_links, tried)
     ]
-    cases += [(_within(members), ours) for members, ours in sorted(elsewhere.items())]
+    cases += [(_within(facts, members), ours) for members, ours in sorted(elsewhere.items())]
     for blame, ours in cases:
-        works = by_name(one.point.work for one in ours)
-        yield _failure_finding(facts, kind, blame, OfWorks(works), ours[0])
+        happened = "the work never ended" if kind is Kind.HANG else "the work failed"
+        text = f"{happened} ({names(one.point.work for one in ours)})"
+        yield _failure_finding(facts, kind, blame, text, ours[0])
 
 
 def _affected(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,22 +83,21 @@ def _pair_links(measurement: Measurement) -> tuple[Link, ...]:
     return ((a, b),) if directed else ((a, b), (b, a))
 
 
-def _within(members: tuple[int, ...]) -> Blame:
+def _within(facts: Facts, members: tuple[int, ...]) -> Blame:
     """Return all links among some devices, which are to blame together."""
-    return Blame(frozenset(permutations(members, 2)), Where(Extent.DEVICES, members))
+    return Blame(frozenset(permutations(members, 2)), members, tags(members, facts.run.devices))
 
 
-def _failure_finding(
-    facts: Facts, kind: Kind, blame: Blame, evidence: Evidence, case: Skipped | Measurement
-) -> Finding:
+def _failure_finding(facts: Facts, kind: Kind, blame: Blame, text: str, case: Skipped | Measurement) -> Finding:
     """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
-    cause, checks = _cause(facts, kind, blame.links)
+    cause, fix = _cause(facts, kind, blame.links)
     verdict = Verdict(
         kind,
-        blame.where,
-        evidence,
+        blame.members,
+        blame.place,
+        text,
         cause,
-        checks,
+        fix,
         label=facts.label(min(blame.links)) if blame.links else "",
         failure=case.failure if isinstance(case, Measurement) and kind is not Kind.HANG else None,
         skipped=case if isinstance(case, Skipped) else None,
@@ -114,14 +105,20 @@ def _failure_finding(
     return Finding(verdict, blame.links)
 
 
-def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Known, tuple[Check, ...]]:
+def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Cause, str]:
+    """Return the likely cause of a failure, and how to check it."""
     if kind is Kind.FAILED:
-        return Known.CALL_FAILED, (Check(Look.LOG_DRIVER),)
+        text = "a CUDA or NCCL call, the driver or a worker process failed"
+        return Cause("call_failed", text), "sudo dmesg | grep -i -e Xid -e nvidia"
     if facts.on_cores:
-        return Known.FAULTY_CORES, (Check(Look.LOG_MEMORY), Check(Look.MEMORY_TEST))
+        text = "this machine's memory or a core is faulty"
+        return Cause("faulty_cores", text), "sudo dmesg | grep -i -e mce -e edac; memtest86+"
     if links and all(map(facts.over_nvlink, links)):
-        return Known.FAULTY_NVLINKS, _FABRIC + _ACS
-    return Known.ACS_CORRUPTS if kind is Kind.DATA_CORRUPT else Known.ACS_STALLS, _ACS
+        text = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty, or a virtual IOMMU is set up wrongly"
+        return Cause("faulty_nvlinks", text), f"{_FABRIC}; {_ACS}"
+    does = "corrupts" if kind is Kind.DATA_CORRUPT else "stalls"
+    text = f"an IOMMU or PCIe ACS {does} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]"
+    return Cause(f"acs_{does}", text), _ACS
 
 
 # Copies against the limit of their path: slower than its NVLinks, or faster than is possible.
@@ -149,9 +146,20 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
     most = {link: HIDDEN * (facts.limit(link) or FASTEST_PCIE_GBS) for link in over_pcie}
     hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
     for blame in _by_label(facts, hidden, links):
-        checks = (Check(Look.NVLINKS, blame.members[:1]), Check(Look.PCIE_DEVICES))
-        ours = [links[link] for link in blame.links]
-        verdict = verdict_on(facts, Kind.HIDDEN_NVLINK, blame, ours, OfWorks(), Known.NVLINKS_HIDDEN, checks)
+        vm = facts.run.machine.virtualization
+        hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
+        verdict = verdict_on(
+            facts,
+            Kind.HIDDEN_NVLINK,
+            blame,
+            [links[link] for link in blame.links],
+            "faster than PCIe can be, though the label has no NVLink",
+            Cause(
+                "nvlinks_hidden",
+                f"{hides} hides the NVLinks or NVSwitches from the labels; the links exist and are used",
+            ),
+            f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
+        )
         yield Finding(verdict, blame.links)
     judged = {
         link
@@ -164,7 +172,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
     of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
-        yield _impossible(facts, Blame(frozenset(), Where(Extent.DEVICES, members)), of_others)
+        yield _impossible(facts, Blame(frozenset(), members, tags(members, facts.run.devices)), of_others)
 
 
 def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
@@ -180,19 +188,19 @@ def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: b
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
     """Return the finding on rates above their limit; noise needs no margin here, because no batch can be too fast."""
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
-    evidence = Beaten(
-        worst.rate_gbs,
-        worst.capacity.part,
-        by_name(one.point.work for one in beaten),
-        sum({one.point: one.batches for one in beaten}.values()),
-    )
+    works, batches = names(one.point.work for one in beaten), sum({one.point: one.batches for one in beaten}.values())
+    above = f"{worst.rate_gbs:.0f} GB/s, above the capacity of the {worst.capacity.part}, {worst.capacity.gbs:.0f} GB/s"
     rates = sorted(one.rate_gbs for one in beaten)
     verdict = Verdict(
         Kind.IMPOSSIBLE,
-        blame.where,
-        evidence,
-        Known.TIMING_OR_LIMIT,
-        (Check(Look.NVLINKS, blame.members[:1]), Check(Look.LABELS)),
+        blame.members,
+        blame.place,
+        f"{above} ({works}; {batches} batch{'' if batches == 1 else 'es'})",
+        Cause(
+            "timing_or_limit",
+            "the timing is wrong, or the limit is because the driver reports fewer or slower links than there are",
+        ),
+        f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; nvidia-smi topo -m",
         label=facts.label(min(blame.links)) if blame.links else "",
         theory_gbs=worst.capacity.gbs,
         measured=(rates[0], median(rates), rates[-1]),
@@ -236,40 +244,48 @@ def _as_the_best(facts: Facts, degraded: Collection[Link], links: Mapping[Link, 
     }
 
 
+_PEERS_REFUSED = Cause("peers_refused", "CUDA refuses peer access, so copies pass through host memory")
+_NVLINKS_DOWN = Cause(
+    "nvlinks_down", "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
+)
+
+
 def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
     seen = None if refused else unhealthy.cause(set[int].intersection(*({*link} for link in blame.links)))
-    verdict = verdict_on(
-        facts,
-        Kind.NV_NOT_USED,
-        blame,
-        [links[link] for link in blame.links],
-        OfWorks(),
-        seen or (Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN),
-        check_of(seen, blame.members[:2])
-        if seen
-        else (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
-    )
+    if seen:
+        cause, fix = seen, fix_of(facts.run, seen, blame.members[:2])
+    else:
+        cause = _PEERS_REFUSED if refused else _NVLINKS_DOWN
+        links_state = f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}"
+        fix = f"nvidia-smi topo -p2p r; {links_state}; systemctl status nvidia-fabricmanager"
+    text = f"copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}"
+    readings = [links[link] for link in blame.links]
+    verdict = verdict_on(facts, Kind.NV_NOT_USED, blame, readings, text, cause, fix)
     return Finding(verdict, blame.links, sure=refused)
 
 
 def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
-    likely = (
-        OfLinks(Known.NVLINKS_DEGRADED, blame.single) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
-    )
-    gpus = blame.members[:2]
+    gpus, worth = blame.members[:2], _worth(facts, blame, links, count)
     seen = unhealthy.cause(blame.members)
-    verdict = verdict_on(
-        facts,
-        Kind.NV_DEGRADED,
-        blame,
-        [links[link] for link in blame.links],
-        FewerLinks(_worth(facts, blame, links, count), count),
-        seen or blame.or_element(likely),
-        check_of(seen, gpus) if seen else (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
-    )
+    if seen:
+        cause, fix = seen, fix_of(facts.run, seen, gpus)
+    else:
+        which = on(facts.run, gpus)
+        cause, fix = blame.cause or _lanes(facts, blame), f"nvidia-smi nvlink -s{which}; nvidia-smi nvlink -e{which}"
+    text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {count} links"
+    readings = [links[link] for link in blame.links]
+    verdict = verdict_on(facts, Kind.NV_DEGRADED, blame, readings, text, cause, fix)
     return Finding(verdict, blame.links, reach=blame.reach)
+
+
+def _lanes(facts: Facts, blame: Blame) -> Cause:
+    if blame.gpu is not None:
+        own = f"{facts.run.devices[blame.gpu].tag} itself: its NVLinks or its switch ports are down or slow"
+        return Cause(Part.GPU, own, (blame.gpu,))
+    wrong = "NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
+    return Cause("nvlinks_degraded", f"{blame.only or 'these paths'}: {wrong}")
 
 
 def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int) -> float:

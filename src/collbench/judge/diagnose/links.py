@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
@@ -15,37 +15,32 @@ from collbench.judge.diagnose.blame import (
     Blame,
     UnhealthyDevices,
     blames,
-    check_of,
+    first_link,
+    fix_of,
     nccl_or_link,
     on_element,
     verdict_on,
-)
-from collbench.judge.diagnose.causes import (
-    Check,
-    GpuItself,
-    GpuPart,
-    Known,
-    LikelyCause,
-    Look,
-    OfLabel,
 )
 from collbench.judge.diagnose.elements import (
     INVERTED,
     NO_ORDER,
     OUTLYING,
     STAGED_FASTER,
+    Part,
     blamed,
+    cause_of,
     likeness,
     with_host_memory,
 )
-from collbench.judge.diagnose.evidence import Evidence, Extent, Inverted, Slower, Where
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Finding, Kind, Link, both_ways, by_name, directed_links
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, directed_links
+from collbench.judge.diagnose.words import names, on, slots
 from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import rank_key
 from collbench.model.operations import Work
+from collbench.model.run import tags
 
 # The two ways of a pair, and links of one label.
 
@@ -71,6 +66,15 @@ class Gap(NamedTuple):
     chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
 
 
+_NVLINK_LANES = Cause(
+    "nvlink_lanes", "one direction's lanes: NVLinks of this path replay packets or run at a lower rate"
+)
+_PCIE_DIRECTION = Cause(
+    "pcie_direction",
+    "one direction of a PCIe link or switch port on this path: a riser, a lane, or the root port's forwarding",
+)
+
+
 def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links at least 10% slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
@@ -86,12 +90,12 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps, rates=True):
         worst, readings, works = _worst(blame, slow)
-        evidence = Slower(1 - math.exp(-worst.gap), works)
         if blame.gpu is not None:
-            likely: LikelyCause = GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
+            likely = cause_of(facts.run, Part.ONE_DIRECTION, (blame.gpu,))
         else:
-            likely = Known.NVLINK_LANES if facts.over_nvlink(min(blame.links)) else Known.PCIE_DIRECTION
-        yield _slow(facts, Kind.ASYMMETRY, blame, readings, evidence, likely, unhealthy)
+            likely = _NVLINK_LANES if facts.over_nvlink(min(blame.links)) else _PCIE_DIRECTION
+        text = f"{1 - math.exp(-worst.gap):.0%} slower than the opposite direction ({works})"
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, text, likely, unhealthy)
 
 
 def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
@@ -108,9 +112,9 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
         }
         for blame in blames(facts, slow, gaps, rates=True, collective=collective):
             worst, readings, works = _worst(blame, slow)
-            evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
+            text = f"{1 - math.exp(-worst.gap):.0%} below the best {worst.reading.label} links ({works})"
             likely = _outlier_cause(facts, blame, worst.reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, unhealthy)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
 
 
 def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
@@ -131,11 +135,11 @@ def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Findin
         ours = [gap for gap in slow if element.slows(gap.reading)]
         if not ours or not element.shared:
             continue
-        worst, works = max(ours, key=lambda gap: gap.gap), by_name(gap.reading.work for gap in ours)
-        blame = on_element(facts, element, element.links)
-        evidence = Slower(1 - math.exp(-worst.gap), works, "PCIe")
+        worst, works = max(ours, key=lambda gap: gap.gap), names(gap.reading.work for gap in ours)
+        blame, likely = on_element(facts, element, element.links), element.cause(facts.run)
+        text = f"{1 - math.exp(-worst.gap):.0%} below the best PCIe links ({works})"
         readings = [gap.reading for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
-        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, element.cause, unhealthy)
+        yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
@@ -156,13 +160,13 @@ def _of_all(chances: Sequence[float]) -> float:
     return math.exp(-half) * math.fsum(half**n / math.factorial(n) for n in range(len(chances)))
 
 
-def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], tuple[Work, ...]]:
+def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], str]:
     """Return the widest gap of the blamed links, its work's readings on those with its label, and all works."""
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
     alike = (worst.reading.work, worst.reading.label)
     readings = [gap.reading for gap in gaps if (gap.reading.work, gap.reading.label) == alike]
-    return worst, readings, by_name(gap.reading.work for gap in gaps)
+    return worst, readings, names(gap.reading.work for gap in gaps)
 
 
 def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
@@ -256,39 +260,45 @@ def _slow(
     kind: Kind,
     blame: Blame,
     readings: Collection[Reading],
-    evidence: Evidence,
-    likely: LikelyCause,
+    text: str,
+    likely: Cause,
     unhealthy: UnhealthyDevices,
 ) -> Finding:
     """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
     seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
-    checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
-    verdict = verdict_on(facts, kind, blame, readings, evidence, seen or blame.or_element(likely), checks)
+    fix = fix_of(facts.run, seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
+    verdict = verdict_on(facts, kind, blame, readings, text, seen or blame.cause or likely, fix)
     reach = blame.reach
     if seen and blame.gpu is not None:  # whatever their labels
         reach |= both_ways((blame.gpu, other) for other in range(len(facts.run.devices)) if other != blame.gpu)
     return Finding(verdict, blame.links, reach=reach)
 
 
-def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
-    """Return the checks that show the state of a link."""
+def link_state(facts: Facts, link: Link) -> str:
+    """Return the commands that show the state of a link."""
     if facts.on_cores:
-        return Check(Look.CORES), Check(Look.NUMA)
+        return "lscpu -e; numactl --hardware"
     if facts.over_nvlink(link):
-        return Check(Look.NVLINKS, link), Check(Look.NVLINK_ERRORS, link)
-    return (Check(Look.PCIE_LINKS, link),)
+        return f"nvidia-smi nvlink -s{on(facts.run, link)}; nvidia-smi nvlink -e{on(facts.run, link)}"
+    return slots(facts.run, link)
 
 
-def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
+def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> Cause:
     if facts.on_cores:
-        return Known.SHARED_CORES
+        return Cause("shared_cores", "these cores share a cache or a physical core with other processes")
     if blame.gpu is not None:
-        return GpuItself(blame.gpu, GpuPart.ANY)
+        return cause_of(facts.run, Part.GPU, (blame.gpu,))
     if worst.work.operation.is_collective:
-        return nccl_or_link(facts, blame.links, Known.NCCL_PAIR)
+        path = "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
+        return nccl_or_link(facts, blame.links, Cause("nccl_pair", path))
     if len(blame.links) > 2:
-        return Known.SEVERAL
-    return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
+        shared = "several faults at once, or a shared part that labels do not show"
+        return Cause("several", f"{shared}: no single part explains all of these pairs")
+    if facts.over_nvlink(min(blame.links)):
+        return Cause(
+            "one_nvlink", "only this link: a cable, bridge or port, or NVLinks that are down or replay packets"
+        )
+    return Cause("one_pcie_path", "only this path: a riser, a switch port, or a slot with fewer lanes")
 
 
 # Labels against each other: is a better one faster?
@@ -334,18 +344,29 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
     links = both_ways(
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
+    blame = Blame(links, members, tags(members, facts.run.devices))
     first = min(links)
+    own = facts.label(first)
     if not all(map(facts.has_peers, links)):
-        likely: LikelyCause = OfLabel(Known.NO_PEER_ACCESS, facts.label(first))
+        likely = Cause(
+            "no_peer_access",
+            f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
+            "to it [nccl#1309]",
+        )
     elif facts.over_nvlink(first):
-        likely = Known.NVLINKS_OF_LABEL_UNUSED
+        likely = Cause("nvlinks_of_label_unused", "the NVLinks of these pairs are not used, or most of them are down")
     else:
-        likely = OfLabel(Known.UPLINK_SHARED, facts.label(first))
-    works = by_name(reading.work for case in cases for reading in case.readings)
-    evidence = Inverted(1 - math.exp(-worst.gap), worst.worse, works)
-    checks = Check(Look.PEERS), *link_state(facts, first)
-    blame = Blame(links, Where(Extent.DEVICES, members))
-    return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, evidence, likely, checks), links)
+        likely = Cause(
+            "uplink_shared",
+            f"{own} pairs share an uplink, or ACS routes their traffic through the root complex; labels do not name "
+            "rates",
+        )
+    works = names(reading.work for case in cases for reading in case.readings)
+    better = f"{facts.label(first_link(blame, worst.readings))} pairs of {blame.place}"
+    less = f"reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, though the label is better ({works})"
+    fix = f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
+    blame = replace(blame, place=f"{better} {less}")
+    return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, "", likely, fix), links)
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:

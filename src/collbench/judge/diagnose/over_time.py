@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.judge.diagnose.blame import UnhealthyDevices
-from collbench.judge.diagnose.causes import Check, Known, Look
-from collbench.judge.diagnose.evidence import Extent, SlowerFor, Where
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
-from collbench.judge.diagnose.verdict import Finding, Kind, Verdict
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict
+from collbench.judge.diagnose.words import on
 from collbench.judge.stats import FEWEST_TRIALS, trial_seconds
+from collbench.model.run import tags
 
 # In at most so many runs chance alone names a device.
 _CHANCE_OF_ANY = 0.001
@@ -25,6 +25,9 @@ _CHANCE_OF_ANY = 0.001
 # because a machine that warms up slows down everywhere.
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
 _ENOUGH_POINTS = 8
+_CHANGED = Cause(
+    "changed", "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
+)
 
 _Array = NDArray[np.float64]
 
@@ -64,10 +67,20 @@ def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
         slow = _slowest(trials)
         if slow is None:
             return
-        evidence = SlowerFor(1 - math.exp(-slow.by), slow.begin + 1, slow.end, trials.logs.shape[1])
-        cause = unhealthy.cause(slow.devices) or Known.CHANGED
-        checks = (Check(Look.LIMITING, slow.devices), Check(Look.GPU_PROCESSES, slow.devices))
-        verdict = Verdict(Kind.UNSTEADY, Where(Extent.DEVICES, slow.devices), evidence, cause, checks)
+        first, last, passes = slow.begin + 1, slow.end, trials.logs.shape[1]
+        part = f"pass {first}" if first == last else f"passes {first} to {last}"
+        gpus = on(facts.run, slow.devices)
+        verdict = Verdict(
+            Kind.UNSTEADY,
+            slow.devices,
+            place=tags(slow.devices, facts.run.devices),
+            text=f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others",
+            cause=unhealthy.cause(slow.devices) or _CHANGED,
+            fix=(
+                f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{gpus}; "
+                f"nvidia-smi{gpus} --query-compute-apps=pid,name,used_memory --format=csv"
+            ),
+        )
         yield Finding(verdict, frozenset())
         trials = trials.without(slow.devices)
 

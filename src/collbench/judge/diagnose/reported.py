@@ -6,20 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.judge.diagnose.blame import blames
-from collbench.judge.diagnose.causes import Check, Known, Look
-from collbench.judge.diagnose.evidence import (
-    Extent,
-    LinkCount,
-    OfWorks,
-    OtherLabel,
-    PeerAnswers,
-    Source,
-    TreeLabels,
-    Where,
-)
 from collbench.judge.diagnose.limits import VIRTUAL
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Finding, Kind, Link, Verdict, both_ways
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways
+from collbench.judge.diagnose.words import on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
 
@@ -28,69 +18,95 @@ def reported(facts: Facts) -> Iterator[Finding]:
     """Yield the disagreements between what is reported; equal ones share a finding."""
     if facts.on_cores:
         return
-    yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, Known.NVLINKS_LOST, _link_count)
-    yield from _merged(facts, Kind.P2P_CAP_MISMATCH, Known.PEERS_TAKEN, _peer_access)
-    yield from _merged(facts, Kind.LABELS_DIFFER, Known.LABEL_RULES, _other_label)
+    yield from _link_counts(facts)
+    yield from _peer_answers(facts)
+    yield from _other_labels(facts)
     yield from _beside_nvlink(facts)
     yield from _flat(facts)
 
 
-_Reports = LinkCount | PeerAnswers | OtherLabel
+_Report = tuple[str, str]  # what is reported of a path, and its label
 
 
-def _merged(facts: Facts, kind: Kind, cause: Known, ask: Callable[[Path], _Reports | None]) -> Iterator[Finding]:
+def _merged(
+    facts: Facts, kind: Kind, cause: Cause, fix: Callable[[tuple[int, ...]], str], ask: Callable[[Path], _Report | None]
+) -> Iterator[Finding]:
     """Yield a finding for each different report, over all pairs that share it; a whole row blames its GPU."""
-    pairs_of: dict[_Reports, list[Link]] = defaultdict(list)
+    pairs_of: dict[_Report, list[Link]] = defaultdict(list)
     for path in facts.run.paths:
-        evidence = ask(path)
-        if evidence is not None:
-            pairs_of[evidence].append(path.devices)
+        report = ask(path)
+        if report is not None:
+            pairs_of[report].append(path.devices)
     every = both_ways(path.devices for path in facts.run.paths)
-    for evidence, pairs in pairs_of.items():
+    for (text, _), pairs in pairs_of.items():
         for blame in blames(facts, both_ways(pairs), every):
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
             verdict = Verdict(
                 kind,
-                blame.where,
-                evidence,
+                blame.members,
+                blame.place,
+                text,
                 cause,
-                _checks(kind, blame.members),
+                fix(blame.members),
                 label=facts.label(min(blame.links)),
                 theory_gbs=limits.pop() if len(limits) == 1 else None,
             )
             yield Finding(verdict, blame.links)
 
 
-def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
-    if kind is Kind.LINKCOUNT_MISMATCH:
-        return (Check(Look.NVLINKS, members[:1]),)
-    if kind is Kind.P2P_CAP_MISMATCH:
-        return Check(Look.PEERS), Check(Look.MIG, members), Check(Look.LOG_IOMMU_DRIVER)
-    return Check(Look.LABELS), Check(Look.PCIE_TREE)
-
-
-def _link_count(path: Path) -> LinkCount | None:
+def _link_counts(facts: Facts) -> Iterator[Finding]:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
-    label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
-    counted = path.nvlinks > 0 or path.tool_label is not None  # files written by hand may lack the count
-    if label is None or nvlink_count(label) == path.nvlinks or not counted:
-        return None
-    source = Source.TOPOLOGY if label == path.tool_label else Source.LABEL
-    return LinkCount(source, label, path.nvlinks)
+
+    def ask(path: Path) -> _Report | None:
+        label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
+        counted = path.nvlinks > 0 or path.tool_label is not None  # files written by hand may lack the count
+        if label is None or nvlink_count(label) == path.nvlinks or not counted:
+            return None
+        source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
+        return f"{source} reports {label}, NVML counts {path.nvlinks} active NVLinks", label
+
+    cause = Cause(
+        "nvlinks_lost",
+        "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)",
+    )
+    return _merged(
+        facts,
+        Kind.LINKCOUNT_MISMATCH,
+        cause,
+        lambda members: f"nvidia-smi nvlink -s{on(facts.run, members[:1])}",
+        ask,
+    )
 
 
-def _peer_access(path: Path) -> PeerAnswers | None:
+def _peer_answers(facts: Facts) -> Iterator[Finding]:
     """Compare the sources on peer access with each other, and with an NVLink label, which promises it."""
+    cause = Cause(
+        "peers_taken", "the driver, a container or MIG mode disables peer access, or an IOMMU or ACS setting forbids it"
+    )
+
+    def fix(members: tuple[int, ...]) -> str:
+        mig = f"nvidia-smi -q{on(facts.run, members)} | grep -A2 'MIG Mode'"
+        return f"nvidia-smi topo -p2p r; {mig}; sudo dmesg | grep -i -e iommu -e NVRM"
+
+    return _merged(facts, Kind.P2P_CAP_MISMATCH, cause, fix, _peer_access)
+
+
+def _peer_access(path: Path) -> _Report | None:
     # `topo -p2p r` is about reading, so NVML's status of reading is compared with it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
-    allowed = {Source.NVML: nvml, Source.PEERS: _all_allow(path.tool_peer_access), Source.CUDA: path.cuda_peers}
-    answers = {source: answer for source, answer in allowed.items() if answer is not None}
     tool = ", ".join(dict.fromkeys(path.tool_peer_access))
-    shown = {Source.NVML: str(path.peer_access), Source.PEERS: tool, Source.CUDA: "yes" if path.cuda_peers else "no"}
-    agree = len(set(answers.values())) < 2
-    if agree and not (is_nvlink(path.label) and answers and not any(answers.values())):
-        return None
-    return PeerAnswers(path.label, tuple((source, shown[source]) for source in answers), agree)
+    sources = (
+        ("NVML", nvml, str(path.peer_access)),
+        ("nvidia-smi topo -p2p", _all_allow(path.tool_peer_access), tool),
+        ("CUDA", path.cuda_peers, "yes" if path.cuda_peers else "no"),
+    )
+    answers = {allows for _, allows, _ in sources if allows is not None}
+    said = ", ".join(f"{source} {shown}" for source, allows, shown in sources if allows is not None)
+    if len(answers) > 1:
+        return f"the sources disagree on peer access: {said}", path.label
+    if is_nvlink(path.label) and answers == {False}:
+        return f"the label {path.label} implies peer access, but no source allows it: {said}", path.label
+    return None
 
 
 def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
@@ -101,13 +117,23 @@ def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
     return True if answers and None not in answers else None
 
 
-def _other_label(path: Path) -> OtherLabel | None:
-    tool = path.tool_label
-    if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
-        return None
-    if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
-        return None  # differences in NVLinks are LINKCOUNT_MISMATCH
-    return OtherLabel(tool or "", path.label)
+def _other_labels(facts: Facts) -> Iterator[Finding]:
+    def ask(path: Path) -> _Report | None:
+        tool = path.tool_label
+        if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
+            return None
+        if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
+            return None  # differences in NVLinks are LINKCOUNT_MISMATCH
+        return f"nvidia-smi topo -m reports {tool}, NVML reports {path.label}", path.label
+
+    cause = Cause(
+        "label_rules",
+        "the two tools label PCIe paths by different rules on some machines; a label names the path, not its rate",
+    )
+    return _merged(facts, Kind.LABELS_DIFFER, cause, lambda _: "nvidia-smi topo -m; lspci -t", ask)
+
+
+_BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
 def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
@@ -116,14 +142,19 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     if not paths:
         return
     members = tuple(sorted({member for path in paths for member in path.devices}))
-    labels = tuple(sorted({path.label for path in paths}, key=rank_key))
-    ancestors = tuple(sorted({str(path.ancestor) for path in paths}, key=rank_key))
+    labels = sorted({path.label for path in paths}, key=rank_key)
+    ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
+    bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
+    tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
     verdict = Verdict(
         Kind.LABELS_DIFFER,
-        Where(Extent.DEVICES, members),
-        TreeLabels(labels, ancestors),
-        Known.NVLINKS_NOT_IN_TREE,
-        (Check(Look.LABELS), Check(Look.PCIE_LABELS, paths[0].devices)),
+        members,
+        place=f"topo -m reports {', '.join(labels)}; {tree}. Both are right",
+        text="",
+        cause=Cause(
+            "nvlinks_not_in_tree", "topo -p reports only the PCIe path and no NVLinks; traffic uses the NVLinks"
+        ),
+        fix=f"nvidia-smi topo -m; nvidia-smi topo -p{on(facts.run, paths[0].devices)}",
         label=labels[0],
     )
     yield Finding(verdict, both_ways(path.devices for path in paths))
@@ -135,12 +166,14 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
         label = next(iter(names))
+        hidden = f"the hypervisor hides the PCIe tree ({run.machine.virtualization})"
         verdict = Verdict(
             Kind.VIRTUAL_FLAT,
-            Where(Extent.DEVICES, tuple(range(len(run.devices)))),
-            OfWorks(),
-            Known.PCIE_TREE_HIDDEN,
-            (Check(Look.PCIE_TREE), Check(Look.PCIE_NUMA)),
+            tuple(range(len(run.devices))),
+            place=f"All pairs have the label {label} and no GPU has a NUMA node",
+            text="the labels carry no information",
+            cause=Cause("pcie_tree_hidden", f"{hidden}; only measurements show the paths"),
+            fix="lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
             label=label,
         )
         yield Finding(verdict, both_ways(path.devices for path in run.paths))

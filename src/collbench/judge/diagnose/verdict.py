@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from collbench.judge.diagnose.causes import Check, LikelyCause, NewErrors, Throttled, VariableSet
-from collbench.judge.diagnose.evidence import Evidence, Where
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Variant, Work
 from collbench.model.run import Skipped
@@ -58,12 +56,28 @@ _SEVERITIES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What probably causes a verdict: a name, for programs, and a clause without a full stop, for people.
+
+    `devices` are those to blame, if some are. `seen`: it was seen during the run, not inferred. `either`: explanations,
+    each of one fault or of several, that fit what was measured equally well.
+    """
+
+    name: str
+    text: str
+    devices: tuple[int, ...] = ()
+    seen: bool = False
+    either: tuple[tuple[Cause, ...], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
-    `evidence` is what was seen, `where` on which devices and links, `label` the label of these links, "" if there is
-    none. `cause` is the likely one, `checks` show whether it is (`output.causes` words both: `collbench.explain`).
+    `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all.
+    `place` names them and their links, and `text` is what was found there, "" if `place` says it. `fix` are the shell
+    commands that show whether the cause is the true one. `label` is that of the links, "" if there is none.
     `confirmed` is False if only concurrent samples showed it, and no interference check says that those count.
     `explains` are kinds that would have been found for the same links without this verdict. `pairs` are those that it
     and what it explains are about; none if it is about devices. `failure` and `skipped` are the first ones that it
@@ -71,10 +85,11 @@ class Verdict:
     """
 
     kind: Kind
-    where: Where
-    evidence: Evidence
-    cause: LikelyCause
-    checks: tuple[Check, ...]
+    members: tuple[int, ...]
+    place: str
+    text: str
+    cause: Cause
+    fix: str
     label: str = ""
     theory_gbs: float | None = None
     measured: Interval | None = None
@@ -95,9 +110,9 @@ class Verdict:
         return _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """Positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all."""
-        return self.where.devices
+    def by_other_processes(self) -> bool:
+        """Whether it says that other processes used its devices: nothing was measured to find that."""
+        return self.kind is Kind.CONTENTION and self.measured is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +141,6 @@ def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
 def both_ways(links: Iterable[Link]) -> frozenset[Link]:
     """Return the links and their opposites."""
     return frozenset(link for a, b in links for link in ((a, b), (b, a)))
-
-
-def by_name(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Return each work once, in the order of their names."""
-    return tuple(sorted(set(works), key=str))
 
 
 # One root cause, one verdict: a verdict names the weaker ones that it explains, and these are not reported.
@@ -187,14 +197,14 @@ _SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
 
 def _of_device(finding: Finding) -> bool:
     """Return whether a finding is about the one device on which its cause was seen."""
-    return len(finding.verdict.members) == 1 and isinstance(finding.verdict.cause, Throttled | NewErrors)
+    cause = finding.verdict.cause
+    return len(finding.verdict.members) == 1 and cause.seen and bool(cause.devices)
 
 
 def _by_one_cause(one: Finding, other: Finding) -> bool:
     """Return whether both are slow by one cause that was seen."""
     cause = one.verdict.cause
-    seen = isinstance(cause, Throttled | NewErrors | VariableSet) and cause == other.verdict.cause
-    return seen and {one.verdict.kind, other.verdict.kind} <= {*_SLOWED}
+    return cause.seen and cause == other.verdict.cause and {one.verdict.kind, other.verdict.kind} <= {*_SLOWED}
 
 
 def _covers(strong: Finding, weak: Finding) -> bool:

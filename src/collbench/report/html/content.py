@@ -23,9 +23,9 @@ from collbench.machine import labels
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Health, Measurement, Run
+from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
-from collbench.report import choice_text, prose, sentences
+from collbench.report import choice_text, sentences
 from collbench.report.html.series import as_a_whole, broken, families, overview, ratio_series, series
 from collbench.report.prose import NAME_WIDE
 from collbench.report.sections import Html, section
@@ -124,7 +124,7 @@ def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each pair's isolated and concurrent rate."""
     for check in run.interference_checks:
         yield {
-            "what": f"{Work(check.operation, check.variant)} on {prose.tags(check.members, run.devices)}",
+            "what": f"{Work(check.operation, check.variant)} on {tags(check.members, run.devices)}",
             "label": check.label,
             "isolated": fixed(check.isolated_gbs),
             "concurrent": fixed(check.concurrent_gbs),
@@ -167,9 +167,9 @@ def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
         short, lines = "any of them", [choice_text.reason(chosen[0], run.devices)]
     else:
-        short = prose.tags(chosen[0].members, run.devices)
+        short = tags(chosen[0].members, run.devices)
         lines = [f"the best {len(chosen[0].members)}: {choice_text.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {prose.tags(one.members, run.devices)}" for one in chosen[1:]]
+        lines += [f"best {len(one.members)}: {tags(one.members, run.devices)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
 
@@ -212,7 +212,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
     if unfit := [one.member for one in left_out(run)]:
-        problems.append(f"{prose.tags(unfit, run.devices)} not fit")
+        problems.append(f"{tags(unfit, run.devices)} not fit")
     if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
         state = "hard"
     else:
@@ -260,13 +260,13 @@ def choice(run: Run, k: int) -> dict[str, Any]:
         }
     return {
         "k": k,
-        "devices": prose.tags(chosen.members, run.devices),
+        "devices": tags(chosen.members, run.devices),
         "predicted": choice_text.band(chosen.band) if chosen.band else "",
         "reason": choice_text.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": choice_text.tie_breaks(chosen.decided_by),
         "finalists": [
             {
-                "devices": prose.tags(one.members, run.devices),
+                "devices": tags(one.members, run.devices),
                 "predicted": f"{choice_text.band(one.band)} ({choice_text.band_basis(one.band)})",
                 "note": f"the first {k}" if one.default else "",
             }

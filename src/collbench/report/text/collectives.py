@@ -14,10 +14,9 @@ from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import summarize
 from collbench.judge.tiers import rank_pairs
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import DataPoint, Measurement, Run
+from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, format_size
-from collbench.report import prose
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, both, more, short, table, whole
 from collbench.report.text.pairs import at_largest, operations_of, ranked_pairs, rates_line
@@ -84,7 +83,7 @@ def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -
     rows = table("devices", "time µs", "busbw GB/s", "95% interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = point_figures(measurement)
-        name = prose.tags(measurement.point.members, run.devices)
+        name = tags(measurement.point.members, run.devices)
         rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
     yield rows
     yield from more(len(largest) - _FEW_ROWS)
@@ -111,8 +110,7 @@ def _title(
         settings.append(f"root {root} ({run.devices[devices[root]].tag})")
     if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
-    tags = prose.tags(devices, run.devices)
-    return f"{operation} over {tags} ({len(devices)} ranks): {', '.join(settings)}"
+    return f"{operation} over {tags(devices, run.devices)} ({len(devices)} ranks): {', '.join(settings)}"
 
 
 def _legend(run: Run, operation: Operation) -> str:

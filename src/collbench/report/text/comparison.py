@@ -14,9 +14,8 @@ from collbench.judge.between_runs import Origin
 from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
 from collbench.judge.outcome import outcome
 from collbench.judge.trend import Line, Trend
-from collbench.model.run import Device, Run
+from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
-from collbench.report import prose
 from collbench.report.text.frame import alarm, not_judged, sim
 from collbench.report.text.layout import Block, both, more, short, table, whole
 from collbench.runfile.codec import plain
@@ -62,7 +61,7 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
     devices = trend.runs[0].devices
     for point in line.points:
-        where = prose.tags([position for position in point.worst if position >= 0], devices, "-")
+        where = tags([position for position in point.worst if position >= 0], devices, "-")
         worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
@@ -212,13 +211,13 @@ def matched(comparison: Comparison) -> str:
     base, new, match = comparison.base.devices, comparison.new.devices, comparison.match
     how = "matched by UUID"
     if match.by_order:
-        tags = [(base[old].tag, new[position].tag) for position, old in match.by_order]
+        pairs = [(base[old].tag, new[position].tag) for position, old in match.by_order]
         how = f"{match.by_uuid} matched by UUID, the others" if match.by_uuid else "other devices, matched"
         how += " by their order"
-        if match.by_uuid or any(old != now for old, now in tags):
-            how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
+        if match.by_uuid or any(old != now for old, now in pairs):
+            how += f": {', '.join(f'{old} = {now}' for old, now in pairs)}"
     for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
-        how += f"; only in the {where}: {prose.tags(alone, devices)}" if alone else ""
+        how += f"; only in the {where}: {tags(alone, devices)}" if alone else ""
     return how
 
 

@@ -13,9 +13,8 @@ from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import HostShare, host_shares, share_of_all
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import figure, format_size
-from collbench.report import prose
 from collbench.report.text.collectives import point_figures
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, both, legend, short, table, whole
@@ -282,7 +281,7 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     heads = ("time µs", "launch µs") if launches else ("time µs",)
     rows = table("pair", *heads)
     for measurement in sorted(measurements, key=lambda m: m.point.members):
-        name = prose.tags(measurement.point.members, run.devices, "-")
+        name = tags(measurement.point.members, run.devices, "-")
         rows.add_row(name, *map(point_figures(measurement).__getitem__, heads))
     yield rows
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")

@@ -13,9 +13,9 @@ from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import amount, figure, format_size, sentence, span
-from collbench.report import choice_text, prose
+from collbench.report import choice_text
 from collbench.report.text.frame import device_names, ending, header, sim
 from collbench.report.text.layout import Block, Lines, Summary, both, legend, short, whole
 from collbench.report.text.matrix import render_bandwidths, unit_of, value, value_of
@@ -41,8 +41,7 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     if ranking is not None:
         mark = sim(run, " (sim)")
         lines = [
-            f"best {len(one.members):<3} {prose.tags(one.members, run.devices)}: "
-            f"{choice_text.reason(one, run.devices)}{mark}"
+            f"best {len(one.members):<3} {tags(one.members, run.devices)}: {choice_text.reason(one, run.devices)}{mark}"
             for one in choose_each(run)
         ]
         lines += [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
@@ -119,7 +118,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
         pairs_table.add_row(
             str(standing.tier),
-            prose.tags(standing.pair, run.devices, "-"),
+            tags(standing.pair, run.devices, "-"),
             standing.label,
             f"{middle:.1f}",
             "-".join(f"{end:.1f}" for end in ends) or "-",

@@ -28,9 +28,9 @@ from collbench.model.peer_map import (
     PeerMap,
     PeerState,
 )
-from collbench.model.run import Device, PeerStatus
+from collbench.model.run import Device, PeerStatus, tags
 from collbench.model.units import abridged, amount, figure, fixed
-from collbench.report.prose import named, tags
+from collbench.report.prose import named
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, table
 

@@ -16,9 +16,9 @@ from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.summary import Missing, RankedWork, RankSummary
 from collbench.judge.tiers import RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
-from collbench.report import choice_text, prose, sentences
+from collbench.report import choice_text, sentences
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Block, Lines, legend, more, short, table, whole
 from collbench.report.text.matrix import heat_map, unit_of, value
@@ -226,7 +226,7 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: in
 
 def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
-    return prose.tags(positions, run.devices, _JOINTS[kind_of(work)])
+    return tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:

@@ -26,7 +26,7 @@ from collbench.judge.references import (
 from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, figure, format_size, size_span
 from collbench.report import prose
 from collbench.report.prose import filled
@@ -157,7 +157,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     least, most = answer.sets[0], answer.sets[-1]
     if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
-    where = prose.tags(least.members, answers.run.devices, "-")
+    where = tags(least.members, answers.run.devices, "-")
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"

@@ -10,9 +10,8 @@ from rich.text import Text
 from collbench.judge.registration import Winner, ranges, side_by_side, winners
 from collbench.judge.stats import summarize
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import format_size
-from collbench.report import prose
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Lines, table
 
@@ -51,7 +50,7 @@ def fastest_memory(run: Run) -> Iterator[RenderableType]:
     """Yield for each collective and pair which memory is fastest at which sizes."""
     measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
     for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
-        where = f"{operation} on {prose.tags(devices, run.devices, '-')}"
+        where = f"{operation} on {tags(devices, run.devices, '-')}"
         same = ranges(winners(run, operation, devices, Variant.PLAIN))
         yield Lines("\n".join(f"memory    {where}: {_sentence(one)}{sim(run, ' (sim)')}" for one in same))
 

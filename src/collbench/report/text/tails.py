@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import format_size
-from collbench.report import prose, sentences
+from collbench.report import sentences
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
@@ -56,9 +56,9 @@ def by_communicator(run: Run) -> list[list[Tails]]:
 
 def title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    tags = prose.tags(by_size[0].point.members, run.devices)
+    members = tags(by_size[0].point.members, run.devices)
     counts = dict.fromkeys(str(one.count) for one in by_size)
-    return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
+    return f"{by_size[0].point.work} over {members}: {' or '.join(counts)} single launches of each size, µs"
 
 
 def percentiles(by_size: Sequence[Tails]) -> Table:

@@ -12,15 +12,14 @@ from rich.text import Text
 
 from collbench.judge import references
 from collbench.judge.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
-from collbench.judge.diagnose.evidence import OtherProcesses
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.run import Run
+from collbench.model.run import Run, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
-from collbench.report import causes, prose, sentences
+from collbench.report import prose, sentences
 from collbench.report.prose import WIDE, filled
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
@@ -150,8 +149,8 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
         "members": list(verdict.members),
         "label": verdict.label,
         "theory_gbs": verdict.theory_gbs,
-        "cause": causes.cause(verdict.cause, run),
-        "command": causes.command(verdict.checks, run),
+        "cause": verdict.cause.text,
+        "command": verdict.fix,
         "what": sentences.what(verdict, run),
         "explains": [kind.value for kind in verdict.explains],
         "confirmed": verdict.confirmed,
@@ -175,17 +174,17 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
         low, middle, high = map(figure, verdict.measured)
         confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
         fields.append(("measured", f"{middle} GB/s{sim(run, ' sim')} ({low}-{high}){confirmed}"))
-    fields.append(("cause", causes.cause(verdict.cause, run)))
+    fields.append(("cause", verdict.cause.text))
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
     lines = [_field(name, text, width) for name, text in fields]
-    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # on one line, to be copied
+    lines.append(f"{'check':<{_INDENT}}{verdict.fix}")  # on one line, to be copied
     return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
 def _head(run: Run, verdict: Verdict, width: int) -> str:
     label = f" ({verdict.label})" if verdict.label else ""
-    return filled(f"{verdict.kind}  {prose.tags(verdict.members, run.devices)}{label}", width, rest="  ")
+    return filled(f"{verdict.kind}  {tags(verdict.members, run.devices)}{label}", width, rest="  ")
 
 
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
@@ -207,7 +206,7 @@ def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not faults:
         return ""
-    return "; ".join([sentences.finding(faults[0], run), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
+    return "; ".join([sentences.finding(faults[0]), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
 
 
 def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
@@ -268,7 +267,7 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
     """Return whether a verdict is a fault of this pair or of one of its devices."""
     if verdict.severity is Severity.INFO:
         return False
-    if len(verdict.members) == 1 or isinstance(verdict.evidence, OtherProcesses):
+    if len(verdict.members) == 1 or verdict.by_other_processes:
         return bool(pair & set(verdict.members))
     return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
 
