@@ -28,6 +28,8 @@ def test_one_gpu_is_measured_alone_and_shown(program: Program, command: tuple[st
     shown = program("show", "run.json")
     assert shown.status == 0, shown.err
     assert "GPUs" not in shown.out  # "2 GPUs", by host copies with the memory of two NUMA nodes
+    judged = program("check", "run.json")
+    assert judged.status == (1 if command == ("latency",) else 0), judged.err  # 8 bytes show no rate
 
 
 @pytest.mark.parametrize("command", [("pairs",), ("allreduce",), ("copies", "--patterns", "both-ways,one-to-all")])

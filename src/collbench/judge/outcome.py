@@ -95,7 +95,7 @@ def unordered(work: Work, members: Members) -> Members:
     if work.operation.is_collective or work.variant.endpoints is Endpoints.PAIR:
         return tuple(sorted(members))
     if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:  # one device faces all the others, which have no order
-        return (members[0], *sorted(members[1:]))
+        return (*members[:1], *sorted(members[1:]))  # a run may skip all of a work, without members
     return members
 
 
