@@ -58,6 +58,7 @@ PRINTED = [
     ("collbench-references", ("reference", "H100")),
     ("collbench-prediction", ("predict", "run.json", "--model", "gpt2")),
     ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1")),
+    ("collbench-p2p", ("check", "--map-p2p", "--backend", "sim", "--fabric", "dgx-1v")),
     ("collbench-runs", ("runs",)),
     ("collbench-doctor", ("doctor", "--backend", "host")),
 ]

@@ -158,17 +158,13 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
         and (figure.is_of(name) or (told and re.search(rf"\b{re.escape(name)}\b", figure.machine, re.IGNORECASE)))
         and all(map(figure.links_are, labels))
     ]
-    kinds = dict.fromkeys((figure.machine, figure.nvls) for figure in known)
-    for machine, state in kinds:
-        figures = [figure for figure in known if (figure.machine, figure.nvls) == (machine, state)]
-        figures = [figure for figure in figures if figure.measured] or [figure for figure in figures if figure.at_least]
-        if figures:
-            asked = request.size_bytes
-            size_bytes = min((sorted((*one.sizes, asked))[1] for one in figures), key=lambda size: abs(size - asked))
-            there = [figure for figure in figures if figure.sizes[0] <= size_bytes <= figure.sizes[1]]
-            values = [value for figure in there for value in (*figure.measured, figure.at_least) if value]
-            gbs = min(values), max(values) if figures[0].measured else None
-            yield Published(gbs, size_bytes, machine, state, tuple(dict.fromkeys(figure.source for figure in there)))
+    measured = any(figure.at_least is None for figure in known)
+    for kind in references.by_kind(figure for figure in known if (figure.at_least is None) == measured):
+        size_bytes = min(references.sizes_of(kind), key=lambda size: abs(size - request.size_bytes))
+        there = [figure for figure in kind if figure.sizes[0] <= size_bytes <= figure.sizes[1]]
+        ends = [end for figure in there for end in figure.values_at(size_bytes) or (figure.at_least or 0.0,)]
+        gbs = min(ends), max(ends) if measured else None
+        yield Published(gbs, size_bytes, there[0].machine, there[0].nvls, tuple({one.source: None for one in there}))
 
 
 def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
