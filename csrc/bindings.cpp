@@ -183,7 +183,8 @@ void bind_cores(py::module_& module) {
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
-  module.doc() = "Raw seconds from GPUs, NCCL and CPU cores. No policy, no printing; see collbench.measurement.backends.";
+  module.doc() =
+      "Raw seconds from GPUs, NCCL and CPU cores. No policy, no printing; see collbench.measurement.backends.";
   bind_errors(module);
   bind_enums(module);
   bind_rounds(module);

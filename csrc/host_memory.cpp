@@ -17,8 +17,8 @@ constexpr int kWordBits = 8 * static_cast<int>(sizeof(unsigned long));
 // Pinned memory is taken from all other processes, and larger messages would not be faster.
 constexpr std::size_t kMostMessage = std::size_t{1} << 30;
 // Every GPU has two such buffers on each node, and keeps them: trials come in random order, and pinning the buffers
-// again for each would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (measurement/plan.py) fit
-// into one. On some hosts the caches keep a part of that, but on every node the same part.
+// again for each would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (measurement/plan.py)
+// fit into one. On some hosts the caches keep a part of that, but on every node the same part.
 constexpr std::size_t kMostOnNode = std::size_t{256} << 20;
 
 [[noreturn]] void refuse(const char* call, int node) {
