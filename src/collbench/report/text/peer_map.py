@@ -90,7 +90,8 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
 def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
     devices = peer_map.devices
-    yield Text(named(f"{'answer':<10}{answer(peer_map)}", width))
+    simulated = " (sim)" if peer_map.fabric else ""
+    yield Text(named(f"{'answer':<10}{answer(peer_map)}{simulated}", width))
     yield Text("")
     yield _links(peer_map)
     yield Text("")
@@ -114,9 +115,10 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[
         yield _line("fix", cause.fix, width)
     for text in workarounds(peer_map):
         yield _line("meanwhile", text, width)
-    where = f"simulated {peer_map.fabric}" if peer_map.fabric else peer_map.hostname
+    where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
+    compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
     count = amount(len(peer_map.links), "link")
-    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; every byte was compared"
+    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
     yield _line("examined", f"{note}; docs/p2p.md", width)
 
 
