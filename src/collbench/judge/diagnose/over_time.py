@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 import numpy as np
@@ -135,10 +135,10 @@ def _is_slower(slower: _Array, error: _Array, touched: NDArray[np.bool_], z: flo
     others = ~touched
     if not touched.any():
         return False
-    by, typical = float(slower[touched].mean()), float(np.median(slower[touched]))
+    by, typical = float(slower[touched].mean()), median(slower[touched].tolist())
     errors, least = [_error(slower[touched], error[touched])], _LEAST_ALONE
     if others.sum() >= _ENOUGH_POINTS:
-        by, typical, least = by - float(slower[others].mean()), typical - float(np.median(slower[others])), _LEAST
+        by, typical, least = by - float(slower[others].mean()), typical - median(slower[others].tolist()), _LEAST
         errors.append(_error(slower[others], error[others]))
     # A few wild trials move the mean: a device that was slower moves most of its data points.
     return typical > least and by > max(least, z * math.hypot(*errors))
