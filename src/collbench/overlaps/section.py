@@ -14,7 +14,7 @@ from collbench.overlaps.factors import strongest, summarize
 from collbench.overlaps.page import answer, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
 from collbench.report import prose
-from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ COLUMNS = (
         )
     ),
     *(
-        Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
+        column
         for name, meaning in (
             ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
             ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
             ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
             ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
         )
-        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
+        for column in with_interval(name, meaning)
     ),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
     Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),

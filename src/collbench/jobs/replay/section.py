@@ -17,7 +17,7 @@ from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.page import half_interval, milliseconds
 from collbench.report import sentences
-from collbench.report.rows import Column, Row, Type, devices_of, outcome_of
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 from collbench.report.text.ablation import worth
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
@@ -262,7 +262,7 @@ COLUMNS = (
     Column("recorded_call_seconds", Type.REAL, "s; the same in the job; empty if unknown"),
     Column("trials", Type.WHOLE, "how often the step was measured"),
     *(
-        Column(f"{name}_seconds{end}", Type.REAL, f"s a step; {meaning}{edge}")
+        column
         for name, meaning in (
             ("step", "pauses and calls, slowest rank"),
             ("pauses", "the pauses alone"),
@@ -270,7 +270,7 @@ COLUMNS = (
             ("communication", "the calls of the rank that has most, without waiting"),
             ("back_to_back", "the calls without pauses"),
         )
-        for end, edge in (("", ""), ("_low", "; its 95% interval, from"), ("_high", "; to"))
+        for column in with_interval(f"{name}_seconds", f"s a step; {meaning}")
     ),
     Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
