@@ -158,13 +158,17 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
         and (figure.is_of(name) or (told and re.search(rf"\b{re.escape(name)}\b", figure.machine, re.IGNORECASE)))
         and all(map(figure.links_are, labels))
     ]
-    measured = any(figure.at_least is None for figure in known)
-    for kind in references.by_kind(figure for figure in known if (figure.at_least is None) == measured):
+    measured = {(figure.machine, figure.nvls) for figure in known if figure.at_least is None}
+    known = [figure for figure in known if figure.at_least is None or (figure.machine, figure.nvls) not in measured]
+    for kind in references.by_kind(known):
         size_bytes = min(references.sizes_of(kind), key=lambda size: abs(size - request.size_bytes))
-        there = [figure for figure in kind if figure.sizes[0] <= size_bytes <= figure.sizes[1]]
-        ends = [end for figure in there for end in figure.values_at(size_bytes) or (figure.at_least or 0.0,)]
-        gbs = min(ends), max(ends) if measured else None
-        yield Published(gbs, size_bytes, there[0].machine, there[0].nvls, tuple({one.source: None for one in there}))
+        # Not beyond the end of a curve, where a reference estimates.
+        there = tuple(figure for figure in kind if figure.sizes[0] <= size_bytes <= figure.sizes[1])
+        reference = references.Reference(there, size_bytes)
+        ends = [end for span in reference.sources.values() for end in span]
+        gbs = (min(ends), max(ends)) if ends else reference.band
+        machine, state = reference.figure.machine, reference.figure.nvls
+        yield Published(gbs, size_bytes, machine, state, tuple(dict.fromkeys(figure.source for figure in there)))
 
 
 def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
