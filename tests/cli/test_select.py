@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
@@ -451,8 +452,10 @@ def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> 
     ],
 )
 def test_a_probe_in_which_one_pair_fails_is_chosen_from_like_a_saved_run(
-    program: Program, title: str, count: int, broken: list[tuple[int, int]]
+    program: Program, monkeypatch: pytest.MonkeyPatch, title: str, count: int, broken: list[tuple[int, int]]
 ) -> None:
+    # In few of all orders four pairs that hang come one after another, which ends a probe.
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: 1)
     faults = tuple(Fault(FaultKind.HANGING_LINK, pair) for pair in broken)
     mine = replace(fabrics.load("dgx-1v"), name="mine", faults=faults)
     Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
