@@ -234,7 +234,6 @@ def test_measure_saves_where_it_is_reported(state: Path, tmp_path: Path) -> None
         ("show", {}),
         (7, {}),
         ("pairs", {"backend": "gpu"}),
-        ("pairs", {"backend": "sim"}),
         ("pairs", {"fabric": "dgx-1v"}),
         ("pairs", {"sizes": 1.5}),
         ("pairs", {"sizes": []}),
@@ -457,9 +456,7 @@ def test_topo_is_the_command(tmp_path: Path) -> None:
     assert [path.label for path in collbench.topo(text).paths] == [path.label for path in topology.paths]
 
 
-@pytest.mark.parametrize(
-    "options", [{"file": 7}, {"backend": "sim"}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}]
-)
+@pytest.mark.parametrize("options", [{"file": 7}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}])
 def test_bad_arguments_of_topo_are_one_of_our_errors(options: dict[str, Any]) -> None:
     with pytest.raises(collbench.Error):
         collbench.topo(**options)

@@ -66,8 +66,8 @@ KINDS: list[tuple[Callable[[Path], None], str]] = [
 ]
 READERS = (
     "show odd",
-    "show job.json --run odd",
-    "rank odd",
+    "show job.json --run-file odd",
+    "show odd --ranking",
     "report odd",
     "import odd -o new.json",
     "replay --backend host odd",
@@ -100,10 +100,10 @@ def test_a_list_of_switches_is_no_pipe(tmp_path: Path) -> None:
         read_switches(str(tmp_path / "odd"))
 
 
-@pytest.mark.parametrize("command", ["show", "rank"])
+@pytest.mark.parametrize("command", ["show", "show --ranking"])
 def test_a_run_from_a_pipe_of_the_shell_is_read(loaded_program: None, tmp_path: Path, command: str) -> None:
     save_run(tmp_path / "run.json", gpus(4))
-    args = collbench(command)
+    args = collbench(*command.split())
     done = subprocess.run(
         ["bash", "-c", '"$@" <(cat run.json)', "-", *args], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -159,7 +159,7 @@ def test_a_line_that_the_run_cannot_have_is_dropped_by_name_and_the_others_count
         loaded = run_file.load(path)
     assert why in str(warned[0].message)
     assert rates(loaded) == {(0, 1): [1, 2, 2], (1, 0): [1, 2], (0, 2): [1]}, what
-    for command in ("show", "check", "rank", "compare base.json", "report -o page.html --force"):
+    for command in ("show", "check", "show --ranking", "compare base.json", "report -o page.html --force"):
         save_run(tmp_path / "base.json", gpus(3))
         name, *options = command.split()
         result = program(name, *options, "run.json")
@@ -214,14 +214,14 @@ def test_a_number_that_json_has_not_is_never_written(tmp_path: Path) -> None:
 
 def test_a_complete_run_has_no_journal(program: Program, tmp_path: Path) -> None:
     run = save_run(tmp_path / "run.json", gpus(4))
-    plain = program("select", "2", "run.json", "--elsewhere")
+    plain = program("select", "2", "run.json", "--any-machine")
     journal = Journal(tmp_path / "run.json", (tmp_path / "run.json").read_text(encoding="utf-8"))
     fast = run.measurements[0]  # the slowest pair
     for _ in range(9):
         fast.samples.append(replace(fast.samples[0], seconds=(1e-9,) * 2))
         journal.add(fast)
     journal.close()
-    assert program("select", "2", "run.json", "--elsewhere") == plain
+    assert program("select", "2", "run.json", "--any-machine") == plain
     assert run_file.load(tmp_path / "run.json").measurements[0].samples == fast.samples[:-9]
 
 
@@ -509,7 +509,7 @@ def test_a_mutated_journal_is_read_or_named(program: Program, tmp_path: Path) ->
             "show",
             "show --json",
             "check --json",
-            "rank --json",
+            "show --ranking --json",
             "compare base.json",
             "export --format csv",
         ):

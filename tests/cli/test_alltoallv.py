@@ -27,7 +27,7 @@ def test_the_run_holds_its_skew_and_every_page_shows_it(program: Program, tmp_pa
     # 8 ranks, each sends 1/8 of all: the first of them receives 1 / sum(k^-1.2 for k to 8) of it.
     assert row["imbalance"] == pytest.approx(8 / sum(k**-1.2 for k in range(1, 9)), rel=1e-3)
     assert "zipf:1.2:4" in program("show", str(file)).out
-    assert "# blocks: zipf:1.2:4;" in program("show", str(file), "--format", "nccl-tests").out
+    assert "# blocks: zipf:1.2:4;" in program("export", str(file), "--format", "nccl-tests").out
 
 
 def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: pathlib.Path) -> None:

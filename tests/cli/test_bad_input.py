@@ -102,11 +102,11 @@ COMMANDS: list[Row] = [
     ("show without a file", "show", "there is no saved run", "measure with 'collbench pairs'"),
     ("topo of one GPU", "topo 0", "1 was given", "write 'collbench topo 0 1'"),
     ("topo of three GPUs", "topo 0 1 2", "3 was given", "write 'collbench topo 0 1'"),
-    ("topo of one GPU, twice", "topo --from topo.txt 0 0", "names GPU0 twice", "each device once"),
-    ("topo of a GPU that is not there", "topo --from topo.txt 0 99", "device 99", "0, 1"),
-    ("topo of no GPU", "topo --from topo.txt 0 ''", "empty entry", "indices (0, 1)"),
-    ("topo from a missing file", "topo --from missing.txt", "missing.txt", "nvidia-smi topo -m > FILE"),
-    ("topo from a folder", "topo --from .", "Is a directory", "nvidia-smi topo -m > FILE"),
+    ("topo of one GPU, twice", "topo --topology topo.txt 0 0", "names GPU0 twice", "each device once"),
+    ("topo of a GPU that is not there", "topo --topology topo.txt 0 99", "device 99", "0, 1"),
+    ("topo of no GPU", "topo --topology topo.txt 0 ''", "empty entry", "indices (0, 1)"),
+    ("topo from a missing file", "topo --topology missing.txt", "missing.txt", "nvidia-smi topo -m > FILE"),
+    ("topo from a folder", "topo --topology .", "Is a directory", "nvidia-smi topo -m > FILE"),
 ]
 TRAIN: list[Row] = [
     ("K of 0", "--auto-select 0 train.py", "--auto-select 0 leaves no GPU", "1 or more"),
@@ -196,7 +196,7 @@ def test_training_without_torch_says_how_to_get_it(program: Program, monkeypatch
 @pytest.mark.parametrize(
     ("args", "advice"),
     [
-        ("topo", "topo --from FILE"),
+        ("topo", "topo --topology FILE"),
         ("train --auto-select 2 train.py", "--backend host"),
         ("train --devices 0,1 train.py", "--backend host"),
     ],

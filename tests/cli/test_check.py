@@ -176,7 +176,6 @@ def test_several_processes_are_told_to_let_one_judge(fakes: Fakes, tmp_path: Pat
         (("--p2p", "p2p.txt"), "--map-p2p measures no run: leave out --p2p"),
         (("run.json",), "--map-p2p examines this machine, not run.json"),
         (("--backend", "host"), "CPU cores have no P2P"),
-        (("--backend", "sim"), "--backend sim needs a machine to simulate"),
         ((), "no GPU to examine: "),
     ],
 )

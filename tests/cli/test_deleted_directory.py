@@ -25,11 +25,12 @@ def deleted_directory(program: Program, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "line",
     [
-        "runs", "show", "show x.json", "rank", "topo", "compare a b", "select 2", "nodes --plan 4x8", "report x.json",
-        "export --format csv x.json", "plot --kind heatmap", "predict --model gpt2 x.json", "replay x.json",
-        "train --auto-select 2 t.py", "ablate --auto-select 2 --without p2p -- t.py", "record -- true", "import x",
-        f"pairs {SIM}", f"allreduce {SIM} -o r.json", "nodes --backend sim --fabric-cluster thin-32",
-        "pairs --backend host --quick", "overlap allreduce --backend host",
+        "runs", "show", "show x.json", "show --ranking", "topo", "compare a b", "select 2", "nodes --plan 4x8",
+        "report x.json", "export --format csv x.json", "plot --kind heatmap", "predict --model gpt2 x.json",
+        "replay x.json", "train --auto-select 2 t.py", "ablate --auto-select 2 --without p2p -- t.py",
+        "record -- true", "import x", f"pairs {SIM}", f"allreduce {SIM} -o r.json",
+        "nodes --backend sim --fabric-cluster thin-32", "pairs --backend host --quick",
+        "overlap allreduce --backend host",
     ],
 )  # fmt: skip
 def test_each_command_works_or_says_one_line(program: Program, line: str) -> None:

@@ -79,7 +79,9 @@ def test_show(program: Program, tmp_path: Path, case: str, make: Callable[[Path]
 def test_train(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
     make(tmp_path / "run.json")
     (tmp_path / "train.py").touch()
-    result = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    result = program(
+        "train", "--auto-select", "2", "--backend", "cuda", "--run-file", "run.json", "--dry-run", "train.py"
+    )
     assert (result.status, result.out) == (2, "")
     assert "run.json" in result.line
     assert text in result.line
@@ -96,7 +98,9 @@ def test_train_after_an_update(
     monkeypatch.setattr(suitable_run, "here", lambda *_: now)
     save_run(tmp_path / "run.json", gpus(4))
     (tmp_path / "train.py").touch()
-    result = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    result = program(
+        "train", "--auto-select", "2", "--backend", "cuda", "--run-file", "run.json", "--dry-run", "train.py"
+    )
     assert (result.status, result.out) == (2, "")
     assert f"its {what} was" in result.line
     assert "measure again or use --fresh" in result.line

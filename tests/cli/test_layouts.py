@@ -21,7 +21,7 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
     rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
     assert [row[0] for row in rows] == ["1024", "2048"]
     assert all(row[-1] == "0" and "N/A" not in row for row in rows)  # in place was measured as well
-    assert program("show", "--format", "nccl-tests", "run.json").out == done.stdout
+    assert program("export", "--format", "nccl-tests", "run.json").out == done.stdout
 
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert [result["size"] for result in document["results"]] == [1024, 2048]
@@ -48,6 +48,6 @@ def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program
     assert "host at 1K, concurrently: GB/s one way, % of isolated" in done.stdout
     assert program("show", "--verbose", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
-    result = program("show", "--format", "nccl-tests", "run.json")
+    result = program("export", "--format", "nccl-tests", "run.json")
     assert (result.status, result.out) == (2, "")
     assert "collectives" in result.line

@@ -23,7 +23,7 @@ sys.exit(status)
     ("command", "most", "without"),
     [
         pytest.param(["--help"], 15, {"numpy", "rich", "subprocess"}, id="help"),
-        pytest.param(["topo", "--from", str(LABELS)], 30, {"numpy", "rich", "importlib.metadata"}, id="topo"),
+        pytest.param(["topo", "--topology", str(LABELS)], 30, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 50, {"scipy", "rich", "pynvml"}, id="select"),
         pytest.param(
             ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 108, {"scipy", "torch", "pynvml"}, id="pairs"

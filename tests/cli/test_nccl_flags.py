@@ -44,7 +44,7 @@ def parsed_options(args: str) -> dict[str, Any]:
 
     for option in reversed(NCCL_FLAGS):
         command = option(command)
-    command.main(["--nccl-tests-flags", *shlex.split(args)], standalone_mode=False)
+    command.main(translated(["--format=nccl-tests", *shlex.split(args)])[1:], standalone_mode=False)
     return options
 
 
@@ -209,7 +209,7 @@ def test_the_json_file_has_two_names() -> None:
     assert parsed_options("")["output_file"] is None
 
 
-@pytest.mark.parametrize("sizes_option", ["--nccl-tests-flags", "--format nccl-tests", "--format=nccl-tests"])
+@pytest.mark.parametrize("sizes_option", ["--format nccl-tests", "--format=nccl-tests"])
 @pytest.mark.parametrize(("args", "read"), [("-o max", "--op max"), ("-omax", "--op=max"), ("--op max", "--op max")])
 def test_o_is_the_reduction_with_nccl_tests_flags(sizes_option: str, args: str, read: str) -> None:
     for line, reported in (
@@ -228,7 +228,7 @@ def test_elsewhere_o_is_the_runs_file(args: str) -> None:
 def test_a_reduction_where_the_runs_file_is_expected_is_refused(args: str) -> None:
     with pytest.raises(CollbenchError, match="-o is the run's file") as caught:
         translated(args.split())
-    assert "--nccl-tests-flags" in str(caught.value)
+    assert "--format nccl-tests" in str(caught.value)
 
 
 def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_dry_run_shows_the_option_and_one_line_says_why(
     list_only(monkeypatch, devices)
     monkeypatch.setattr(suitable_run, "here", lambda _criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     (tmp_path / "train.py").touch()
-    args = ["--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py"]
+    args = ["--auto-select", "2", "--backend", "cuda", "--run-file", "run.json", "--dry-run", "train.py"]
     result = program("train", *args)
     assert result.status == 0, result.err
     assert result.line.startswith("using GPU0, GPU2 (GPU-0, GPU-2): ")

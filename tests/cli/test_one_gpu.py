@@ -56,11 +56,11 @@ def test_a_slot_at_half_width_is_found_on_the_only_gpu(program: Program, quick: 
 @pytest.mark.parametrize("command", [("allreduce", "--quick"), ("copies", "--patterns", "host,local"), ("latency",)])
 def test_one_device_is_chosen_from_a_run_without_pairs(program: Program, command: tuple[str, ...]) -> None:
     assert program(*command, *EIGHT, "-o", "run.json").status == 0
-    chosen = program("select", "1", "run.json", "--elsewhere", "--exclude", "0,2")
+    chosen = program("select", "1", "run.json", "--any-machine", "--exclude", "0,2")
     assert chosen.status == 0, chosen.err
     assert chosen.out.startswith("GPU1 ")
     if command[0] != "latency":  # which times pairs
-        assert "the run has no pair" in one_line(program("select", "2", "run.json", "--elsewhere").err)
+        assert "the run has no pair" in one_line(program("select", "2", "run.json", "--any-machine").err)
 
 
 def test_a_gpu_on_which_something_failed_is_not_chosen_while_there_are_others(program: Program) -> None:
@@ -74,12 +74,12 @@ def test_a_gpu_on_which_something_failed_is_not_chosen_while_there_are_others(pr
         "failure": {"kind": "error", "cause": "reported", "detail": "device lost"},
     }
     path.write_text(json.dumps(data), encoding="utf-8")
-    chosen = program("select", "1", "run.json", "--elsewhere")
+    chosen = program("select", "1", "run.json", "--any-machine")
     assert chosen.out.startswith("GPU1 "), chosen.out + chosen.err
 
 
 def test_the_only_device_that_is_left_is_chosen(program: Program) -> None:
     assert program("allreduce", "--quick", *EIGHT, "-o", "run.json").status == 0
-    chosen = program("select", "1", "run.json", "--elsewhere", "--exclude", "0,1,2,3,4,5,6")
+    chosen = program("select", "1", "run.json", "--any-machine", "--exclude", "0,1,2,3,4,5,6")
     assert chosen.out.startswith("GPU7 "), chosen.err
     assert "the 1 of 8 devices that are left" in chosen.out

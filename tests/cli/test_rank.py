@@ -22,7 +22,7 @@ def saved(tmp_path: Path) -> str:
 
 def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Program) -> None:
     """A recorded run: no pair is better than another, whatever was timed, at the largest size and at 8 B."""
-    answer = json.loads(program("rank", str(RECORDED), "--json").out)
+    answer = json.loads(program("show", "--ranking", str(RECORDED), "--json").out)
     assert [work["operation"] for work in answer["works"]] == [
         "ce-write",
         "ce-read",
@@ -41,7 +41,9 @@ def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Pr
 
 @pytest.mark.parametrize("word", ["sm-read", "SM_READ"])
 def test_one_operation_at_one_size(program: Program, word: str) -> None:
-    (work,) = json.loads(program("rank", str(RECORDED), "--operation", word, "--size", "64M", "--json").out)["works"]
+    (work,) = json.loads(
+        program("show", "--ranking", str(RECORDED), "--operation", word, "--size", "64M", "--json").out
+    )["works"]
     assert work["operation"] == "sm-read"
     assert [ranking["size_bytes"] for ranking in work["rankings"]] == [64 * 2**20]
 
@@ -64,7 +66,7 @@ def test_one_operation_at_one_size(program: Program, word: str) -> None:
     ],
 )
 def test_what_cannot_be_ranked_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:
-    result = program("rank", saved, *args)
+    result = program("show", "--ranking", saved, *args)
     assert (result.status, result.out) == (2, "")
     assert line in result.line
 
@@ -72,6 +74,6 @@ def test_what_cannot_be_ranked_is_refused(program: Program, saved: str, title: s
 def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     run_file.save(run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)]), path)
-    result = program("rank", str(path))
+    result = program("show", "--ranking", str(path))
     assert result.status == 2
     assert result.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")

@@ -71,7 +71,7 @@ def test_a_spelling_with_hyphens_is_recorded_as_the_command(requested: Recording
         ("reduce --backend cuda --split 2", {"split": 2}),
         ("reduce --backend cuda --op max --dtype half", {"redop": "max", "dtype": "float16"}),
         (
-            "reduce --backend cuda --nccl-tests-flags -o avg -d bfloat16 -r 3",
+            "reduce --backend cuda --op avg -d bfloat16 -r 3",
             {"redop": "avg", "dtype": "bfloat16", "root": 3},
         ),
         ("reduce --backend cuda -b 8 -e 64 -f 2", {"sizes": (8, 16, 32, 64)}),

@@ -346,6 +346,6 @@ def test_no_advice_quotes_text_of_a_foreign_run(program: Program, tmp_path: Path
 def test_shell_output_has_no_text_of_a_foreign_run(program: Program, tmp_path: Path, layout: str) -> None:
     """`eval "$(collbench select …)"` runs what is printed."""
     save_run(tmp_path / "run.json", [replace(gpu, uuid=f"GPU-{gpu.index}'; touch owned; '") for gpu in gpus(4)])
-    result = program("select", "2", "--from", "run.json", "--elsewhere", "--format", layout)
+    result = program("select", "2", "run.json", "--any-machine", "--format", layout)
     assert (result.status, "touch" in result.out) == (2, False)
     assert "which is not a UUID" in result.err

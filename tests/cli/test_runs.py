@@ -60,7 +60,7 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
 
 def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder: Path, tmp_path: Path) -> None:
     files = three(folder)
-    for command in ("show", "check", "rank", "export --format csv", "report --force -o page.html"):
+    for command in ("show", "check", "show --ranking", "export --format csv", "report --force -o page.html"):
         result = program(*command.split(), "4")
         assert result.err.splitlines()[0] == f"collbench: the saved run {files[2]}", command
         assert result.status != 2, command
@@ -99,7 +99,7 @@ def test_a_limit_that_is_no_number_is_an_error(limit: object) -> None:
 
 READERS = [
     "show",
-    "rank --json",
+    "show --ranking --json",
     "export --format csv",
     "report -o page.html",
     "predict --model gpt2",

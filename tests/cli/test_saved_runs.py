@@ -145,9 +145,7 @@ def test_a_link_of_ones_own_to_ones_own_file_is_believed(saved: Path) -> None:
 
 def test_a_named_file_is_used_even_if_others_can_write_it(program: Program, saved: Path) -> None:
     (saved / NEWEST).chmod(0o666)
-    result = program(
-        "select", "2", "--no-verify", "--backend", "cuda", "--format", "list", "--from", str(saved / NEWEST)
-    )
+    result = program("select", "2", "--no-verify", "--backend", "cuda", "--format", "list", str(saved / NEWEST))
     assert (result.status, result.out, "ignoring" in result.err) == (0, "2,3\n", False)
 
 

@@ -30,8 +30,8 @@ PAGES = {
     "alltoall on pairs": ("alltoall", "--pairs", *_SIM),
     "allreduce, split": ("allreduce", "--split", "4", *_SIM),
     "check": ("check", "RUN"),
-    "rank": ("rank", "RUN"),
-    "select": ("select", "4", "--from", "RUN", "--elsewhere"),
+    "rank": ("show", "--ranking", "RUN"),
+    "select": ("select", "4", "RUN", "--any-machine"),
     "show": ("show", "RUN"),
     "show --operation": ("show", "RUN", "--operation", "allreduce"),
     "compare": ("compare", "OTHER", "RUN"),
@@ -104,8 +104,8 @@ def test_what_failed_is_on_the_first_line_of_a_page_that_fits(page: Page, name: 
 
 
 def test_verbose_shows_more_and_a_section_only_itself(page: Page) -> None:
-    short = page(("rank", "RUN"), "healthy")
-    assert len(page(("rank", "RUN", "--verbose"), "healthy")) > 2 * len(short)
+    short = page(("show", "--ranking", "RUN"), "healthy")
+    assert len(page(("show", "--ranking", "RUN", "--verbose"), "healthy")) > 2 * len(short)
     assert any("LABELS_DIFFER" in line for line in page(("check", "RUN", "-v"), "healthy"))
     assert not any("LABELS_DIFFER" in line for line in page(("check", "RUN"), "healthy"))
     health = page(("show", "RUN", "--section", "health"), "healthy")

@@ -66,11 +66,7 @@ def test_spellings_of_an_operation(program: Program, saved: str, operation: str,
         ),
         ("a size in letters", ["--operation", "allreduce", "--size", "x"], "size 'x' is not a number of bytes"),
         ("a size of what", ["--size", "1M"], "--size 1M needs an operation: add --operation"),
-        (
-            "a picture for a parser",
-            ["--operation", "allreduce", "--format", "nccl-tests"],
-            "--format nccl-tests prints tables: use only one",
-        ),
+        ("a section of a ranking", ["--ranking", "--section", "fits"], "leave out --ranking"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:

@@ -49,7 +49,6 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
 @pytest.mark.parametrize(
     ("args", "reported"),
     [
-        (("--backend", "sim"), "--fabric FILE, or dgx-1v, hgx-h200"),
         (("--fabric", "dgx-1v"), "add --backend sim"),
         (("--backend", "host", "--fabric", "dgx-1v"), "add --backend sim"),
         (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric 'dgx-2'"),

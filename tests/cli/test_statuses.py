@@ -94,7 +94,7 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
     assert (checked.status, json.loads(checked.out)["verdicts"][0]["kind"]) == (3, first.split(maxsplit=1)[0])
     shown = program("show", "run.json")
     assert (shown.status, shown.out.splitlines()[0]) == (0, trouble)
-    chosen = program("select", "2", "run.json", "--elsewhere").out.splitlines()
+    chosen = program("select", "2", "run.json", "--any-machine").out.splitlines()
     assert chosen[1].startswith(f"check     {first}")
 
 
@@ -102,7 +102,7 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
 def test_pairs_of_a_healthy_machine_begins_with_the_best_pair(program: Program, name: str) -> None:
     result = program("pairs", *LARGE, *machine(name))
     assert (result.status, result.out.startswith("best 2 ")) == (0, True), result.out.splitlines()[0]
-    assert "check     " not in program("select", "2", "run.json", "--elsewhere").out
+    assert "check     " not in program("select", "2", "run.json", "--any-machine").out
 
 
 def test_what_fails_comes_before_what_contradicts_labels(program: Program) -> None:
@@ -189,12 +189,12 @@ def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> Non
 def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program) -> None:
     assert program("pairs", "--sizes", "64M", "--operations", "copy", *machine("dgx-1v")).status == 0
     reason = "no peer access, so a kernel cannot address the other GPU's memory"
-    for args in (("show", "-v"), ("check", "-v"), ("rank", "-v", "--operation", "sm-write")):
+    for args in (("show", "-v"), ("check", "-v"), ("show", "--ranking", "-v", "--operation", "sm-write")):
         page = " ".join(program(args[0], "run.json", *args[1:]).out.split())
         assert reason in page, args
         assert "fewer than 3 trials" not in page, args
         assert "not measured" not in page, args
-    rank = json.loads(program("rank", "run.json", "--operation", "sm-write", "--json").out)
+    rank = json.loads(program("show", "--ranking", "run.json", "--operation", "sm-write", "--json").out)
     assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {reason}
 
 
@@ -203,8 +203,8 @@ def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program)
     [
         ("compare", ("compare", "base.json", "run.json")),
         ("reference", ("compare", "run.json", "--reference")),
-        ("rank", ("rank", "run.json")),
-        ("select", ("select", "4", "--from", "run.json", "--elsewhere")),
+        ("show", "--ranking", ("show", "--ranking", "run.json")),
+        ("select", ("select", "4", "run.json", "--any-machine")),
         ("check", ("check", "run.json")),
     ],
 )
@@ -223,9 +223,9 @@ def test_what_judges_a_run_with_a_failed_pair_ends_with_its_status(
 
 def test_a_choice_without_the_failed_pair_is_a_good_one_and_one_with_it_is_not_acted_on(program: Program) -> None:
     saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words"))
-    sound = program("select", "3", "--from", "run.json", "--elsewhere")
+    sound = program("select", "3", "run.json", "--any-machine")
     assert (sound.status, "includes failed" in sound.out) == (0, False)
-    acting = program("select", "4", "--from", "run.json", "--elsewhere", "--format", "env")
+    acting = program("select", "4", "run.json", "--any-machine", "--format", "env")
     assert (acting.status, acting.out) == (4, "false\n")
 
 

@@ -135,10 +135,10 @@ def slow_pairs(count: int) -> Run:
     ("args", "count"),
     [
         (("show", "run.json"), 16),
-        (("rank", "run.json"), 8),
+        (("show", "--ranking", "run.json"), 8),
         (("check", "run.json"), 8),
         (("show", "run.json", "--operation", "ce-write"), 12),
-        (("select", "7", "--from", "run.json", "--elsewhere"), 12),
+        (("select", "7", "run.json", "--any-machine"), 12),
         (("compare", "run.json", "again.json"), 8),
     ],
 )

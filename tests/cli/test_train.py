@@ -214,7 +214,7 @@ def test_the_newest_run_that_fits_is_taken_and_what_is_no_run_is_ignored(
 
 def test_a_run_that_is_named_is_taken(program: Program, listed: list[str], tmp_path: Path) -> None:
     save_run(tmp_path / "mine.json", gpus(4), timedelta(days=30))
-    assert "saved at mine.json)" in choose(program, "--run", "mine.json", "--max-age", "31d")
+    assert "saved at mine.json)" in choose(program, "--run-file", "mine.json", "--max-age", "31d")
     assert listed == []
 
 
@@ -241,7 +241,7 @@ def test_an_unsuitable_named_run_is_refused_with_the_reason(
     why: str,
 ) -> None:
     save_run(Path("mine.json"), devices, age, **changes)
-    stderr = program("train", "--auto-select", "2", "--run", "mine.json", "train.py")
+    stderr = program("train", "--auto-select", "2", "--run-file", "mine.json", "train.py")
     assert (stderr.status, stderr.out, listed) == (2, "", []), case
     assert stderr.line.startswith(f"mine.json cannot choose devices here: {why}")
     assert stderr.line.endswith("; measure again or use --fresh")

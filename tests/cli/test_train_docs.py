@@ -107,7 +107,7 @@ def one_is_busy(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
 def another_driver(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
     list_only(monkeypatch, gpus(8), driver="590.1")
     save_run(Path("run.json"), gpus(8))
-    return refused(program, "--auto-select", "2", "--run", "run.json")
+    return refused(program, "--auto-select", "2", "--run-file", "run.json")
 
 
 def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -1,4 +1,4 @@
-"""`collbench select K --for job.json`: finalists replayed in turn, what the page says, what fails and is refused."""
+"""`collbench select K --job job.json`: finalists replayed in turn, what the page says, what fails and is refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_says_which_set_and_what_it_saves(program: Program, folder: Path) -> None:
-    result = program("select", "2", "--for", "job.json", *SIM)
+    result = program("select", "2", "--job", "job.json", *SIM)
     assert (result.status, result.err) == (0, "collbench: replaying job.json on 5 sets, in turn\n")
     lines = result.out.splitlines()
     assert "of the simulated machine dgx-1v (sim)" in lines[0]
@@ -81,7 +81,7 @@ def test_the_page_says_which_set_and_what_it_saves(program: Program, folder: Pat
     assert any(line.startswith("saves ") and "with the slowest finalist, GPU0, GPU1 (sim)" in line for line in lines)
     figured = [line for line in lines if any(mark in line for mark in (" ms", "GB/s")) and not line.startswith("  ")]
     assert all("sim" in line for line in figured)
-    assert not (folder / "state").exists()  # a simulation is not kept, as without --for
+    assert not (folder / "state").exists()  # a simulation is not kept, as without --job
 
 
 def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
 
 
 def test_the_json_has_all_of_it(program: Program, folder: Path) -> None:
-    answer = json.loads(program("select", "2", "--for", "job.json", *SIM, "--json").out)
+    answer = json.loads(program("select", "2", "--job", "job.json", *SIM, "--json").out)
     job = answer["job"]
     assert (job["job"], job["ranks"], job["trials"], job["possible"]) == ("job.json", 2, 8, 28)
     assert job["sets"][0]["standing"] == "best"
@@ -107,7 +107,7 @@ def test_the_json_has_all_of_it(program: Program, folder: Path) -> None:
 
 
 def test_a_set_of_all_devices_is_not_replayed(program: Program, folder: Path) -> None:
-    result = program("select", "8", "--for", "job.json", *SIM)
+    result = program("select", "8", "--job", "job.json", *SIM)
     assert result.status == 0
     assert "job.json is not replayed: there is no other candidate set of 8" in result.err
     assert "why       all 8 devices" in result.out
@@ -115,7 +115,7 @@ def test_a_set_of_all_devices_is_not_replayed(program: Program, folder: Path) ->
 
 def test_equal_devices_tie_for_the_job_too(program: Program, folder: Path) -> None:
     job_file.save(data_parallel(4, (2**26,)), folder / "four.json")
-    result = program("select", "4", "--for", "four.json", "--backend", "sim", "--fabric", "dgx-1v")
+    result = program("select", "4", "--job", "four.json", "--backend", "sim", "--fabric", "dgx-1v")
     assert result.status == 0
     assert "finalists 2 of 70 sets" in result.out
 
@@ -127,8 +127,8 @@ def test_equal_devices_tie_for_the_job_too(program: Program, folder: Path) -> No
         ("messages on another number", pipeline(), ("4", *SIM), "has 2 ranks and cannot be replayed on 4"),
         ("groups on another number", job_of([(0, 1)], [[]] * 2), ("2", *SIM), "repeated no calls"),
         ("one device", data_parallel(), ("1", *SIM), "one device sends nothing"),
-        ("labels", data_parallel(), ("2", "--topology", "topo.txt"), "--topology and --elsewhere describe another"),
-        ("another machine", data_parallel(), ("2", "run.json", "--elsewhere"), "another machine: use only one"),
+        ("labels", data_parallel(), ("2", "--topology", "topo.txt"), "--topology and --any-machine describe another"),
+        ("another machine", data_parallel(), ("2", "run.json", "--any-machine"), "another machine: use only one"),
         ("measured, too", data_parallel(), ("2", "--verify", *SIM), "--verify measures all-reduces"),
         ("not measured, too", data_parallel(), ("2", "--no-verify", *SIM), "--verify measures all-reduces"),
         ("another size", data_parallel(), ("2", "--size", "1M", *SIM), "--size is of all-reduces"),
@@ -139,7 +139,7 @@ def test_what_cannot_be_replayed_is_one_line_before_anything_is_measured(
     program: Program, folder: Path, title: str, job: Job, args: tuple[str, ...], message: str
 ) -> None:
     job_file.save(job, folder / "other.json")
-    result = program("select", *args, "--for", "other.json")
+    result = program("select", *args, "--job", "other.json")
     assert (result.status, result.out) == (2, ""), title
     assert message in result.line, title
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_replayed_is_one_line_before_anything_is_measured(
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
     (folder / "text.json").write_text("hello")
     for name in ("none.json", "text.json"):
-        result = program("select", "2", "--for", name, *SIM)
+        result = program("select", "2", "--job", name, *SIM)
         assert (result.status, result.out) == (2, "")
         assert name in result.line
 
@@ -256,7 +256,7 @@ def test_the_job_decides_against_bandwidth_and_the_run_is_kept(
     program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, {FIRST: FakeRanks(1e-3), FAST: FakeRanks(2e-3)})
-    result = program("select", "2", "--for", "job.json", "--format", "list")
+    result = program("select", "2", "--job", "job.json", "--format", "list")
     assert (result.status, result.out) == (0, "0,1\n")
     assert "compared with the choice by bandwidth, GPU2, GPU3" in result.err
     assert "saves     2.000 ms a step (95%: 2.000 to 2.000 ms) compared with the slowest finalist" in result.err
@@ -282,7 +282,7 @@ def test_a_finalist_that_hangs_is_named_and_the_others_decide(
     for after in (0, 4):
         hangs = FakeRanks(1e-3, BackendError("no answer", failure=HANG), after)
         play(monkeypatch, {FIRST: FakeRanks(3e-3), FAST: hangs})
-        result = program("select", "2", "--for", "job.json")
+        result = program("select", "2", "--job", "job.json")
         assert result.status == 0, result.err
         assert result.out.startswith("GPU0, GPU1 ")
         assert "the only finalist that did not fail" in result.out
@@ -298,14 +298,14 @@ def test_where_all_fail_nothing_is_chosen(
         monkeypatch,
         {gpus_of_set: FakeRanks(1e-3, BackendError("no answer", failure=HANG)) for gpus_of_set in (FIRST, FAST)},
     )
-    result = program("select", "2", "--for", "job.json", "--format", "env")
+    result = program("select", "2", "--job", "job.json", "--format", "env")
     assert (result.status, result.out) == (4, "false\n")  # of a hang
     assert "cannot replay job.json on the finalists: every set failed" in result.err
 
 
 def test_wrong_data_ends_it(program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {FIRST: FakeRanks(1e-3), FAST: FakeRanks(1e-3, wrong=3)})
-    result = program("select", "2", "--for", "job.json", "--format", "env")
+    result = program("select", "2", "--job", "job.json", "--format", "env")
     assert (result.status, result.out) == (4, "false\n")
     assert "wrong data; do not trust this machine" in result.err
 
@@ -314,7 +314,7 @@ def test_ctrl_c_chooses_nothing_and_keeps_the_trials(
     program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, {FIRST: FakeRanks(1e-3), FAST: FakeRanks(1e-3, KeyboardInterrupt(), 7)})
-    result = program("select", "2", "--for", "job.json", "--format", "env")
+    result = program("select", "2", "--job", "job.json", "--format", "env")
     assert (result.status, result.out) == (130, "false\n")
     assert "interrupted while replaying the finalists: nothing was chosen" in result.err
     (path,) = kept(folder)
@@ -329,7 +329,7 @@ def test_train_starts_on_what_the_job_decides(
     (folder / "train.py").touch()
     play(monkeypatch, {FIRST: FakeRanks(1e-3), FAST: FakeRanks(2e-3)})
     args = ("--auto-select", "2", "--backend", "cuda", "--dry-run")
-    result = program("train", *args, "--for", "job.json", "train.py")
+    result = program("train", *args, "--job", "job.json", "train.py")
     assert result.status == 0, result.err
     assert (
         "using GPU0, GPU1 (GPU-0, GPU-1): a step of job.json communicates for 2.000 ms (measured): the sh" in result.err
@@ -337,12 +337,12 @@ def test_train_starts_on_what_the_job_decides(
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in result.out
     assert "CUDA_VISIBLE_DEVICES=GPU-2,GPU-3" in program("train", *args, "train.py").out
     job_file.save(pipeline(), folder / "stages.json")
-    refused = program("train", "--auto-select", "3", *args[2:], "--for", "stages.json", "train.py")
+    refused = program("train", "--auto-select", "3", *args[2:], "--job", "stages.json", "train.py")
     assert (refused.status, refused.out) == (2, "")
     assert "cannot be replayed on 3" in refused.line
     for option in (("--nccl", "x.so"), ("--container", "image.sif")):
-        assert "use only one" in program("train", *args, *option, "--for", "job.json", "train.py").line
-    assert "use only one" in program("train", "--devices", "0,1", "--for", "job.json", "train.py").line
+        assert "use only one" in program("train", *args, *option, "--job", "job.json", "train.py").line
+    assert "use only one" in program("train", "--devices", "0,1", "--job", "job.json", "train.py").line
 
 
 def test_python_takes_a_job(saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

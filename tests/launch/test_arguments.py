@@ -20,7 +20,7 @@ OWN_OPTIONS = {
     "a value after an equals sign": ("--auto-select=2 train.py", TWO),
     "devices by hand": ("--devices 0,3 train.py", replace(TWO, auto_select=None, devices="0,3")),
     "every own option": (
-        "--auto-select 2 --run r.json --max-age 12h --backend host --nccl /n.so --dry-run train.py",
+        "--auto-select 2 --run-file r.json --max-age 12h --backend host --nccl /n.so --dry-run train.py",
         replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="host", nccl="/n.so", dry_run=True),
     ),
     "fresh": ("--fresh --auto-select 2 train.py", replace(TWO, fresh=True)),
@@ -37,7 +37,7 @@ OWN_OPTIONS = {
     "help, whatever follows": ("--auto-select 2 -h --no-such", TrainArguments(help=True)),
     "help in long form": ("--help", TrainArguments(help=True)),
     "an option whose value looks like a script": (
-        "--run train.py --auto-select 2 train.py",
+        "--run-file train.py --auto-select 2 train.py",
         replace(TWO, run="train.py"),
     ),
 }
@@ -64,7 +64,7 @@ REFUSED = {
     "fewer than zero": ("--auto-select -1 train.py", "1 or more"),
     "a word for a number": ("--auto-select two train.py", "'two' is not a number"),
     "a value missing at the end": ("--auto-select", "needs a value"),
-    "an option where a value belongs": ("--run --fresh train.py", "'--run' needs a value"),
+    "an option where a value belongs": ("--run-file --fresh train.py", "'--run-file' needs a value"),
     "an option where torchrun's value belongs": ("--auto-select 2 -r -t 3 train.py", "'-r' needs a value"),
     "a value for a flag": ("--auto-select 2 --standalone=1 train.py", "write --standalone"),
     "a script's option before the script": ("--auto-select 2 --lr 0.1 train.py", "after the script"),
@@ -72,7 +72,7 @@ REFUSED = {
     "a misspelt own option": ("--auto_select 2 train.py", "write --auto-select"),
     "dashes and underscores mixed, as torchrun refuses them": ("--nproc-per_node 2 x.py", "write --nproc-per-node"),
     "an unknown backend": ("--auto-select 2 --backend tpu train.py", "auto, cuda, host"),
-    "a run to use and to ignore": ("--auto-select 2 --run r.json --fresh train.py", "use only one"),
+    "a run to use and to ignore": ("--auto-select 2 --run-file r.json --fresh train.py", "use only one"),
     "a module that is no Python": ("--auto-select 2 -m --no-python train", "use only one"),
 }
 

@@ -82,7 +82,7 @@ def test_the_answer_is_that_of_the_pages_and_of_the_other_commands(program: Prog
     faults = [verdict for verdict in found["check"]["verdicts"] if verdict["severity"] != "info"]
     assert {0, 3} in [set(verdict["members"]) for verdict in faults]
     assert found["check"] == json.loads(program("check", "run.json", "--json").out)
-    works = json.loads(program("rank", "run.json", "--operation", "allreduce", "--json").out)["works"]
+    works = json.loads(program("show", "--ranking", "run.json", "--operation", "allreduce", "--json").out)["works"]
     standings = [
         {**one, "devices": [f"GPU{member}" for member in one["members"]]}
         for one in works[0]["rankings"][0]["standings"]

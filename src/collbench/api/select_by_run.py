@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collbench.choose.choice import Choice
     from collbench.choose.select import Decision, Origin
 
-_ADVICE = "measure again, or add --elsewhere to judge it as another machine's"
+_ADVICE = "measure again, or add --any-machine to judge it as another machine's"
 
 
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
@@ -112,8 +112,8 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
     backend, why = factory.resolve(request.backend)
     if why is not None:
         raise MachineError(
-            f"no GPU to choose from: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
-            "--backend host for CPU cores"
+            f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
+            "or --backend host for CPU cores"
         )
     return RunCriteria(
         backend,

@@ -51,7 +51,7 @@ class SelectRequest:
     backend: str = "auto"
     fabric: str | None = None
     run: str | None = None
-    elsewhere: bool = False
+    any_machine: bool = False
     topology: str | None = None
     gpu: str | None = None
     exclude: str | None = None
@@ -70,17 +70,19 @@ class SelectRequest:
             raise UsageError(
                 f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: use only one"
             )
-        if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
-            raise UsageError("--topology uses only labels, a run file, --fresh and --elsewhere use runs: use only one")
+        if self.topology is not None and (self.run is not None or self.fresh or self.any_machine):
+            raise UsageError(
+                "--topology uses only labels, a run file, --fresh and --any-machine use runs: use only one"
+            )
         if self.gpu is not None and (self.topology is None or not self.gpu.strip()):
             raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
         if self.run is not None and self.fresh:
             raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: use only one")
-        if self.elsewhere and self.run is None:
-            raise UsageError("--elsewhere needs the run of the other machine: write select K RUN.JSON --elsewhere")
-        if self.verify and (self.topology is not None or self.elsewhere):
+        if self.any_machine and self.run is None:
+            raise UsageError("--any-machine needs the run of the other machine: write select K RUN.JSON --any-machine")
+        if self.verify and (self.topology is not None or self.any_machine):
             raise UsageError(
-                "--verify measures this machine, --topology and --elsewhere describe another one: use only one"
+                "--verify measures this machine, --topology and --any-machine describe another one: use only one"
             )
         if self.scorer is not None:
             self._check_job()
@@ -88,13 +90,13 @@ class SelectRequest:
             raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
 
     def _check_job(self) -> None:
-        if self.topology is not None or self.elsewhere:
-            raise UsageError("--for replays here, --topology and --elsewhere describe another machine: use only one")
+        if self.topology is not None or self.any_machine:
+            raise UsageError("--job replays here, --topology and --any-machine describe another machine: use only one")
         if self.verify is not None:
-            raise UsageError("--for replays the job on the finalists, --verify measures all-reduces: use only one")
+            raise UsageError("--job replays the job on the finalists, --verify measures all-reduces: use only one")
         if self.nccl is not None:
             raise UsageError(
-                "--for replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: use only one"
+                "--job replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: use only one"
             )
 
 
@@ -120,7 +122,7 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
         return Selected(_by_labels(request, request.topology))
     from collbench.api import select_by_run  # late: labels need none of it
 
-    if request.elsewhere and request.run is not None:
+    if request.any_machine and request.run is not None:
         return select_by_run.by_a_run_of_elsewhere(request, request.run)
     return select_by_run.by_measurement(request, notices)
 
@@ -241,7 +243,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
     The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
-    bytes or a text such as "64M", and `job` a job from `load_job`, as with --for. With `verify` None, the finalists are
+    bytes or a text such as "64M", and `job` a job from `load_job`, as with --job. With `verify` None, the finalists are
     measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
     and end before it returns. With `backend` "sim" it chooses among the GPUs of the simulated machine `fabric`, with
     "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.

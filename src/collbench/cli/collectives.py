@@ -220,9 +220,9 @@ def _root(root: int) -> int:
     return root
 
 
-# -o is the only letter of nccl-tests that means something else in collbench: the run's file. With --nccl-tests-flags or
+# -o is the only letter of nccl-tests that means something else in collbench: the run's file. With
 # --format nccl-tests it means the reduction.
-_OUTPUT, _REDUCTION, _NCCL_TESTS_FLAGS = "-o", "--op", "--nccl-tests-flags"
+_OUTPUT, _REDUCTION = "-o", "--op"
 _REDUCTIONS = (*REDOPS, "all", "mulsum")
 
 
@@ -231,10 +231,8 @@ def translated(arguments: Sequence[str]) -> list[str]:
 
     Raises UsageError if they do not, and -o is followed by a reduction.
     """
-    as_in_nccl_tests = (
-        _NCCL_TESTS_FLAGS in arguments
-        or f"--format={options.NCCL_TESTS}" in arguments
-        or ("--format", options.NCCL_TESTS) in pairwise(arguments)
+    as_in_nccl_tests = f"--format={options.NCCL_TESTS}" in arguments or ("--format", options.NCCL_TESTS) in pairwise(
+        arguments
     )
     if as_in_nccl_tests:
         return [_REDUCTION if argument == _OUTPUT else _spelt_out(argument) for argument in arguments]
@@ -244,7 +242,8 @@ def translated(arguments: Sequence[str]) -> list[str]:
             value = argument.removeprefix(_OUTPUT) or following
         if value in _REDUCTIONS:
             raise UsageError(
-                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add {_NCCL_TESTS_FLAGS}"
+                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add --format "
+                f"{options.NCCL_TESTS}"
             )
     return list(arguments)
 
@@ -301,7 +300,7 @@ NCCL_FLAGS = (
         default="sum",
         show_default=True,
         callback=options.parsed(_redop),
-        help=f"Reduction: {', '.join(REDOPS)}; also -o with --nccl-tests-flags.",
+        help=f"Reduction: {', '.join(REDOPS)}; also -o with --format nccl-tests.",
     ),
     click.option(
         "-r",
@@ -331,9 +330,6 @@ NCCL_FLAGS = (
         metavar="FILE",
         type=options.FILE,
         help="Also write nccl-tests' JSON (version 3) to this file.",
-    ),
-    click.option(
-        _NCCL_TESTS_FLAGS, is_flag=True, expose_value=False, help="-o is the reduction, as in nccl-tests: -o max."
     ),
     *map(_option, REFUSED_FLAGS),
 )
@@ -407,7 +403,7 @@ class CollectiveCommand(click.Command):
             record = param.get_help_record(ctx)
             if record is not None:
                 letter = not param.opts[0].startswith("--") and not {"--help", "--output"} & set(param.opts)
-                (nccl_tests if letter or param.opts[0] in (_REDUCTION, _NCCL_TESTS_FLAGS) else ours).append(record)
+                (nccl_tests if letter or param.opts[0] == _REDUCTION else ours).append(record)
         for title, records in (("Options", ours), ("Options with nccl-tests' names", nccl_tests)):
             with formatter.section(title):
                 formatter.write_dl(records)

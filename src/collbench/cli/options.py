@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -17,6 +17,9 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_sizes
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Value = TypeVar("Value")
 
@@ -33,7 +36,7 @@ def _checked_seed(seed_given: int) -> int:
     return seed_given
 
 
-def _parse_operation(text: str) -> Operation:
+def parse_operation(text: str) -> Operation:
     """Return the operation that a word names. Raises UsageError."""
     for known in Operation:
         if as_typed(text) == as_typed(known):
@@ -67,6 +70,21 @@ class _Run(_File):
 
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 FILE = _File(path_type=Path)
+
+
+class _Fabric(click.Path):
+    """The name of a shipped fabric, or a file; shells complete both."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names, or that files follow."""
+        from click.shell_completion import CompletionItem
+
+        from collbench.sim import fabrics
+
+        named = [CompletionItem(name) for name in fabrics.names() if name.startswith(incomplete)]
+        return named or super().shell_complete(ctx, param, incomplete)
+
+
 RUN = _Run(path_type=Path)
 # The name of a file that the command does not open itself; so typed, shells complete it.
 FILE_NAME = click.Path(readable=False)
@@ -76,7 +94,7 @@ run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=RUN)
 operation = click.option(
     "--operation",
     metavar="OP",
-    callback=parsed(_parse_operation),
+    callback=parsed(parse_operation),
     help="Only this operation: allreduce, ce-write, …  [default: all]",
 )
 
@@ -136,7 +154,10 @@ backend_of_a_machine = click.option(
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
 )
 fabric = click.option(
-    "--fabric", metavar="NAME|FILE", type=FILE_NAME, help="The machine to simulate (docs/fabric-file.md)."
+    "--fabric",
+    metavar="NAME|FILE",
+    type=_Fabric(readable=False),
+    help="The machine to simulate.  [default: dgx-1v]",
 )
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 output = click.option("-o", "--output", metavar="FILE", type=FILE, help=_SAVE)

@@ -20,37 +20,48 @@ if TYPE_CHECKING:
 
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
-# In the order of a first session: each command, the module of collbench that holds it under its name or in a dictionary
-# COMMANDS, and what `collbench --help` says of it, without loading it.
-_COMMANDS = {
-    "pairs": ("cli.copies", "Measure every link and pair of GPUs, and rank the pairs."),
-    "copies": ("cli.copies", "Time raw copies in every pattern, host memory included."),
-    "latency": ("cli.copies", "Time one memory access, one small copy, one small all-reduce."),
-    **{
-        operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.summary}.")
-        for operation in COLLECTIVES
+# By group: each command, the module of collbench that holds it under its name or in a dictionary COMMANDS, and what
+# `collbench --help` says of it, without loading it.
+_GROUPS = {
+    "Measure": {
+        "pairs": ("cli.copies", "Measure every link and pair of GPUs, and rank the pairs."),
+        "check": ("cli.check", "Find where labels and measurement disagree, and what is slow."),
+        "copies": ("cli.copies", "Time raw copies in every pattern, host memory included."),
+        "latency": ("cli.copies", "Time one memory access, one small copy, one small all-reduce."),
+        **{
+            operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.summary}.")
+            for operation in COLLECTIVES
+        },
+        "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
     },
-    "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
-    "replay": ("jobs.replay.command", "Time the communication of a recorded job's step."),
-    "topo": ("cli.topo", "Print the labels of all paths, or explain one pair."),
-    "doctor": ("cli.doctor", "Find what would disturb a run on this machine."),
-    "runs": ("cli.runs", "List the saved runs, newest first."),
-    "show": ("cli.show", "Print a saved run again, or maps of one operation."),
-    "rank": ("cli.show", "Rank the links and pairs of a saved run."),
-    "plot": ("cli.export", "Draw a figure from saved runs."),
-    "report": ("cli.export", "Make one HTML page of saved runs."),
-    "export": ("cli.export", "Write a saved run in other tools' formats."),
-    "check": ("cli.check", "Find where labels and measurement disagree."),
-    "compare": ("cli.compare", "Show what became faster or slower between runs."),
-    "reference": ("cli.reference", "List the published figures by which runs are judged."),
-    "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
-    "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),
-    "predict": ("jobs.predict.command", "Predict what communication costs a training step."),
-    "train": ("cli.train", "Start a training script with torchrun on the best GPUs."),
-    "ablate": ("cli.ablate", "Measure what P2P is worth to your training job."),
-    "record": ("jobs.command", "Record every NCCL call of a job."),
-    "import": ("jobs.command", "Import a job that another tool traced."),
+    "Read": {
+        "topo": ("cli.topo", "Print the labels of all paths, or explain one pair."),
+        "doctor": ("cli.doctor", "Find what would disturb a run on this machine."),
+        "runs": ("cli.runs", "List the saved runs, newest first."),
+        "show": ("cli.show", "Print a saved run again, its ranking, or maps of one operation."),
+        "report": ("cli.export", "Make one HTML page of saved runs."),
+        "compare": ("cli.compare", "Show what became faster or slower between runs."),
+        "reference": ("cli.reference", "List the published figures by which runs are judged."),
+        "plot": ("cli.export", "Draw a figure from saved runs."),
+        "export": ("cli.export", "Write a saved run in other tools' formats."),
+    },
+    "Choose and train": {
+        "select": ("cli.select", "Choose the best K GPUs, for a shell, a container or Slurm."),
+        "train": ("cli.train", "Start a training script with torchrun on the best GPUs."),
+        "ablate": ("cli.ablate", "Measure what P2P is worth to your training job."),
+    },
+    "Jobs": {
+        "record": ("jobs.command", "Record every NCCL call of a job."),
+        "import": ("jobs.command", "Import a job that another tool traced."),
+        "replay": ("jobs.replay.command", "Time the communication of a recorded job's step."),
+        "predict": ("jobs.predict.command", "Predict what communication costs a training step."),
+    },
+    "Cluster": {
+        "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),
+    },
 }
+_COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()}
+_COLLECTIVES = [operation.value for operation in COLLECTIVES]
 
 
 class _Commands(click.Group):
@@ -66,8 +77,18 @@ class _Commands(click.Group):
         return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short_help) for name, (_module, short_help) in _COMMANDS.items()])
+        width = max(len(name) for name in _COMMANDS if name not in _COLLECTIVES)
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), short_help)
+                        for name, (_module, short_help) in commands.items()
+                        if name not in _COLLECTIVES
+                    ]
+                )
+                if not commands.keys().isdisjoint(_COLLECTIVES):
+                    formatter.write_text(f"One collective over all GPUs, or pairs: {', '.join(_COLLECTIVES)}.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

@@ -64,10 +64,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 
 _own_options = options.apply(
-    click.option(
-        "--from", "older_file", metavar="RUN", type=options.FILE_NAME, hidden=True
-    ),  # RUN.JSON, as it was written once
-    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
+    click.option("--any-machine", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
     click.option(
         "--topology",
         metavar="FILE",
@@ -83,7 +80,7 @@ _own_options = options.apply(
         help="Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
     ),
     click.option(
-        "--for",
+        "--job",
         "job",
         metavar="JOB",
         type=options.FILE,
@@ -131,7 +128,6 @@ _own_options = options.apply(
 def select(
     *,
     file: str | None,
-    older_file: str | None,
     job: Path | None,
     layout: str,
     as_json: bool,
@@ -150,22 +146,20 @@ def select(
       eval "$(collbench select 2 --format env)" && python train.py
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
-      collbench select 2 --for job.json
+      collbench select 2 --job job.json
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
     if as_json and layout not in (_TEXT, _JSON):
         raise UsageError(f"--json and --format {layout} both say what to print: use only one")
     layout = _JSON if as_json else layout
-    if file is not None and older_file is not None:
-        raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
         if click.get_current_context().get_parameter_source("size_bytes") is ParameterSource.COMMANDLINE:
-            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
+            raise UsageError("--job replays the job's own sizes, --size is of all-reduces: use only one")
         from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
 
         option_values["scorer"] = job_scorer(job)
-    request = SelectRequest(run=file or older_file, **option_values)
+    request = SelectRequest(run=file, **option_values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
@@ -189,7 +183,7 @@ def _check_layout(request: SelectRequest, layout: str) -> None:
 def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = selected.selection.origin.backend
-    if request.elsewhere and not selected.selection.origin.acts and layout in formats.ACTING:
+    if request.any_machine and not selected.selection.origin.acts and layout in formats.ACTING:
         raise UsageError(
             f"{request.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"

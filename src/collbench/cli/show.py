@@ -1,4 +1,4 @@
-"""`collbench show` and `collbench rank`: a saved run, or a recorded job, printed."""
+"""`collbench show`: a saved run, or a recorded job, printed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,14 @@ from collbench.runfile import run_file as runfile_run_file
 @click.option(
     "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
 )
+@click.option(
+    "--ranking",
+    is_flag=True,
+    help="Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.",
+)
 @click.option("--rank", metavar="N", type=click.IntRange(min=0), help="For a recorded job: show this rank's step.")
 @click.option(
-    "--run",
+    "--run-file",
     "against",
     metavar="RUN",
     multiple=True,
@@ -48,7 +53,6 @@ from collbench.runfile import run_file as runfile_run_file
     type=options.FILE,
     help="For a job: run with their rates overlapping compute.",
 )
-@options.layout
 @options.json
 @verbose_option
 def show(
@@ -57,16 +61,17 @@ def show(
     operation: str | None,
     size: str | None,
     section: str | None,
-    layout: str,
+    ranking: bool,
     as_json: bool,
     **of_job: Any,
 ) -> None:
     """Print a saved run again, as the command that measured it did, or the step of a recorded job.
 
     --operation shows one of the run's operations (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of
-    links and pairs, and bandwidth over size with the theoretical rate of the path. The run may be of any machine; the
-    page names the machine. For a job (docs/job-page.md) it prints its calls, their rates in the job and in isolation,
-    and late ranks.
+    links and pairs, and bandwidth over size with the theoretical rate of the path. --ranking has a row for each
+    operation and size, says whether the choice matters, and ends with status 1 if there are too few trials to rank
+    anything. The run may be of any machine; the page names the machine. For a job (docs/job-page.md) it prints its
+    calls, their rates in the job and in isolation, and late ranks.
 
     \b
     Examples:
@@ -74,29 +79,36 @@ def show(
       collbench show run.json --section health
       collbench show run.json --operation ce-write
       collbench show run.json --operation allreduce --size 64M
-      collbench show --format nccl-tests allreduce.json
-      collbench show job.json --run run.json
+      collbench show run.json --ranking
+      collbench show job.json --run-file run.json
     """
+    parts = (operation, size, section)
     if file is not None and (kind := file_kinds.kind_of(file)) is not None:
-        if layout == options.NCCL_TESTS or any(option is not None for option in (operation, size, section)):
-            raise UsageError(f"{file} is {kind.NAME}: it takes only --rank, --run, --overlap, --json and --verbose")
+        if ranking or any(option is not None for option in parts):
+            raise UsageError(
+                f"{file} is {kind.NAME}: it takes only --rank, --run-file, --overlap, --json and --verbose"
+            )
         kind.show(file, **of_job, as_json=as_json)
     elif any(option not in (None, ()) for option in of_job.values()):
-        raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
+        raise UsageError(
+            "--rank, --run-file and --overlap are for a recorded job: name its file, as in 'show job.json'"
+        )
+    elif ranking:
+        if section is not None:
+            raise UsageError(f"--section {section} is a part of another page: leave out --ranking")
+        _show_ranking(file, operation, size, as_json=as_json)
+    elif as_json and any(option is not None for option in parts):
+        raise UsageError("--json prints the whole run: leave out --operation, --size and --section, or add --ranking")
     else:
-        if as_json and any(option is not None for option in (operation, size, section)):
-            raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
-        _show_run(file, operation, size, section, RunPrinter.of(MeasureOptions(), layout, as_json=as_json))
+        _show_run(file, operation, size, section, as_json=as_json)
 
 
 def _show_run(
-    file: Path | None, operation: str | None, size: str | None, section: str | None, printer: RunPrinter
+    file: Path | None, operation: str | None, size: str | None, section: str | None, *, as_json: bool
 ) -> None:
     size_bytes = None if size is None else parse_size(size)
-    if printer.as_nccl_tests and (operation is not None or size is not None):
-        raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: use only one")
-    if section is not None and (operation is not None or printer.as_nccl_tests):
-        raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
+    if section is not None and operation is not None:
+        raise UsageError(f"--section {section} is a part of the page: leave out --operation")
     run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
     if section is not None:
@@ -107,7 +119,7 @@ def _show_run(
     if operation is None:
         if size is not None:
             raise UsageError(f"--size {size} needs an operation: add --operation allreduce, ce-write, …")
-        printer.show(run)
+        RunPrinter.of(MeasureOptions(), as_json=as_json).show(run)
         return
     works = find_works(run, operation, run_file)
     if size_bytes is not None:
@@ -117,29 +129,12 @@ def _show_run(
     show_page(page(run, works, size_bytes))
 
 
-@click.command()
-@options.run_file
-@options.operation
-@click.option("--size", metavar="SIZE", help="Rank at this size.  [default: the largest, and the smallest up to 64K]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: members are indices into its list of devices.")
-@verbose_option
-def rank(file: Path | None, operation: Operation | None, size: str | None, as_json: bool) -> None:
-    """Show which links and pairs of a saved run differ, and which tie.
-
-    For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
-    latency and bandwidth fitted over the sizes. The run may be of any machine; the page names what the run lacks. Exit
-    status: 0; 1 if there are too few trials to rank anything; 1 or 4 if data points failed.
-
-    \b
-    Examples:
-      collbench rank run.json
-      collbench rank run.json --operation allreduce --size 64M
-      collbench rank run.json --json
-    """
+def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.summary import rank_summary
     from collbench.report.text import ranking
 
+    operation = None if named is None else options.parse_operation(named)
     size_bytes = None if size is None else parse_size(size)
     run_file = named_or_newest(file, of_links=True)
     run = runfile_run_file.load(run_file)
@@ -152,8 +147,7 @@ def rank(file: Path | None, operation: Operation | None, size: str | None, as_js
         echo(json.dumps(ranking.as_json(run, summary), indent=1, allow_nan=False))
     else:
         show_page(ranking.page(run, summary))
-    status = max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED)
-    leave(status)
+    leave(max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED))
 
 
 def _of_operation_at_size(operation: Operation | None, size_bytes: int | None) -> str:

@@ -16,7 +16,7 @@ from collbench.report.text.topology import explain_pair, render_topology
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
 @click.option(
-    "--from",
+    "--topology",
     "file",
     metavar="FILE",
     type=options.FILE_NAME,
@@ -35,7 +35,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     Examples:
       collbench topo
       collbench topo 0 1
-      collbench topo --from topo.txt
+      collbench topo --topology topo.txt
       collbench topo --backend sim --fabric dgx-1v
     """
     if len(pair) not in (0, 2):

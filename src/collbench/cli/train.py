@@ -68,10 +68,10 @@ _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
-    click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
+    click.option("--job", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
     click.option(
-        "--run",
+        "--run-file",
         metavar="FILE",
         type=options.FILE_NAME,
         help="Choose from this run file, not from the newest saved run that fits.",

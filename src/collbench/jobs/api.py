@@ -313,7 +313,7 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: Na
                 if overlaps:
                     concurrent[number] = price.seconds[1] * price.concurrent
     elif overlaps:
-        raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
+        raise UsageError("--overlap needs a run of the isolated calls: add --run-file RUN.JSON")
     judgement = judged(job, rank, isolated, concurrent)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"

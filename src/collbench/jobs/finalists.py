@@ -39,10 +39,10 @@ class JobScorer:
         """
         if count < 2:
             raise UsageError(
-                "--for replays what a job sends between devices, and one device sends nothing: leave it out"
+                "--job replays what a job sends between devices, and one device sends nothing: leave it out"
             )
         options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-        command = (*command, str(count), "--for", self.name)
+        command = (*command, str(count), "--job", self.name)
         request = replaying.request_of(self.job, self.name, options, command, notices)
         return lambda choice, links: _settled(choice, links, request, notices)
 
@@ -95,5 +95,5 @@ def _replayed(
         raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(
-            f"cannot replay {request.job} on the finalists: {error}; without --for, bandwidth decides"
+            f"cannot replay {request.job} on the finalists: {error}; without --job, bandwidth decides"
         ) from error

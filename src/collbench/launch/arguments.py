@@ -20,7 +20,17 @@ from collbench.model.units import parse_budget, parse_duration, parse_precision
 
 
 TRAIN_VALUES = frozenset(
-    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container", "--for"}
+    {
+        "--auto-select",
+        "--devices",
+        "--exclude",
+        "--run-file",
+        "--max-age",
+        "--backend",
+        "--nccl",
+        "--container",
+        "--job",
+    }
 )
 TRAIN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
 
@@ -111,7 +121,7 @@ def _is_value(argument: str) -> bool:
 def _unknown(argument: str, known_options: Known) -> UsageError:
     name, names = argument.partition("=")[0], sorted(known_options.flags | known_options.values)
     near = [option for option in names if option.startswith(name)]
-    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run-file
     meant = f"write {' or '.join(near)} in full, or " if near else ""
     return UsageError(
         f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "
@@ -188,14 +198,14 @@ def _train_arguments(
         devices=own_options.get("--devices"),
         exclude=own_options.get("--exclude"),
         allow_busy="--allow-busy" in own_options,
-        run=own_options.get("--run"),
+        run=own_options.get("--run-file"),
         max_age=parse_duration(own_options["--max-age"]) if "--max-age" in own_options else DEFAULT_MAX_AGE,
         fresh="--fresh" in own_options,
         backend=own_options.get("--backend", "auto"),
         dry_run="--dry-run" in own_options,
         nccl=own_options.get("--nccl"),
         container=own_options.get("--container"),
-        job=own_options.get("--for"),
+        job=own_options.get("--job"),
         torchrun_options=torchrun_options,
         program=program,
     )
@@ -236,7 +246,7 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     if arguments.job is not None:
         _check_for(arguments)
     if arguments.run is not None and arguments.fresh:
-        raise UsageError("--run reads a saved run and --fresh ignores it: use only one")
+        raise UsageError("--run-file reads a saved run and --fresh ignores it: use only one")
     check_backend(arguments.backend)
     if arguments.has("--module") and arguments.has("--no-python", "--run-path"):
         raise UsageError("--module starts a Python module, --no-python and --run-path a file: use only one")
@@ -244,12 +254,12 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
 
 
 def _check_for(arguments: TrainArguments) -> None:
-    """Raise UsageError for what does not go with --for, which replays a recorded job to choose."""
+    """Raise UsageError for what does not go with --job, which replays a recorded job to choose."""
     if arguments.devices is not None:
-        raise UsageError("--devices says which GPUs to use, --for affects an automatic choice: use only one")
+        raise UsageError("--devices says which GPUs to use, --job affects an automatic choice: use only one")
     if arguments.nccl is not None or arguments.container is not None:
         what = "--container" if arguments.nccl is None else "--nccl"
-        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} has another one: use only one")
+        raise UsageError(f"--job replays with the NCCL of this Python's torch, {what} has another one: use only one")
 
 
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.

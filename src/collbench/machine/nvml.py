@@ -374,7 +374,7 @@ class Nvml:
             raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
                 f"{containers.fix(containers.kind(pathlib.Path('/'), os.environ), 'install the driver')}, or use no "
-                "GPU: --backend host to measure, topo --from FILE to read a saved label matrix",
+                "GPU: --backend host to measure, topo --topology FILE to read a saved label matrix",
             ) from error
         except lib.NVMLError as error:
             raise MachineError(

@@ -15,7 +15,7 @@ from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
 from collbench.model.capabilities import HOST, capabilities
-from collbench.model.errors import MachineError, UsageError
+from collbench.model.errors import MachineError
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Health, Machine, Path
 
@@ -198,12 +198,13 @@ def open_backend(
 
 
 def simulated(fabric: str | None) -> Fabric:
-    """Return the machine to simulate, by name or file. Raises UsageError, also without a name."""
+    """Return the machine to simulate, by name or file, without either one on which the choice of GPUs matters.
+
+    Raises UsageError.
+    """
     from collbench.sim import fabrics  # late: simulations are rare
 
-    if fabric is None:
-        raise UsageError(f"--backend sim needs a machine to simulate: --fabric FILE, or {', '.join(fabrics.names())}")
-    return fabrics.load(fabric)
+    return fabrics.load(fabric or "dgx-1v")
 
 
 def simulated_devices(fabric: str | None) -> tuple[Device, ...]:

@@ -290,7 +290,7 @@ def left(run: Run) -> list[str]:
 
 
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
-    """Return a work's tiers and fits, as `collbench rank` prints them."""
+    """Return a work's tiers and fits, as `show --ranking` prints them."""
     fits = [fit for fit in work.fits if isinstance(fit, Fit)]
     reasons = Counter(sentences.no_line(fit) for fit in work.fits if isinstance(fit, Unfitted))
     heads = ("latency", "gbs", "half", "misfit")

@@ -1,4 +1,4 @@
-"""The page and the JSON of `collbench rank`: tiers, verdicts, heat maps and fits of a run."""
+"""The page and the JSON of `collbench show --ranking`: tiers, verdicts, heat maps and fits of a run."""
 
 from __future__ import annotations
 
