@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
+from random import Random
+from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.measurement.peer_map import SIZES, examine
+from collbench.measurement.peer_map import SIZES, crossings_of, examine
 from collbench.model.errors import BackendError, DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.peer_map import COPY_ENGINE, KERNEL_READ, KERNEL_WRITE, THROUGH_HOST, WAYS, PeerLink, PeerState
-from collbench.model.run import NO_PEERS, Device, Refusal
+from collbench.model.peer_map import (
+    BY_PEER_ACCESS,
+    COPY_ENGINE,
+    KERNEL_READ,
+    KERNEL_WRITE,
+    THROUGH_HOST,
+    WAYS,
+    Crossing,
+    PeerLink,
+    PeerState,
+)
+from collbench.model.run import NO_PEERS, DataPoint, Device, Measurement, Refusal, Sample
 from collbench.model.units import format_size
+from tests.builders import gpus, run_of
 
 _HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=8.0)
 Fault = tuple[int, int, Work]
@@ -156,3 +170,51 @@ def test_a_full_gpu_fails_its_links() -> None:
     machine.capacity = 100
     links = machine.examined()
     assert _bad(links) == {(0, 1): PeerState.FAILS, (1, 0): PeerState.FAILS}
+
+
+def test_what_is_known_to_deliver_is_not_sent_again_and_what_failed_counts() -> None:
+    """Of random links that a run has measured, sound, broken or in part, only the sound ones are left alone."""
+    random = Random(7)
+    for _ in range(200):
+        count = random.randint(2, 5)
+        machine = _Machine(count)
+        known: dict[tuple[int, int], tuple[Crossing, ...]] = {}
+        for link in permutations(range(count), 2):
+            works = tuple(Crossing(work, 2**26, gbs=20.0) for work in WAYS)
+            hangs = Crossing(random.choice(BY_PEER_ACCESS), 2**26, failure=_HANG)
+            known[link] = random.choice([works, works, works[:2], (), (hangs,), (*works, hangs)])
+        links, _ = examine(count, machine.opening, known)
+        sent = {line.split()[-1] for line in machine.log if not line.startswith("open")}
+        failed = {link for link, before in known.items() if any(one.failure for one in before)}
+        whole = {link for link, before in known.items() if {one.work for one in before if one.gbs} == set(WAYS)}
+        assert sent == {f"{source}>{destination}" for source, destination in known.keys() - (whole - failed)}
+        assert _bad({link: PeerLink(link, crossed) for link, crossed in links.items()}) == dict.fromkeys(
+            failed, PeerState.HANGS
+        )
+        assert all(links[link] == known[link] for link in whole - failed)
+
+
+def test_a_runs_copies_show_its_links_by_isolated_trials() -> None:
+    def copied(work: Work, members: tuple[int, ...], *trials: tuple[float, bool], **more: Any) -> Measurement:
+        samples = [Sample((seconds, seconds * 2, seconds), 4, concurrent) for seconds, concurrent in trials]
+        return Measurement(DataPoint(work.operation, members, 10**6, work.variant), samples, **more)
+
+    untried = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW)
+    run = run_of(
+        gpus(2),
+        [
+            copied(KERNEL_WRITE, (0, 1), (1e-3, True), (1e-4, False), (2e-4, False), (1e-4, False)),
+            copied(COPY_ENGINE, (0, 1), (1e-3, True)),
+            copied(KERNEL_READ, (1, 0), failure=_HANG),
+            copied(KERNEL_WRITE, (1, 0), (1e-3, False), wrong=3),
+            copied(COPY_ENGINE, (1, 0), failure=untried),
+            copied(Work(Operation.ALLREDUCE), (0, 1), (1e-3, False)),
+        ],
+    )
+    found = crossings_of(run)
+    assert {(one.work, one.gbs) for one in found[0, 1]} == {(KERNEL_WRITE, 10.0), (COPY_ENGINE, 1.0)}
+    assert {(one.work, one.state) for one in found[1, 0]} == {
+        (KERNEL_READ, PeerState.HANGS),
+        (KERNEL_WRITE, PeerState.CORRUPTS),
+    }
+    assert found.keys() == {(0, 1), (1, 0)}

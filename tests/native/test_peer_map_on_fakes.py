@@ -94,6 +94,31 @@ def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("fault", "state", "status"),
+    [({}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4)],
+)
+def test_check_has_the_map_and_goes_on_after_a_fault(
+    fakes: Fakes, tmp_path: Path, fault: dict[str, str], state: str, status: int
+) -> None:
+    """What the run measured of sound links is not sent again; links that it did not come to are examined."""
+    command = [sys.executable, "-m", "collbench", "check", "--backend", "cuda", "--json", "--sizes", "64K"]
+    variables = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}
+    plan = {"gpus": 2, "memory": 4096 * _MIB, "free": _FREE_FOR_NCCL} | fault
+    done = fakes.run([*command, "--budget", "10ms"], tmp_path, variables, **plan)
+    assert done.stdout, done.stderr
+    answer = json.loads(done.stdout)
+    mapped = answer["p2p"]
+    states = _states(mapped)
+    assert (done.code, answer["exit_status"]) == (max(status, done.code), done.code)
+    assert mapped["exit_status"] == status
+    assert len(states) == 2
+    assert {link: one for link, one in states.items() if one != "works"} == ({} if status == 0 else {(0, 1): state})
+    if status == 0:
+        assert {one["size_bytes"] for link in mapped["links"] for one in link["messages"]} == {2**16}
+        assert {link["nccl"] for link in mapped["links"]} == {"P2P/direct pointer/read"}
+
+
 def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fakes, tmp_path: Path) -> None:
     _, answer = _mapped(fakes, tmp_path, gpus=3, free=f"{_FREE},2=1000")
 

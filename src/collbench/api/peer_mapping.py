@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import permutations
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.judge.peer_causes import PeerCause, causes
@@ -22,12 +22,15 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Backend
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import UsageError
-from collbench.model.peer_map import CAPABILITIES, Link, PeerLink, PeerMap
-from collbench.model.run import Device, PeerStatus
+from collbench.model.peer_map import CAPABILITIES, Crossing, Link, PeerLink, PeerMap
+from collbench.model.run import Device, PeerStatus, Run
 
 # Free memory in which two processes may open a GPU at once: each takes its context, and three buffers of up to 1 GiB.
 # With less, the one for copies through the host opens when it is needed, and may find no room.
 _ROOM_FOR_TWO = 10 * 2**30
+
+
+Known: TypeAlias = Mapping[Link, tuple[Crossing, ...]]
 
 
 class Examined(NamedTuple):
@@ -43,16 +46,21 @@ def examine(
     fabric: str | None = None,
     nccl: str | None = None,
     seed: int | None = None,
+    measured: Run | None = None,
 ) -> Examined:
-    """Return what every link does by peer access, and why. Raises UsageError, MachineError."""
+    """Return what every link does by peer access, and why. Raises UsageError, MachineError.
+
+    The copies of a run that was `measured` here just now are not repeated where they delivered.
+    """
     if capabilities(backend).cores:
         raise UsageError("CPU cores have no P2P: --map-p2p needs GPUs, or --backend sim")
+    known = measurement.crossings_of(measured) if measured else {}
     if capabilities(backend).simulated:
-        return _simulated(devices, fabric, new_seed() if seed is None else seed)
-    return _on_gpus(devices, named_nccl(nccl))
+        return _simulated(devices, fabric, new_seed() if seed is None else seed, known)
+    return _on_gpus(devices, named_nccl(nccl), known)
 
 
-def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examined:
+def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Known) -> Examined:
     fabric = factory.simulated(fabric_name)
     whole = factory.simulated_backend(fabric, wanted, seed)
     devices, paths = whole.devices(), whole.paths()
@@ -63,7 +71,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examin
         used.append(factory.simulated_backend(fabric, indices, seed))
         return nullcontext(used[-1])
 
-    crossings, together = measurement.examine(len(devices), opening)
+    crossings, together = measurement.examine(len(devices), opening, known)
     reported = {path.devices: path.peer_access for path in paths}
     variables = whole.environment()
     links = []
@@ -86,7 +94,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int) -> Examin
     return Examined(peer_map, causes(peer_map, facts))
 
 
-def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
+def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examined:
     from collbench.machine.doctor import collect  # late: pynvml
     from collbench.measurement.backends.isolated import IsolatedBackend
     from collbench.measurement.backends.nccl_transports import TIMEOUTS, TransportProbe
@@ -113,7 +121,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None) -> Examined:
                 finally:
                     backend.reap()
 
-            crossings, together = measurement.examine(len(devices), opening)
+            crossings, together = measurement.examine(len(devices), opening, known)
             said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
         transports, trouble = probe.ask(devices, nccl_path)
     finally:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+from rich.text import Text
 
 from collbench.api.checking import ToolTexts, refuse_cores, shortfall
 from collbench.api.measuring import MeasureOptions, planned
@@ -15,9 +16,13 @@ from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.measurement.backends import factory
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
+
+if TYPE_CHECKING:
+    from collbench.api.peer_mapping import Examined
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _topology = click.option(
@@ -57,11 +62,12 @@ def check(
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
     RUN.JSON may be a run of any machine. Without it, check first measures this machine: every link and pair at 64M,
-    staged copies, and host memory. It then measures suspect pairs again, isolated. --quick is a health check for a
+    staged copies, and host memory. It then measures suspect pairs again, isolated, and asks NCCL and the tools what
+    they do with P2P. --quick is a health check for a
     prolog: it measures only links and pairs, isolated, and fails if a GPU could not be checked. Exit status: 0 they
     agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement failed or nothing was judged.
 
-    --map-p2p answers one question instead, in seconds: does P2P work here? It saves no run.
+    --map-p2p answers only whether P2P works here, in seconds, also for small messages. It saves no run.
 
     \b
     Examples:
@@ -83,8 +89,14 @@ def check(
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)
+    examined = None
+    if run_file is None and not run.settings.quick and len(run.devices) > 1 and not capabilities(run.backend).cores:
+        from collbench.api.peer_mapping import examine  # late, as in _map_peers
+
+        of_run = (measure_options.devices, run.backend, measure_options.fabric, measure_options.nccl)
+        examined = examine(*of_run, run.settings.seed, measured=run)
     lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick)
-    _show(texts.applied(run), lacking, as_json=as_json)
+    _show(texts.applied(run), lacking, examined, as_json=as_json)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
@@ -137,17 +149,25 @@ def _fails(run: Run) -> bool:
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
-def _show(run: Run, lacking: str, *, as_json: bool) -> None:
-    """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
+def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -> None:
+    """Print the verdicts and the map of P2P, what is worse first, and leave with the worst status.
+
+    A shortfall is a failure, too.
+    """
     from collbench.judge.diagnose import judge  # late: numpy
-    from collbench.report.text import verdicts
+    from collbench.report.text import peer_map, verdicts
 
     all_verdicts = judge(run)
-    status = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
+    judged = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
+    of_peers = peer_map.status(examined.peer_map) if examined else ExitStatus.DONE
+    status = max(judged, of_peers)
     if as_json:
-        echo(verdicts.dumps(run, all_verdicts, status, lacking), end="")
+        peers = peer_map.as_json(*examined, of_peers) if examined else None
+        echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
     else:
-        show_page(verdicts.page(run, all_verdicts, prose_width(), lacking))
+        mapped = [*peer_map.part(*examined, prose_width())] if examined else []
+        first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
+        show_page([*first, *verdicts.page(run, all_verdicts, prose_width(), lacking, further)])
     if lacking:
         sys.stdout.flush()  # a full disk is reported first
         say(lacking)

@@ -6,7 +6,7 @@ of its own on its two devices, which tries what has not failed yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import permutations
@@ -16,8 +16,17 @@ from collbench.measurement.backends.protocol import Backend, Step, time_step
 from collbench.model.errors import CollbenchError, DataCorruption, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Work
-from collbench.model.peer_map import COPY_ENGINE, KERNEL_WRITE, THROUGH_HOST, WAYS, Crossing, Link, PeerState
-from collbench.model.run import Refusal, SkipKind
+from collbench.model.peer_map import (
+    BY_PEER_ACCESS,
+    COPY_ENGINE,
+    KERNEL_WRITE,
+    THROUGH_HOST,
+    WAYS,
+    Crossing,
+    Link,
+    PeerState,
+)
+from collbench.model.run import Refusal, Run, SkipKind
 
 # A message that a mailbox or a write buffer may hold, and one that shows the rate within some percent: 16 MiB take
 # 40 us over NVLink and 5 ms through host memory, so that 56 links take a few seconds.
@@ -31,11 +40,55 @@ _MOST_PEERS = 8
 Opening = Callable[[tuple[int, ...]], AbstractContextManager[Backend]]
 
 
-def examine(count: int, opening: Opening) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
-    """Return what crossed each link of `count` devices, and why one process could not open them all; None if it did."""
-    found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(permutations(range(count), 2), ())
+def crossings_of(run: Run) -> dict[Link, tuple[Crossing, ...]]:
+    """Return what the copies of a run show of each link: their rates, and what failed of them."""
+    found: dict[Link, tuple[Crossing, ...]] = {}
+    for measurement in run.measurements:
+        point = measurement.point
+        if point.work not in WAYS or measurement.untried:
+            continue
+        work, size, link = point.work, point.size_bytes, (point.members[0], point.members[1])
+        if measurement.wrong:
+            one = Crossing(work, size, wrong=WrongData(work, size, link, measurement.wrong))
+        elif measurement.failure:
+            one = Crossing(work, size, failure=measurement.failure)
+        elif measurement.samples:
+            alone = [sample for sample in measurement.samples if not sample.concurrent] or measurement.samples
+            one = Crossing(work, size, gbs=size / median(median(sample.seconds) for sample in alone) / 1e9)
+        else:
+            continue
+        found[link] = (*found.get(link, ()), one)
+    return found
+
+
+def _is_sound(crossings: tuple[Crossing, ...]) -> bool:
+    works = {one.work for one in crossings if one.state is PeerState.WORKS}
+    return works.issuperset(BY_PEER_ACCESS) and not any(map(_is_trouble, crossings))
+
+
+def examine(
+    count: int, opening: Opening, known: Mapping[Link, tuple[Crossing, ...]] | None = None
+) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
+    """Return what crossed each link of `count` devices, and why one process could not open them all; None if it did.
+
+    Links that are `known` to deliver are not examined; what is known to have failed on a link counts.
+    """
+    before = known or {}
+    every = list(permutations(range(count), 2))
+    sound = {link: before[link] for link in every if link in before and _is_sound(before[link])}
+    found, together = _examined([link for link in every if link not in sound], count, opening)
+    failed = {link: tuple(filter(_is_trouble, before.get(link, ()))) for link in found}
+    return {link: sound.get(link) or (*failed[link], *found[link]) for link in every}, together
+
+
+def _examined(
+    links: Sequence[Link], count: int, opening: Opening
+) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
+    found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(links, ())
     unstaged: dict[tuple[Work, int], Crossing] = {}
     together: Failure | None = None
+    if not links:
+        return found, together
     try:
         with opening(tuple(range(count))) as backend:
             refusals = {(link, work): backend.can_run(work, link) for link in found for work in WAYS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -89,12 +90,36 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
 
 def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
-    devices = peer_map.devices
-    simulated = " (sim)" if peer_map.fabric else ""
-    yield Text(named(f"{'answer':<10}{answer(peer_map)}{simulated}", width))
+    yield from _answered("answer", peer_map, width)
     yield Text("")
     yield _links(peer_map)
     yield Text("")
+    yield from _explained(peer_map, every, width)
+    where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
+    compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
+    count = amount(len(peer_map.links), "link")
+    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
+    yield _line("examined", f"{note}; docs/p2p.md", width)
+
+
+def part(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+    """Yield what the page of `check` has of it: the answer, and what went wrong with causes and fixes.
+
+    That the driver offers none for some links needs no explanation there.
+    """
+    yield from _answered("p2p", peer_map, width)
+    if status(peer_map) is not ExitStatus.DONE or _unused(peer_map):
+        offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
+        yield from _explained(peer_map, [cause for cause in every if offered.intersection(cause.links)], width)
+
+
+def _answered(name: str, peer_map: PeerMap, width: int) -> Iterator[RenderableType]:
+    simulated = " (sim)" if peer_map.fabric else ""
+    yield Text(named(f"{name:<10}{answer(peer_map)}{simulated}", width))
+
+
+def _explained(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+    devices = peer_map.devices
     for link in peer_map.links:
         if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
@@ -115,11 +140,6 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[
         yield _line("fix", cause.fix, width)
     for text in workarounds(peer_map):
         yield _line("meanwhile", text, width)
-    where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
-    compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
-    count = amount(len(peer_map.links), "link")
-    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
-    yield _line("examined", f"{note}; docs/p2p.md", width)
 
 
 def answer(peer_map: PeerMap) -> str:
@@ -168,10 +188,14 @@ def _nccl(peer_map: PeerMap) -> str:
     if peer_map.nccl_failure is not None:
         return "NCCL fails"
     working = [link for link in peer_map.links if link.state is PeerState.WORKS]
-    unused = [link.devices for link in working if link.nccl and "P2P/" not in link.nccl]
-    if unused:
+    if unused := _unused(peer_map):
         return f"NCCL does not use it for {_names(unused, peer_map)}"
     return "NCCL uses it" if all(link.nccl for link in working) else "what NCCL uses is not known"
+
+
+def _unused(peer_map: PeerMap) -> list[Link]:
+    working = (link for link in peer_map.links if link.state is PeerState.WORKS)
+    return [link.devices for link in working if link.nccl and "P2P/" not in link.nccl]
 
 
 def _links(peer_map: PeerMap) -> RenderableType:
@@ -232,9 +256,14 @@ def _why(one: Crossing, devices: Sequence[Device]) -> str:
 
 
 def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:
-    """Return the map as JSON (docs/p2p.md)."""
+    """Return the map as JSON text (docs/p2p.md)."""
+    return json.dumps(as_json(peer_map, every, exit_status), ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+
+
+def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> dict[str, Any]:
+    """Return the same in JSON's own types."""
     devices = peer_map.devices
-    body = {
+    return {
         "format": "collbench-p2p",
         "format_version": _VERSION,
         "backend": peer_map.backend,
@@ -259,7 +288,6 @@ def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> st
         ],
         "meanwhile": list(workarounds(peer_map)),
     }
-    return json.dumps(body, ensure_ascii=True, indent=2, allow_nan=False) + "\n"
 
 
 def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, object]:

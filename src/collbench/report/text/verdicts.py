@@ -61,11 +61,16 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
 
 
 def page(
-    run: Run, verdicts: Sequence[Verdict], width: int = WIDE, shortfall: str = ""
+    run: Run,
+    verdicts: Sequence[Verdict],
+    width: int = WIDE,
+    shortfall: str = "",
+    further: Sequence[RenderableType] = (),
 ) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom, wrapped to `width` columns, except commands.
 
-    The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses.
+    The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses, `further`
+    what else was examined.
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
@@ -90,15 +95,17 @@ def page(
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
         yield from both("verdicts", Text(), _block(run, verdict, width))
-    further = faults[_MOST_EXPLAINED:]
-    if further:
-        heads = [_head(run, verdict, width) for verdict in further[:_MOST_NAMED]]
+    others = faults[_MOST_EXPLAINED:]
+    if others:
+        heads = [_head(run, verdict, width) for verdict in others[:_MOST_NAMED]]
         yield from short(Text("\n" + "\n".join(heads)))
-    yield from short(*more(len(further) - _MOST_NAMED))
-    for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
+    yield from short(*more(len(others) - _MOST_NAMED))
+    for verdict in (*others, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _block(run, verdict, width))
     yield from whole("verdicts", Text(), concluded, *judged)
     yield from whole("notes", *(Text(_field("not done", line, width)) for line in undone))
+    if further:
+        yield from (*([Text()] if faults else []), *further)
     yield from short(Lines(f"\n{origin(run)}"))
 
 
@@ -112,11 +119,16 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
         yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
 
 
-def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
-    """Return the verdicts as JSON text (docs/check.md); `exit_status` is that of the command."""
-    return (
-        json.dumps(as_json(run, verdicts, exit_status, shortfall), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-    )
+def dumps(
+    run: Run,
+    verdicts: Sequence[Verdict],
+    exit_status: int | None = None,
+    shortfall: str = "",
+    peers: dict[str, Any] | None = None,
+) -> str:
+    """Return the verdicts as JSON text (docs/check.md): `exit_status` is the command's, `peers` its map of P2P."""
+    body = as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers}
+    return json.dumps(body, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def as_json(
