@@ -106,7 +106,7 @@ def nodes(  # noqa: PLR0913 - options
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 
     All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspect nodes. So 128
-    nodes need 600 to 1,000 measurements, not 8,128. Start it with one process for each GPU, or simulate a cluster.
+    nodes need 600 to 1,200 measurements, not 8,128. Start it with one process for each GPU, or simulate a cluster.
 
     \b
     Examples:
