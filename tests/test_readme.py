@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,38 +35,53 @@ def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
         yield shlex.split(command), [part.strip("\n") for part in "\n".join(lines).split(f"\n{LEFT_OUT}\n")]
 
 
-def page(args: list[str], program: Program) -> str:
+def page(args: list[str], program: Program, folder: Path) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
     if args[0] == "ablate":
         return text(
             ablation.page(ablations.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
         )
-    again = ["show", "run.json"] if args == ["pairs"] else args  # the same page, without measuring
-    result = program(*(str(RUN) if word == "run.json" else word for word in again))
+    if args == ["pairs"]:  # the same page, without measuring
+        with tarfile.open(RESULTS / "2026-11-21-4xh200-judging" / "runs.tar.gz") as archive:
+            archive.extract("busy.json", folder, filter="data")
+        args = ["show", str(folder / "busy.json")]
+    result = program(*(str(RUN) if word == "run.json" else word for word in args))
     assert (result.status, result.err) == (0, "")
     return result.out
 
 
 @pytest.mark.parametrize(("args", "parts"), list(sessions(README)), ids=lambda value: value[0].partition("\n")[0])
-def test_an_output_is_the_one_of_a_committed_run(args: list[str], parts: list[str], program: Program) -> None:
-    printed = page(args, program)
+def test_an_output_is_the_one_of_a_committed_run(
+    args: list[str], parts: list[str], program: Program, tmp_path: Path
+) -> None:
+    printed = page(args, program, tmp_path)
     positions = [printed.find(f"{part}\n") for part in parts]
     assert [part for part, position in zip(parts, positions, strict=True) if position < 0] == []
     assert positions == sorted(positions)
 
 
 def test_it_shows_outputs_at_all() -> None:
-    assert {args[0] for args, _ in sessions(README)} >= {"pairs", "ablate", "compare", "predict"}
+    assert {args[0] for args, _ in sessions(README)} >= {"pairs", "ablate", "compare"}
 
 
-def test_it_begins_with_one_sentence_and_a_figure_of_a_committed_run() -> None:
+def test_it_begins_with_one_sentence_and_a_picture_that_says_that_it_is_simulated() -> None:
     title, sentence, figure, *_ = README.split("\n\n")
     assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
-    match = re.fullmatch(
-        r"!\[.+\]\((docs/figures/.+\.svg)\)", figure
-    )  # tests/report/plot/test_figures.py draws it again
+    match = re.fullmatch(r"!\[.+\bsim\b.+\]\((docs/figures/.+-sim\.png)\)", figure)
     assert match
-    assert (ROOT / match[1]).is_file()
+    picture = (ROOT / match[1]).read_bytes()  # benchmarks/report_picture.py
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) <= 150_000
+
+
+def test_each_question_has_a_command_and_a_page() -> None:
+    table = README.partition("| You ask | You type | More |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    assert len(rows) > 6
+    for question, command, more in rows:
+        assert question[0].isupper()
+        assert "collbench" in command
+        assert "](docs/" in more
 
 
 def test_it_takes_five_minutes() -> None:

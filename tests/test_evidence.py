@@ -1,0 +1,38 @@
+"""The figures of the README, of benchmarks/README.md and of the results page are computed from kept raw files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "benchmarks" / "evidence.py"
+_COMPUTED = re.compile(r"<!-- evidence: [\w-]+ -->\n.*?<!-- end -->", re.DOTALL)
+_PRINTED = re.compile(r"^ {4}.*$", re.MULTILINE)  # transcripts are compared in test_readme.py
+# A rate, a time, a share, a ratio, an outcome of so many trials.
+_FIGURE = re.compile(r"\d(?: ?%| (?:GB/s|µs|ns|ms)\b|×)|\b\d[\d,]* of \d[\d,]*\b|\b[01]\.\d{2,}")
+_DEFINITIONS = ("95% confidence intervals",)
+
+
+def test_the_pages_say_what_the_kept_files_give() -> None:
+    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md"])
+def test_no_figure_stands_outside_the_computed_parts(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    written = _PRINTED.sub("", _COMPUTED.sub("", page))
+    for words in _DEFINITIONS:
+        written = written.replace(words, "")
+    assert _COMPUTED.search(page)
+    assert _FIGURE.findall(written) == []
+
+
+@pytest.mark.parametrize("figure", ["327 GB/s", "within 1%", "44 of 48", "0.9943", "6.9× as long", "1.32 times"])
+def test_a_figure_is_seen(figure: str) -> None:
+    assert _FIGURE.search(f"It is {figure} here.")
