@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import extra_time
 import results_tables
 from kept import agreement, decisions, jobs
 from kept.agreement import Row
@@ -58,8 +59,7 @@ def trust() -> str:
     copies, farthest = agreement.copies(agreement.PEERS, 4, 3)
     four, two = agreement.collectives(agreement.PEERS, 4, 3), agreement.collectives(agreement.NATIVE, 2, 2)
     engine = copies.select("ce-")
-    steps, recorded = jobs.steps(), jobs.recorded()
-    in_step, in_extra = (sum(met) for met in zip(*map(jobs.bars, [*steps, *recorded]), strict=True))
+    every, bound = (jobs.errors()[part] for part in ("all", "GPU-bound"))
     return bullets(
         f"**Copies** by copy engine from 64 MiB on reach {agreement.range_of(engine)} of nvbandwidth's rates on the "
         f"median link of four H200, and {min(farthest.select('ce-')):.4f} on the link that is farthest off.",
@@ -70,9 +70,9 @@ def trust() -> str:
         f"nccl-tests `-G` does not correspond ({four.within('graph', large=True)}): it allocates by `ncclMemAlloc`, "
         "and NCCL registers such buffers when a graph captures them. A job's ordinary buffers are not registered; "
         "`--registration buffer` measures registered ones.",
-        f"**Predictions** by `predict` of {len(steps) + len(recorded)} measured steps: {in_step} within 5% of the "
-        f"step, {in_extra} within 25% of the time that communication adds. A job that waits for its host is predicted "
-        "too fast; `ablate` measures instead.",
+        f"**Predictions** by `predict` of how much longer a step takes without P2P are off by {bound['now']:.1f} ms on "
+        f'average for {bound["count"]} steps that the GPU limits ("no change": {bound["no change"]:.1f}), and by '
+        f"{every['now']:.1f} ms for all {every['count']} ({every['no change']:.1f}); `ablate` measures instead.",
     )
 
 
@@ -115,12 +115,6 @@ def four_machines() -> str:
     )
 
 
-def met(predictions: Sequence[jobs.Prediction]) -> str:
-    """Return how many predictions meet both bars."""
-    step, extra = (sum(one) for one in zip(*map(jobs.bars, predictions), strict=True))
-    return f"The step is within 5% in {step} of {len(predictions)} rows, the extra time within 25% in {extra}."
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "busy": busy,
     "worth": worth,
@@ -135,11 +129,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "four-machines": four_machines,
     "shortened": lambda: textwrap.fill(jobs.shortened(), _WIDTH),
     "host-costs": lambda: textwrap.fill(jobs.host_costs(), _WIDTH),
-    "steps": jobs.steps_table,
-    "steps-met": lambda: met(jobs.steps()),
-    "recorded": lambda: "\n".join(jobs.recorded_table()),
-    "recorded-met": lambda: met(jobs.recorded()),
-    "responses": lambda: "\n".join(jobs.responses_table()),
+    "extra-time": lambda: "\n".join(extra_time.table(jobs.comparisons())),
 }
 
 

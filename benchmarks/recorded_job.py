@@ -1,4 +1,4 @@
-"""Jobs in plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
+"""Jobs in plain torch for recording.py and extra_time.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
 
 JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network after a
 hyphen, such as ddp-gpt2-medium or tp-large.

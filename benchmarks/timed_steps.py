@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the steps of several training jobs in one process per GPU; steps.py compares them with `predict`.
+"""Times the steps of several training jobs in one process per GPU; extra_time.py compares them with `predict`.
 
     collbench train --devices 0,1 benchmarks/timed_steps.py --model gpt2 --out OUT --arm p2p
     NCCL_P2P_DISABLE=1 collbench train --devices 0,1 benchmarks/timed_steps.py --model vit-b/16 --out OUT --arm nop2p

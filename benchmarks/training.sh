@@ -4,8 +4,8 @@
 # Needs no network.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
 #   Minutes on 4 × H200, by PART: curves 2, gpt2 9 (1.5 for each ablation), bound 6, buckets 1, scaling 7, launch 2; `all`
-#   is all of these. `overlap` and `steps`, on two GPUs, measure what benchmarks/steps.py compares with `predict`: factors
-#   of overlap (2.5 min) and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without (4 min). A job of `steps` is
+#   is all of these. On two GPUs, `overlap` measures factors of overlap (2.5 min), and `steps` (with `curves`) what
+#   benchmarks/extra_time.py compares with `predict`: steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without (4 min). A job of `steps` is
 #   one model in one arm, all strategies and batches in one process per GPU.
 #   Each command has a time limit. To split long parts into several calls, set ABLATIONS='ddp-2-bf16 …' for gpt2, and
 #   MODELS=gpt2 for steps.
@@ -130,7 +130,6 @@ steps() { # steps without exchange, of DDP and of FSDP2, at small and large batc
             arm=()
         done
     done
-    step 60 "$python" "$here/benchmarks/steps.py" "$out" --json "$out/steps.json"
 }
 
 buckets() { # the messages of a step
@@ -145,34 +144,6 @@ scaling() {
 
 launch() {
     step 240 "$python" "$here/benchmarks/launch_cost.py" --out "$out"
-}
-
-compare() { # compare predicted and measured steps, if both exist; uses no GPU
-    local list=$out/predicted.toml
-    compgen -G "$out/ablate-*.json" > /dev/null || return 0
-    : > "$list"
-    for file in "$out"/ablate-*.json; do
-        local name; name=$(basename "$file" .json)
-        local strategy world dtype
-        IFS=- read -r _ strategy world dtype <<< "$name"
-        # the most time that the GPU itself can need: the step without exchange, if part `bound` timed it
-        local gpu_ms; gpu_ms=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-bound-local-$world-$dtype-batch4-p2p.txt" 2> /dev/null)
-        cat >> "$list" <<CELL
-[[cell]]
-label = "${strategy^^} $dtype, $world GPUs"
-fast = ["curves-$world-p2p-allreduce.json", "curves-$world-p2p-allgather.json", "curves-$world-p2p-reducescatter.json"]
-slow = ["curves-$world-nop2p-allreduce.json", "curves-$world-nop2p-allgather.json", "curves-$world-nop2p-reducescatter.json"]
-ablation = "$name.json"
-strategy = "$strategy"
-gpus = $world
-dtype = "$([ "$dtype" = fp32 ] && echo fp32 || echo bf16)"
-grad_dtype = "$([ "$dtype" = bf16 ] && echo bf16 || echo fp32)"
-${gpu_ms:+gpu_time_ms = $gpu_ms
-gpu_time_source = \"the step of DDP that exchanges nothing: gpt2-bound-local-$world-$dtype-batch4-p2p.txt\"
-}
-CELL
-    done
-    step 60 "$python" "$here/benchmarks/predicted.py" "$list" --json "$out/predicted.json"
 }
 
 if [ "$DRY" ]; then
@@ -192,6 +163,5 @@ cd "$out" || exit 1 # outside the source tree, so that the installed collbench r
 [ "$part" = all ] || [ "$part" = buckets ] && buckets
 [ "$part" = all ] || [ "$part" = scaling ] && scaling
 [ "$part" = all ] || [ "$part" = launch ] && launch
-[ "$part" = all ] || [ "$part" = gpt2 ] || [ "$part" = bound ] && compare
 echo "$failed steps failed"
 exit $((failed > 0))

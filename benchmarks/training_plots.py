@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what a session of training.sh measured: steps with and without P2P, scaling, predicted against measured.
+"""Draws what a session of training.sh measured: steps with and without P2P, scaling.
 
     python benchmarks/training_plots.py benchmarks/results/DATE-MACHINE
 
-Only reads files, and writes ablation.svg, scaling.svg and predicted.svg next to them, if their figures exist.
+Only reads files, and writes ablation.svg and scaling.svg next to them, if their figures exist.
 The same files give the same bytes. Needs matplotlib.
 """
 
@@ -171,40 +171,9 @@ def _line(axes: Axes, points: Sequence[dict[str, float]], what: str, name: str, 
     axes.errorbar(x, y, margins, color=COLOURS[number], marker=MARKERS[number], ls=style, label=name, capsize=2, ms=4)
 
 
-def predicted(folder: Path) -> Picture | None:
-    """Return the picture of predicted over measured extra time, with the predicted band and the measured interval."""
-    data = results.loaded(folder / "predicted.json")
-    if data is None or not data["cells"]:
-        return None
-    first = max(results.ablations(folder), key=lambda span: span.ranks).ablation
-    title = "Extra time of a step without P2P: predicted against measured"
-    footnote = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25% around equal; "
-    footnote += "hollow: predicted without knowing the host's own time"
-    figure, (axes,) = _figure(1, title, footnote, wide=5.2)
-    for number, cell in enumerate(data["cells"]):
-        x, y = cell["measured_ms"], cell["predicted_ms"]
-        y_error, x_error = ([[span["middle"] - span["low"]], [span["high"] - span["middle"]]] for span in (y, x))
-        style: dict[str, Any] = {
-            "marker": MARKERS[number % len(MARKERS)],
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": "none",
-        }
-        axes.errorbar(x["middle"], y["middle"], y_error, x_error, label=cell["label"], capsize=2, **style)
-        if cell.get("without_host"):
-            axes.plot(x["middle"], cell["without_host"]["predicted_ms"]["middle"], fillstyle="none", **style)
-    limit = 1.1 * max(cell[key]["high"] for cell in data["cells"] for key in ("measured_ms", "predicted_ms"))
-    axes.fill_between([0, limit], [0, 0.75 * limit], [0, 1.25 * limit], color="#7F7F7F", alpha=0.2, linewidth=0)
-    axes.plot([0, limit], [0, limit], color="#595959", linewidth=0.8)
-    axes.set(xlabel="measured, ms", ylabel="predicted, ms", xlim=(0, limit), ylim=(0, limit))
-    axes.legend(frameon=False, fontsize=7)
-    errors = "; ".join(f"{cell['label']} {cell['error']:+.0%}" for cell in data["cells"])
-    return Picture(figure, title, f"{footnote}. Errors: {errors}")
-
-
 PICTURES: dict[str, Callable[[Path], Picture | None]] = {
     "ablation": ablation,
     "scaling": scaling,
-    "predicted": predicted,
 }
 
 

@@ -350,55 +350,24 @@ def printed(*args: str) -> Any:
 
 def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     run = collbench.measure("pairs", **SIMULATED | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
-    predicted = collbench.predict(run, model="gpt2", strategy=["ddp", "fsdp"], gpus=[2, 4], step_time=0.022)
-    args = ("--model", "gpt2", "--strategy", "ddp,fsdp", "--gpus", "2,4", "--step-time", "22ms", "--json")
+    predicted = collbench.predict(run, params="124M", strategy="fsdp", gpus=[2, 4])
+    args = ("--params", "124M", "--strategy", "fsdp", "--gpus", "2,4", "--json")
     reported = printed("predict", str(tmp_path / "run.json"), *args)
-    assert prediction.as_json(run, predicted) == reported
-    assert collbench.predict([run], model="gpt2", gpus=2).cases == collbench.predict(run, model="gpt2", gpus=2).cases
-
-
-def test_predict_takes_runs_of_overlap(state: Path, tmp_path: Path) -> None:
-    """Saved ones are the command's default, not Python's, which gets runs."""
-    machine: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "seed": 1}
-    run = collbench.measure("pairs", **machine | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
-    overlap_run = collbench.overlap(sizes=["16M", "64M"], **machine)
-    options: dict[str, Any] = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
-    without, with_overlap, with_list = (
-        collbench.predict(run, **options, **more) for more in ({}, {"overlap": overlap_run}, {"overlap": [overlap_run]})
-    )
-    assert (without.overlap, with_overlap.cases) == ((), with_list.cases)
-    before, after = (predicted.cases[0].best.step for predicted in (without, with_overlap))
-    assert before is not None
-    assert after is not None
-    assert after[1] > before[1]
-    args = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--json")
-    reported = printed("predict", str(tmp_path / "run.json"), *args)
-    as_json = prediction.as_json(run, with_overlap)
-    assert reported["cases"] == as_json["cases"]
-    strange: list[Any] = ["over.json", [None]]
-    for argument in strange:
-        with pytest.raises(collbench.Error):
-            collbench.predict(run, **options, overlap=argument)
-    with pytest.raises(collbench.Error):
-        collbench.predict(run, model="gpt2", registration="window")
+    assert json.loads(json.dumps(prediction.training_json(predicted))) == reported
+    assert collbench.predict([run], params=124_000_000).cases == collbench.predict(run, params="124M").cases
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"model": "gpt2", "registration": "best"},
-        {"model": "gpt2", "params": "1B"},
-        {"model": 7},
-        {"model": "gpt2", "layers": 2},
-        {"model": "gpt2", "gpus": 1},
-        {"model": "gpt2", "gpus": "2"},
-        {"model": "gpt2", "dtype": "float32"},
-        {"model": "gpt2", "step_time": "22ms"},
-        {"model": "gpt2", "step_time": 0.02, "gpu_time": 0.03},
-        {"model": "gpt2", "timed_on": "best"},
-        {"model": "gpt2", "strategy": "hope"},
-        {"model": "gpt2", "bucket": 0},
+        {"params": None},
+        {"params": 0},
+        {"params": "1B", "layers": 0},
+        {"params": "1B", "gpus": 1},
+        {"params": "1B", "gpus": "2"},
+        {"params": "1B", "dtype": "float32"},
+        {"params": "1B", "strategy": "hope"},
+        {"params": "1B", "strategy": ["ddp"]},
         {"params": "many"},
     ],
 )
@@ -410,7 +379,7 @@ def test_what_cannot_be_predicted_is_one_of_our_errors(options: dict[str, Any]) 
 @pytest.mark.parametrize("argument", ["run.json", [], [None], 7])
 def test_only_runs_are_predicted_from(argument: Any) -> None:
     with pytest.raises(collbench.Error):
-        collbench.predict(argument, model="gpt2")
+        collbench.predict(argument, params="1B")
 
 
 def test_nodes_is_the_command() -> None:
@@ -555,9 +524,8 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
         "compare": ({"base": run, "new": run}, "base new fail_below"),
         "explain": ({"found": (), "run": run}, "found run"),
         "predict": (
-            {"runs": run, "model": "gpt2", "gpus": 2, "step_time": 0.02},
-            "runs model layers strategy dtype grad_dtype micro_batches gpus step_time timed_on gpu_time host_phases "
-            "head_share shard bucket overlap registration params",
+            {"runs": run, "params": "1B", "gpus": 2},
+            "runs layers strategy dtype gpus params",
         ),
         "measure": (
             {"command": "allreduce", "quick": True, **ON_TITAN},

@@ -69,7 +69,7 @@ def returned() -> dict[str, Callable[[Path, Path], Any]]:
         "verdict": lambda pairs, _: collbench.check(load(pairs))[0],
         "comparison": lambda pairs, _: collbench.compare(load(pairs), load(pairs)),
         "tails": lambda _, allreduce: collbench.tails(load(allreduce))[0],
-        "prediction": lambda pairs, _: collbench.predict(load(pairs), model="gpt2", gpus=2, step_time=0.022),
+        "prediction": lambda pairs, _: collbench.predict(load(pairs), params="1M", gpus=2),
         "survey": lambda *_: collbench.nodes(4, backend="sim", fabric_cluster="thin-32", seed=1),
         "topology": lambda *_: collbench.topo(**FABRIC),
         "job": lambda *_: collbench.load_job(job),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
 from functools import cache
 
-from training.tables import markdown
+import extra_time
 
 from collbench.jobs import job_file
 from collbench.launch.ablation import load
@@ -17,35 +15,17 @@ from .agreement import Row
 
 TRAINING = "2026-11-21-4xh200-training"
 STEPS = "2026-11-22-2xh200-steps"
-RECORDED = "2026-11-23-2xh200-recorded-jobs/judged.md"
-RESPONSES = "2026-11-23-2xh200-responses"
+PREDICTION = "2026-11-26-prediction/extra-time.json"
 RECORDING = "2026-11-23-2xh200-recording"
 JAX = "2026-11-23-1xh200-jax"
 COST = "2026-11-23-2xh200-replay/cost.txt"
 PROGRAM = "2026-11-23-2xh200-replay/program.txt"
-STEP_BAR, EXTRA_BAR = 0.05, 0.25
 _GPT2_MEDIUM = (
     "2026-11-23-2xh200-ablation/ablate-second-machine.json",
     "2026-11-23-2xh200-replay/ablate.json",
     "2026-11-23-2xh200-replay/ablate-loaded.json",
 )
 _FIRST = "2026-11-23-2xh200-ablation/session.txt"
-_NAMES = {
-    "ddp-gpt2": "DDP, GPT-2 124M",
-    "ddp-gpt2-medium": "DDP, GPT-2 355M",
-    "fsdp2-gpt2": "FSDP2, GPT-2 124M",
-    "fsdp2-gpt2-medium": "FSDP2, GPT-2 355M",
-    "tp-small": "tensor parallel, 8 blocks of 2048",
-    "tp-large": "tensor parallel, 8 blocks of 4096",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A step without P2P: errors of the prediction, as shares of it and of its extra time, None without any."""
-
-    step: float
-    extra: float | None
 
 
 @cache
@@ -60,93 +40,21 @@ def worth() -> list[tuple[float, float, float]]:
     return [(middle, low, high) for middle, low, high in found]
 
 
-def steps() -> list[Prediction]:
-    """Return the predictions from curves and factors of overlap."""
-    rows = json.loads(files.text(f"{STEPS}/steps.json"))["rows"]
-    return [
-        Prediction(
-            row["with"]["step_ms"] / row["measured_ms"] - 1,
-            (row["with"]["step_ms"] - row["measured_ms"]) / (row["measured_ms"] - row["compute_ms"]),
-        )
-        for row in rows
-    ]
+@cache
+def comparisons() -> list[extra_time.Row]:
+    """Return what P2P is worth to steps, measured and predicted."""
+    return list(extra_time.kept_rows())
 
 
-def steps_table() -> str:
-    """Return docs/results.md's table of the same, as benchmarks/steps.py printed it."""
-    return files.text(f"{STEPS}/steps.md").partition("\n\n")[0]
-
-
-def _judged() -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in files.text(RECORDED).splitlines()]
-    return [row for row in rows if row[0] in _NAMES]
-
-
-def recorded() -> list[Prediction]:
-    """Return the predictions from records of jobs, as judged on that day."""
-    found = []
-    for _, fast, slow, predicted, _, _ in _judged():
-        (measured_fast, recorded_fast), measured = map(float, fast.split(", ")), float(slow)
-        middle, extra = float(predicted.split()[0]), measured - measured_fast
-        found.append(Prediction(middle / measured - 1, (middle - recorded_fast - extra) / extra if extra > 0 else None))
-    return found
-
-
-def recorded_table() -> list[str]:
-    """Return docs/results.md's table of recorded jobs."""
-    head = (
-        "job",
-        "step with P2P, ms: measured, recorded",
-        "without, measured",
-        "predicted (at least to at most)",
-        "error of the step",
-        "of the extra time",
-    )
-    rows = [
-        (_NAMES[job], fast, slow, predicted, step, "–" if "nan" in extra else extra)
-        for job, fast, slow, predicted, step, extra in _judged()
-    ]
-    return markdown(head, rows)
-
-
-def responses_table() -> list[str]:
-    """Return docs/results.md's table of jobs whose trace shows how they respond to longer transfers."""
-    head = (
-        "job",
-        "step with P2P, ms",
-        "without, measured",
-        "predicted (at least to at most)",
-        "error of the step",
-        "of the extra time",
-    )
-    rows = []
-    for job, arms in json.loads(files.text(f"{RESPONSES}/steps-ms.json")).items():
-        fast, slow = max(arms["p2p"]), max(arms["nop2p"])
-        data = json.loads(files.text(f"{RESPONSES}/{job}-predicted.json"))
-        parts = _PARTS.get(job, 1)
-        ends = [fast + parts * 1e3 * (end - data["recorded_step_seconds"]) for end in data["step_seconds"]]
-        low, middle, high = ends
-        rows.append(
-            (
-                _NAMES[job],
-                f"{fast:.2f}",
-                f"{slow:.2f}",
-                f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                f"{middle / slow - 1:+.1%}",
-                f"{(middle - slow) / (slow - fast):+.0%}",
-            )
-        )
-    return markdown(head, rows)
-
-
-_PARTS = {"tp-large": 16}  # equal parts of its step, of which the trace holds one
+def errors() -> dict[str, dict[str, float]]:
+    """Return the mean errors of `predict` in ms, by part."""
+    return extra_time.mean_errors(comparisons())
 
 
 def table() -> list[Row]:
     """Return the rows of jobs."""
     ratios = [load(path).result for path in sorted((files.RESULTS / TRAINING).glob("ablate-*.json"))]
-    predicted = json.loads(files.text(f"{TRAINING}/predicted.json"))["cells"]
-    ddp, fsdp = ([one for one in predicted if one["strategy"] == strategy] for strategy in ("ddp", "fsdp"))
+    every, bound, own = (errors()[part] for part in ("all", "GPU-bound", "recorded"))
     least, most = min(worth()), max(worth())
     rows: list[Row] = [
         (
@@ -159,37 +67,20 @@ def table() -> list[Row]:
             TRAINING,
         ),
         (
-            "extra time predicted from curves and the host's lanes, over measured: DDP on 2 and 4 GPUs; FSDP",
-            "; ".join(", ".join(f"{one['error']:+.0%}" for one in some) for some in (ddp, fsdp)),
-            "25%, FSDP missed",
-            f"{TRAINING}/predicted.json",
-        ),
-        (
             f"what P2P is worth to GPT-2 355M (DDP, amp, batch 16) on {len(worth())} machines, of a step",
             f"{least[0]:.1f}% to {most[0]:.1f}%",
             "± 3%",
             "2026-11-23-2xh200-ablation",
         ),
         (
-            "steps predicted from curves and factors of overlap: within 5%; extra time within 25%",
-            " and ".join(str(sum(within)) for within in zip(*map(bars, steps()), strict=True)) + f" of {len(steps())}",
-            "all, missed",
-            f"{STEPS}/steps.json",
-        ),
-        (
-            "steps without P2P predicted from a record: within 5%; extra time within 25%",
-            " and ".join(str(sum(within)) for within in zip(*map(bars, recorded()), strict=True))
-            + f" of {len(recorded())}",
-            "all, missed",
-            RECORDED,
+            f"extra ms of a step without P2P, predicted against measured, mean error: {every['count']} steps; "
+            f"{bound['count']} that the GPU limits (each left out of the fit); {own['count']} of recorded jobs",
+            f"{every['now']:.2f}; {bound['now']:.2f} ({bound['each left out']:.2f}); {own['now']:.2f}",
+            f"the method before: {every['before']:.2f}; {bound['before']:.2f}; {own['before']:.2f}",
+            PREDICTION,
         ),
     ]
     return [*rows, *_records()]
-
-
-def bars(prediction: Prediction) -> tuple[bool, bool]:
-    """Return whether the step is within its bar, and the extra time within its own."""
-    return abs(prediction.step) <= STEP_BAR, prediction.extra is not None and abs(prediction.extra) <= EXTRA_BAR
 
 
 def shortened() -> str:

@@ -6,15 +6,11 @@ jobs in one process, in a folder of the same day next to it (DATE-MACHINE-lanes/
 
 from __future__ import annotations
 
-import importlib
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from collbench.model.errors import CollbenchError
 
 from . import results
 
@@ -93,43 +89,8 @@ def _concurrent_jobs(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
 
 
 def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for each pair: job, GPUs, batch, step, the host's time, extra time, predicted extra."""
+    """Yield a row of the table for each pair: job, GPUs, batch, step, the host's time, extra time."""
     for pair in pairs(folder):
         step, host = results.step_ms(pair.fast), pair.host_ms()
         cells = (pair.job, *pair.size, f"{step:.2f}", f"{host:.2f} ({host / step:.0%})")
-        yield (*cells, f"{pair.extra_ms:.2f}", predicted(pair, folder))
-
-
-def predicted(pair: Pair, folder: Path) -> str:
-    """Return the extra ms of a step that benchmarks/predicted.py predicts; "–" where it cannot."""
-    listing = folder / "predicted.toml"
-    if not listing.exists():
-        return "–"
-    # the module next to this folder: found by path from a script, from the repository's root in a test
-    module: Any = importlib.import_module(f"{__name__.rpartition('training.')[0]}predicted")
-    identity = (pair.fast["strategy"], int(pair.fast["ranks"]), pair.job)
-    matching = [
-        cell for cell in module.cells_of(listing) if (cell.strategy, cell.gpus, cell.label.split(",")[0]) == identity
-    ]
-    if not matching:
-        return "–"
-    devices = tuple(range(identity[1]))
-    try:
-        _, extra = module.predict(
-            _cell(pair, matching[0], folder), folder, results.step_ms(pair.fast), (devices, devices)
-        )
-    except CollbenchError:
-        return "–"
-    return f"{extra.middle:.2f}"
-
-
-def _cell(pair: Pair, listed: Any, folder: Path) -> Any:
-    """Return the listed cell with this job's host times, and the GPU's time where an ablation had the same batch."""
-    has_ablation = any(
-        (ablation.strategy, ablation.ranks, ablation.batch) == (listed.strategy, listed.gpus, pair.fast["batch"])
-        for ablation in results.ablations(folder)
-    )
-    if not has_ablation or listed.gpu_time_ms is None:
-        return listed.without_host
-    phases = ",".join(str(pair.host_ms(part)) for part in ("forward", "backward", "optimizer"))
-    return replace(listed, gpu_time_ms=min(listed.gpu_time_ms, results.step_ms(pair.fast)), host_phases=phases)
+        yield (*cells, f"{pair.extra_ms:.2f}")

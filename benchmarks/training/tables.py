@@ -120,7 +120,7 @@ def bounds(folder: Path) -> list[str]:
     """Return the table of steps, the host's time in them, and their extra time without P2P, at two batches."""
     rows = list(bound.rows(folder))
     head = ("job", "GPUs", "batch per GPU", "step with P2P, ms", "the host's own, ms")
-    return markdown((*head, "extra without P2P, ms", "predicted extra, ms"), rows) if rows else []
+    return markdown((*head, "extra without P2P, ms"), rows) if rows else []
 
 
 def curves(folder: Path) -> list[str]:
@@ -139,31 +139,6 @@ def curves(folder: Path) -> list[str]:
 def _both(curve: dict[bool, Curve], size: int) -> str:
     busbw = (curve[p2p].busbw.get(size) if p2p in curve else None for p2p in (True, False))
     return " / ".join(f"{gbs:.1f}" if gbs is not None else "–" for gbs in busbw)
-
-
-def predicted(folder: Path) -> list[str]:
-    """Return the table of predicted and measured extra time of a step, from benchmarks/predicted.py's JSON."""
-    data = results.loaded(folder / "predicted.json")
-    if data is None:
-        return []
-    rows = []
-    for cell in data["cells"]:
-        without_host = (
-            cell.get("without_host") or cell
-        )  # the prediction without the host's times, where the cell has both
-        with_host = cell if cell.get("without_host") else None
-        predictions = [
-            f"{_span(prediction['predicted_ms'])}, {prediction['error']:+.0%}" if prediction else "–"
-            for prediction in (without_host, with_host)
-        ]
-        rows.append((cell["label"], _span(cell["measured_ms"]), *predictions))
-    head = ("job", "measured extra, ms", "predicted extra, ms, and error", "the same, knowing the host")
-    image_lines = picture(folder, "predicted", "Extra time of a step without P2P, predicted over measured")
-    return [*image_lines, *markdown(head, rows)]
-
-
-def _span(span: dict[str, float]) -> str:
-    return f"{span['middle']:.2f} ({span['low']:.2f} to {span['high']:.2f})"
 
 
 FIXED = {
@@ -284,7 +259,6 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "buckets": buckets,
     "bound": bounds,
     "curves": curves,
-    "predicted": predicted,
     "scaling": _scaling_of,
     "seeds": seeds,
     "launch": launch,

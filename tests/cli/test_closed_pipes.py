@@ -83,7 +83,7 @@ def files(saved_files: Path, tmp_path: Path) -> None:
         (("show", "--ranking", "beaten.json", "--json"), 3),
         (("select", "4", "bad.json", "--any-machine"), 4),
         (("select", "4", "bad.json", "--any-machine", "--format", "env"), 4),
-        (("predict", "pairs.json", "--model", "gpt2", "--gpus", "2"), 4),
+        (("predict", "pairs.json", "--params", "124M", "--gpus", "2"), 4),
         (("show", "bad.json"), 0),
         (("report", "bad.json"), 0),
         (("export", "bad.json", "--format", "csv"), 0),

@@ -27,7 +27,7 @@ def saved(program: Program) -> Program:
     """The program, two runs, and a recorded job."""
     for name in ("run.json", "other.json", "third.json"):
         save_run(Path(name), gpus(4))
-    job_file.save(data_parallel(2, (2**26, 2**24)), Path("job.json"))
+    job_file.save(data_parallel(2, (2**28, 2**27)), Path("job.json"))
     return program
 
 
@@ -56,8 +56,8 @@ PRINTED = [
     ("collbench-trend", ("compare", "run.json", "other.json", "third.json")),
     ("collbench-reference", ("compare", "run.json", "--reference")),
     ("collbench-references", ("reference", "H100")),
-    ("collbench-prediction", ("predict", "run.json", "--model", "gpt2")),
-    ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1")),
+    ("collbench-prediction", ("predict", "run.json", "--params", "12B", "--strategy", "fsdp")),
+    ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1", "--recorded", "run.json")),
     ("collbench-p2p", ("check", "--map-p2p", "--backend", "sim", "--fabric", "dgx-1v")),
     ("collbench-runs", ("runs",)),
     ("collbench-doctor", ("doctor", "--backend", "host")),

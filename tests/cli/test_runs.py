@@ -102,7 +102,7 @@ READERS = [
     "show --ranking --json",
     "export --format csv",
     "report -o page.html",
-    "predict --model gpt2",
+    "predict --params 124M",
     "compare --reference",
 ]
 

@@ -36,7 +36,7 @@ PAGES = {
     "show --operation": ("show", "RUN", "--operation", "allreduce"),
     "compare": ("compare", "OTHER", "RUN"),
     "compare --reference": ("compare", "RUN", "--reference"),
-    "predict": ("predict", "RUN", "--model", "gpt2", "--strategy", "all", "--step-time", "22ms"),
+    "predict": ("predict", "RUN", "--params", "124M"),
 }
 NODES = ("nodes", "--backend", "sim", "--fabric-cluster", "tree-128-faulty", "--select", "64", "--seed", "1")
 

@@ -47,12 +47,6 @@ from collbench.runfile import run_file as runfile_run_file
     type=options.FILE,
     help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
 )
-@click.option(
-    "--overlap",
-    metavar="RUN",
-    type=options.FILE,
-    help="For a job: run with their rates overlapping compute.",
-)
 @options.json
 @verbose_option
 def show(
@@ -85,14 +79,10 @@ def show(
     parts = (operation, size, section)
     if file is not None and (kind := file_kinds.kind_of(file)) is not None:
         if ranking or any(option is not None for option in parts):
-            raise UsageError(
-                f"{file} is {kind.NAME}: it takes only --rank, --run-file, --overlap, --json and --verbose"
-            )
+            raise UsageError(f"{file} is {kind.NAME}: it takes only --rank, --run-file, --json and --verbose")
         kind.show(file, **of_job, as_json=as_json)
     elif any(option not in (None, ()) for option in of_job.values()):
-        raise UsageError(
-            "--rank, --run-file and --overlap are for a recorded job: name its file, as in 'show job.json'"
-        )
+        raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
     elif ranking:
         if section is not None:
             raise UsageError(f"--section {section} is a part of another page: leave out --ranking")

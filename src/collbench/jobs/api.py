@@ -9,8 +9,8 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,7 @@ from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
     from collbench.jobs.calls import Report
-    from collbench.jobs.predict.recorded import Links, PredictedJob
-    from collbench.jobs.predict.timing import Evidence
+    from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
     from collbench.jobs.recorded import Merged
 
 # Runs, each with the name of its file.
@@ -290,31 +289,21 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
     return {rank: positions[index] for rank, index in indices.items() if index is not None}
 
 
-def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: NamedRuns = ()) -> Report:
+def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     """Return what a job's step says, compared with what runs say of its calls.
 
     Without `runs` it is compared with the newest saved run, if that has the job's host and devices. Raises UsageError
     for a rank that sent nothing, and a run of other devices.
     """
     from collbench.jobs.calls import report as judged  # late: numpy
-    from collbench.jobs.predict.timing import gather
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
     chosen = runs or _newest_run(job)
-    isolated: dict[int, float] = {}
-    concurrent: dict[int, float] = {}
-    if chosen:
-        links = _links(gather(chosen), job, overlaps=overlaps)
-        for number, call in enumerate(job.calls):
-            price = links.price(job, call)
-            if price is not None and not price.assumed:  # a column of measured figures
-                isolated[number] = price.seconds[1]
-                if overlaps:
-                    concurrent[number] = price.seconds[1] * price.concurrent
-    elif overlaps:
-        raise UsageError("--overlap needs a run of the isolated calls: add --run-file RUN.JSON")
-    judgement = judged(job, rank, isolated, concurrent)
+    prices = {} if not chosen else dict(enumerate(map(partial(_placed(chosen, job).price, job), job.calls)))
+    # A column of measured figures.
+    isolated = {number: price.seconds[1] for number, price in prices.items() if price and not price.assumed}
+    judgement = judged(job, rank, isolated)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"
         raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")
@@ -326,39 +315,40 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: Na
 
 
 def predict_job(
-    job: Job,
-    runs: NamedRuns,
-    *,
-    devices: str | None = None,
-    recorded: NamedRuns = (),
-    overlaps: NamedRuns = (),
+    job: Job, runs: NamedRuns, *, devices: str | None = None, recorded: NamedRuns = ()
 ) -> tuple[Run, PredictedJob]:
-    """Return the run whose links are meant, and the recorded step there (docs/predict.md).
+    """Return the run whose links are meant, and the change of the recorded step there (docs/predict.md).
 
     `devices` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
     job's NCCL_* variables are theirs. Raises UsageError.
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
-    from collbench.jobs.predict.timing import gather
 
-    evidence = gather(runs)
-    links = _links(evidence, job, devices, overlaps)
-    recorded_links: prediction.Links | None = None
+    new = _placed(runs, job, devices)
     if recorded:
-        devices_recorded = all(rank.device is not None for rank in job.ranks)
-        recorded_links = _links(gather(recorded), job, None if devices_recorded else devices)
-    elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
-        with suppress(UsageError):  # the runs are of other devices
-            recorded_links = _links(evidence, job)
-    return evidence.run, prediction.predict_job(job, links, recorded_links)
+        known = all(rank.device is not None for rank in job.ranks)
+        old = _placed(recorded, job, None if known else devices)
+    elif job.environment and _of_links(job.environment) != _of_links(new.links.run.settings.environment):
+        raise UsageError(
+            "the runs have other NCCL_* variables than the job: add a run of its links with --recorded RUN"
+        )
+    else:
+        try:
+            old = prediction.PlacedJob(new.links, positions_of(job, new.links.run))
+        except UsageError as error:
+            raise error.reworded(
+                f"{error}; or add a run of the links that the job used, with --recorded RUN"
+            ) from error
+    return new.links.run, prediction.predict_job(job, new, old)
 
 
-def _links(evidence: Evidence, job: Job, devices: str | None = None, overlaps: NamedRuns = ()) -> Links:
+def _placed(runs: NamedRuns, job: Job, devices: str | None = None) -> PlacedJob:
     """Return what the links between the job's devices take. Raises UsageError for runs that do not fit."""
-    from collbench.jobs.predict import contention
-    from collbench.jobs.predict.recorded import Links
+    from collbench.jobs.predict.links import Links
+    from collbench.jobs.predict.recorded import PlacedJob
 
-    return Links(evidence, positions_of(job, evidence.run, devices), contention.gather(evidence, overlaps))
+    links = Links(runs)
+    return PlacedJob(links, positions_of(job, links.run, devices))
 
 
 def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
@@ -368,8 +358,6 @@ def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _newest_run(job: Job) -> NamedRuns:
     """Return the newest saved run of links if it is of the job's only host and has its devices; none otherwise."""
-    from collbench.jobs.predict.timing import gather
-
     hosts = {rank.host for rank in job.ranks}
     if len(hosts) != 1 or "" in hosts:
         return ()
@@ -382,7 +370,7 @@ def _newest_run(job: Job) -> NamedRuns:
         machine = named_runs[0][1].machine
         if machine.hostname not in hosts or machine.fabric:
             return ()
-        _links(gather(named_runs), job)  # raises if the run has no curves, or other devices
+        _placed(named_runs, job)  # raises if the run has no curves, or other devices
     except (RunFileError, UsageError):
         return ()
     return named_runs

@@ -75,8 +75,8 @@ class LateRank:
 class Row:
     """Equal calls of a step. Seconds are of one call: `own` of the rank shown, waiting included; `transfer` without it.
 
-    `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` and
-    `concurrent` are seconds of the same call measured in isolation, and during compute. None: unknown.
+    `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` are
+    seconds of the same call measured in isolation. None: unknown.
     """
 
     call: int
@@ -86,7 +86,6 @@ class Row:
     bounded: bool
     busbw: float | None
     alone: float | None
-    concurrent: float | None
     late: LateRank | None
 
 
@@ -152,11 +151,10 @@ def report(
     job: Job,
     rank: int | None = None,
     alone: Mapping[int, float] | None = None,
-    concurrent: Mapping[int, float] | None = None,
 ) -> Report | None:
     """Return the report on a rank's step, by default of the lowest recorded rank; None if the rank sent nothing.
 
-    `alone` and `concurrent` are seconds by index in the job's table of calls.
+    `alone` are seconds by index in the job's table of calls.
     """
     phases = {one.rank: phase for one in job.ranks if (phase := shown_phase(one)) is not None}
     chosen = min(phases, default=None) if rank is None else rank
@@ -181,7 +179,6 @@ def report(
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
             alone=(alone or {}).get(call),
-            concurrent=(concurrent or {}).get(call),
             late=late_by_call.get(call),
         )
 

@@ -27,13 +27,12 @@ def scorer(job: object, name: str) -> JobScorer:
     return JobScorer(checked(job), name)
 
 
-def show(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
+def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bool) -> None:
     """Print what a recorded job's step says."""
     from collbench.jobs import api as jobs  # late: numpy
     from collbench.jobs import page as pages
 
-    overlaps = load_named([] if overlap is None else [overlap])
-    report = jobs.report(load(file), rank, load_named(against), overlaps)
+    report = jobs.report(load(file), rank, load_named(against))
     if as_json:
         echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1, allow_nan=False))
     else:

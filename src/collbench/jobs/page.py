@@ -182,7 +182,6 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
         "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
         "busbw_gbs": row.busbw,
         "alone_seconds": row.alone,
-        "concurrent_seconds": row.concurrent,
         "late": None if row.late is None else _late_json(row.late),
     }
 
@@ -275,12 +274,10 @@ def call_table(report: Report) -> Table:
 
 def _call_table(report: Report, rows: Sequence[Row]) -> Table:
     job = report.job
-    concurrently = any(row.concurrent is not None for row in report.distinct)
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
     mark = "sim " if report.compared_simulated else ""
     heads += [f"{mark}alone"] if isolated else []
-    heads += [f"{mark}overlap"] if concurrently else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
@@ -296,8 +293,6 @@ def _call_table(report: Report, rows: Sequence[Row]) -> Table:
         ]
         if isolated:
             cells.append(_rate(_busbw(job, call, row.alone)))
-        if concurrently:
-            cells.append(_rate(_busbw(job, call, row.concurrent)))
         calls.add_row(*cells)
     return calls
 

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Compares how much longer steps take without P2P: measured, and as `collbench predict` says, in 29 kept comparisons.
+
+    python benchmarks/extra_time.py [--json FILE]      # anywhere, from files in benchmarks/results
+    python benchmarks/extra_time.py measure FOLDER     # on two GPUs, some five minutes: six more jobs
+
+Twenty comparisons are of steps of which only the network's size is known: twelve of one session (GPT-2 124M and 355M
+and ViT-B/16 by DDP and FSDP2, with 4 and 32 samples per GPU), four of a second, and four ablations. Nine are of
+recorded jobs: `measure` writes to FOLDER the curves of three collectives with P2P and without
+(curves-ARM-OPERATION.json), and for each job of recorded_job.py the record of `collbench record --gpu-times` with P2P
+(JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). Nothing that was measured without P2P but
+the links goes into a prediction. `before` are the figures of the code that this one replaced.
+
+The JSON has the figures in ms: "rows": [{"set", "job", "gpu_bound", "measured_ms", "least_ms", "predicted_ms",
+"most_ms", "before_ms"}], and "mean_errors_ms".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from training import bound, results
+from training.bound import Pair
+from training.tables import markdown
+
+from collbench.jobs import job_file
+from collbench.jobs.job import Job
+from collbench.jobs.predict.links import Links
+from collbench.jobs.predict.recorded import PlacedJob, predict_job
+from collbench.jobs.predict.training import SHARE, Step, seconds_of
+from collbench.runfile import run_file
+
+RESULTS = Path(__file__).parent / "results"
+TRAINING, STEPS = RESULTS / "2026-11-21-4xh200-training", RESULTS / "2026-11-22-2xh200-steps"
+BEFORE = RESULTS / "2026-11-26-prediction" / "before.json"
+RECORDED, TRACED = RESULTS / "2026-11-23-2xh200-recorded-jobs", RESULTS / "2026-11-23-2xh200-responses"
+OPERATIONS, ARMS = ("allreduce", "allgather", "reducescatter"), {"p2p": {}, "nop2p": {"NCCL_P2P_DISABLE": "1"}}
+JOBS = ("ddp-gpt2-wide", "ddp-llama", "fsdp2-gpt2-wide", "fsdp2-llama", "tp-small", "tp-large")
+# Parameters and layers of the networks in torch.
+NETWORKS = {"gpt2": (124_439_808, 12), "gpt2-medium": (354_823_168, 24), "vit-b/16": (86_567_656, 12)}
+HOST_BOUND = 0.9  # share of the step from which on the host limits it
+_BLOCK = 1.5  # a recorded step is one of several equal blocks where the measured step is so many times as long
+_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison, in ms; `before_ms` is the prediction of the code before, None of other comparisons."""
+
+    set: str
+    job: str
+    gpu_bound: bool
+    measured_ms: float
+    least_ms: float
+    predicted_ms: float
+    most_ms: float
+    before_ms: float | None = None
+
+    @property
+    def inside(self) -> bool:
+        """True if the measured figure lies within the band."""
+        return self.least_ms <= self.measured_ms <= self.most_ms
+
+
+def _links(folder: Path, pattern: str) -> Links:
+    files = [folder / pattern.format(operation=operation) for operation in OPERATIONS]
+    return Links([(file.name, run_file.load(file)) for file in files])
+
+
+def _by_size(title: str, job: str, bound: bool, measured: float, step: Step, gpus: int, arms: Sequence[Links]) -> Row:
+    """Return the comparison of a step of which only the size is known."""
+    fast, slow = (seconds_of(links, step, tuple(range(gpus)))[0][1] for links in arms)
+    longer = 1e3 * (slow - fast)
+    return Row(title, job, bound, measured, 0.0, SHARE * longer, longer)
+
+
+def _step(network: str, strategy: str) -> Step:
+    return Step(*NETWORKS[network], strategy, "bf16")
+
+
+def timed_steps(title: str, pairs: Sequence[Pair], curves: Path) -> Iterator[Row]:
+    """Yield the jobs of training.sh's parts `steps` and `bound`, but those that exchange nothing."""
+    arms = [_links(curves, f"curves-2-{arm}-{{operation}}.json") for arm in ARMS]
+    for pair in pairs:
+        model, strategy, batch = (pair.fast.get(name, "gpt2") for name in ("model", "strategy", "batch"))
+        if strategy != "local":
+            shares = [_host_ms(summary) / results.step_ms(summary) for summary in (pair.fast, pair.slow)]
+            bound, name = max(shares) < HOST_BOUND, f"{model} {strategy} batch {batch}"
+            yield _by_size(title, name, bound, pair.extra_ms, _step(model, strategy), 2, arms)
+
+
+def _host_ms(summary: dict[str, str]) -> float:
+    """Return the time of the slowest rank's host, ms; of rank 0's in older sessions."""
+    return float(summary.get("host_slowest", summary["host_time"]).removesuffix("ms"))
+
+
+def ablations() -> Iterator[Row]:
+    """Yield the four ablations of GPT-2 on two and four GPUs."""
+    for strategy in ("ddp", "fsdp"):
+        for gpus in (2, 4):
+            file = TRAINING / f"ablate-{strategy}-{gpus}-bf16.json"
+            result = json.loads(file.read_text(encoding="utf-8"))["result"]
+            longer = 1e3 * result["arms"][0]["seconds"] * (result["ratio"]["middle"] - 1)
+            arms = [_links(TRAINING, f"curves-{gpus}-{arm}-{{operation}}.json") for arm in ARMS]
+            name = f"{strategy.upper()} bf16, {gpus} GPUs"
+            yield _by_size("ablate", name, False, longer, _step("gpt2", strategy), gpus, arms)
+
+
+def recorded(title: str, jobs: Path, curves: Path, steps: Callable[[str, str], float]) -> Iterator[Row]:
+    """Yield the recorded jobs in a folder; `steps` returns the measured ms of a job's step in an arm."""
+    positions = {rank: rank for rank in range(_RANKS)}
+    fast, slow = (PlacedJob(_links(curves, f"curves-{arm}-{{operation}}.json"), positions) for arm in ARMS)
+    for file in sorted(jobs.glob("*-job.json")):
+        name = file.name.removesuffix("-job.json")
+        found = predict_job(_job(file), slow, fast)
+        with_p2p, without = (steps(name, arm) for arm in ARMS)
+        blocks = with_p2p / (1e3 * found.step)
+        scale = 1e3 * (round(blocks) if blocks > _BLOCK else 1)
+        least, predicted, most = (scale * end for end in found.change)
+        yield Row(title, name, False, without - with_p2p, least, predicted, most)
+
+
+def _job(file: Path) -> Job:
+    """Return a job, also of a file from before its version's field was renamed; its fields are the same."""
+    return job_file.loads(file.read_text(encoding="utf-8").replace('"version":1,', '"format_version":1,', 1), file.name)
+
+
+def _rank_steps(folder: Path) -> Callable[[str, str], float]:
+    def steps(job: str, arm: str) -> float:
+        files = [folder / f"{job}-{arm}-{rank}.json" for rank in range(_RANKS)]
+        return max(float(json.loads(file.read_text(encoding="utf-8"))["step_ms"]) for file in files)
+
+    return steps
+
+
+def kept_rows() -> Iterator[Row]:
+    """Yield the kept comparisons."""
+    kept = json.loads(BEFORE.read_text(encoding="utf-8"))["rows"]
+    before = {(one["set"], one["job"]): one["before_ms"] for one in kept}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for archive in (STEPS, RECORDED):
+            with tarfile.open(archive / "raw.tar.gz") as kept_files:
+                kept_files.extractall(folder, filter="data")
+        measured = json.loads((TRACED / "steps-ms.json").read_text(encoding="utf-8"))
+        for row in (
+            *timed_steps("steps", bound.named_pairs(folder / "t", "steps"), folder / "t"),
+            *timed_steps("bound", bound.pairs(TRAINING), TRAINING),
+            *ablations(),
+            *recorded("recorded", folder / "pj", folder / "pj", _rank_steps(folder / "pj")),
+            *recorded("responses", TRACED, folder / "pj", lambda job, arm: max(measured[job][arm])),
+        ):
+            yield Row(**{**asdict(row), "before_ms": before.get((row.set, row.job))})
+
+
+def mean_errors(all_rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Return the mean absolute error in ms of the prediction, of the one before, and of "no change", by part."""
+    parts = {
+        "all": all_rows,
+        "GPU-bound": [row for row in all_rows if row.gpu_bound],
+        "size known": [row for row in all_rows if row.set not in {"recorded", "responses"}],
+        "recorded": [row for row in all_rows if row.set in {"recorded", "responses"}],
+    }
+    errors = {
+        name: {
+            "count": len(part),
+            "now": fmean(abs(row.predicted_ms - row.measured_ms) for row in part),
+            "before": fmean(abs((row.before_ms or 0.0) - row.measured_ms) for row in part),
+            "no change": fmean(abs(row.measured_ms) for row in part),
+        }
+        for name, part in parts.items()
+        if part
+    }
+    rows = parts["GPU-bound"]
+    if len(rows) > 1:  # each predicted with the share that fits the others best
+        shares = [_fitted([other for other in rows if other is not row]) for row in rows]
+        left_out = [abs(share * row.most_ms - row.measured_ms) for row, share in zip(rows, shares, strict=True)]
+        errors["GPU-bound"]["each left out"] = fmean(left_out)
+    return errors
+
+
+def _fitted(some: Sequence[Row]) -> float:
+    """Return the share of the difference between links, in percent steps, with the least mean error."""
+    return (
+        min(range(101), key=lambda share: sum(abs(share / 100 * row.most_ms - row.measured_ms) for row in some)) / 100
+    )
+
+
+def table(all_rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the comparisons and the mean errors in markdown."""
+    heads = ("job", "measured, ms", "predicted (band)", "error", "error before")
+    cells = [
+        (
+            f"{row.set}: {row.job}{' (GPU-bound)' if row.gpu_bound else ''}",
+            f"{row.measured_ms:.2f}",
+            f"{row.predicted_ms:.2f} ({row.least_ms:.2f} to {row.most_ms:.2f})",
+            f"{row.predicted_ms - row.measured_ms:+.2f}",
+            "–" if row.before_ms is None else f"{row.before_ms - row.measured_ms:+.2f}",
+        )
+        for row in all_rows
+    ]
+    yield from markdown(heads, cells)
+    yield ""
+    columns = ("now", "before", "no change", "each left out")
+    errors = [
+        (f"{name}, {one['count']}", *(f"{one[column]:.2f}" if column in one else "–" for column in columns))
+        for name, one in mean_errors(all_rows).items()
+    ]
+    yield from markdown(("mean error, ms", *columns), errors)
+    yield f"\n{sum(row.inside for row in all_rows)} of {len(all_rows)} measured figures lie in their band."
+
+
+def measure(folder: Path) -> int:
+    """Measure links and jobs on two GPUs; return how many commands failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    collbench, failed = [sys.executable, "-P", "-m", "collbench"], 0
+    for arm, variables in ARMS.items():
+        for operation in OPERATIONS:
+            output = str(folder / f"curves-{arm}-{operation}.json")
+            sizes = ["--sizes", "64K:1G", "--quick", "--dtype", "bfloat16", "--force", "-o", output]
+            failed += _run([*collbench, operation, *sizes], variables, folder)
+        for job in JOBS:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
+            command = [*launcher, str(Path(__file__).with_name("recorded_job.py")), job, str(folder)]
+            if arm == "p2p":
+                output = str(folder / f"{job}-job.json")
+                command = [*collbench, "record", "--gpu-times", "--force", "-o", output, "--", *command]
+            failed += _run(command, variables, folder)
+            for rank in range(_RANKS):
+                file = folder / f"{job}-{rank}.json"
+                if file.exists():
+                    shutil.move(file, folder / f"{job}-{arm}-{rank}.json")
+    return failed
+
+
+def _run(command: Sequence[str], variables: dict[str, str], folder: Path) -> bool:
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        print(f"== {variables} {' '.join(command)}", file=log, flush=True)
+        environment = {**os.environ, **variables}
+        return subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode != 0
+
+
+def main() -> int:
+    """Print the comparisons, or measure further ones."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", nargs="?", choices=("measure", "judge"), help="judge: the files of `measure`")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    options = parser.parse_args()
+    if options.part is not None and options.folder is None:
+        parser.error(f"{options.part} needs a FOLDER")
+    if options.part == "measure":
+        return 1 if measure(options.folder) else 0
+    folder = options.folder
+    all_rows = list(kept_rows() if folder is None else recorded("recorded", folder, folder, _rank_steps(folder)))
+    print("\n".join(table(all_rows)))
+    if options.json is not None:
+        document: dict[str, Any] = {"rows": [asdict(row) for row in all_rows], "mean_errors_ms": mean_errors(all_rows)}
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
