@@ -1,4 +1,4 @@
-"""What overlap costs, from raw seconds: factors of the slowest rank, paired by trial; between and beyond sizes."""
+"""What overlap costs, from raw seconds: factors of the slowest rank, paired by trial; what is a headline."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collbench.choose.restrict import restricted
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Flag, FlagKind
-from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
-from collbench.overlaps.factors import by_condition, slowdown, spread, strongest, summarize
+from collbench.overlaps import section
+from collbench.overlaps.compute import Compute, ComputeKind, parse_compute
+from collbench.overlaps.factors import by_condition, spread, strongest, summarize
+from collbench.overlaps.page import answer
 from collbench.overlaps.results import Overlap, OverlapTrial, overlaps_of
 from tests.builders import gpus, run_of
 
@@ -65,44 +65,48 @@ def test_two_trials_have_no_interval() -> None:
     assert math.isinf(found.collective_factor.half)
 
 
+def noisy(size: int, *factors: float, compute: float = 1.2) -> Overlap:
+    """Return a data point whose trials have these factors of the collective."""
+    trials = [trial(factor, compute * drift) for factor, drift in zip(factors, (1.0, 0.9, 1.1), strict=False)]
+    return replace(point(size, 1.0), trials=trials)
+
+
 @pytest.mark.parametrize(
-    ("title", "size", "factor"),
+    ("title", "points", "headline", "short"),
     [
-        ("at a measured size", 2**20, 4.0),
-        ("at the largest", 2**24, 1.0),
-        ("halfway in log size: the geometric mean", 2**22, 2.0),
-        ("a quarter of the way", 2**21, 4.0**0.75),
-        ("below", 2**20 - 1, None),
-        ("beyond", 2**24 + 1, None),
+        (
+            "the one that loses most",
+            [point(2**20, 4.5), point(2**24, 2.0)],
+            "all-reduce of 1M takes 4.5x as long when overlapping gemm:8192; the gemm takes 1.20x",
+            "4.5 × as long",
+        ),
+        (
+            "a larger factor whose interval holds 1 is passed over",
+            [noisy(2**20, 0.5, 9.0, 30.0), point(2**24, 2.0)],
+            "all-reduce of 16M takes 2.0x as long when overlapping gemm:8192; the gemm takes 1.20x",
+            "2 × as long",
+        ),
+        (
+            "compute that may lose nothing",
+            [noisy(2**20, 4.0, 4.1, 4.2, compute=1.0)],
+            "all-reduce of 1M takes 4.1x as long when overlapping gemm:8192; the gemm shows no slowdown",
+            "4.1 × as long",
+        ),
+        (
+            "two trials have no interval",
+            [point(2**20, 4.5, trials=2)],
+            "no slowdown is shown: of each collective's factor, the 95% interval holds 1 or is unknown",
+            "no slowdown shown",
+        ),
     ],
 )
-def test_slowdown_is_interpolated_in_log_size(title: str, size: int, factor: float | None) -> None:
-    found = slowdown([point(2**24, 1.0), point(2**20, 4.0)], Operation.ALLREDUCE, size)
-    assert (found.collective if found else None) == pytest.approx(factor), title
-
-
-def test_slowdown_knows_only_what_was_measured() -> None:
-    points = [point(2**20, 4.0), point(2**20, 2.0, beside=COPY)]
-    first, copied = (
-        slowdown(points, Operation.ALLREDUCE, 2**20),
-        slowdown(points, Operation.ALLREDUCE, 2**20, compute=COPY),
-    )
-    assert first is not None
-    assert first.collective == pytest.approx(4)
-    assert copied is not None
-    assert copied.collective == pytest.approx(2)
-    assert slowdown(points, Operation.ALLGATHER, 2**20) is None
-    for lever in ({"priority": Priority.HIGH}, {"ctas": 4}):
-        assert slowdown([replace(point(2**20, 4.0), **lever)], Operation.ALLREDUCE, 2**20) is None, lever
-    assert slowdown([], Operation.ALLREDUCE, 2**20) is None
-    assert slowdown([point(2**20, 4.0, trials=0)], Operation.ALLREDUCE, 2**20) is None
-
-
-@given(st.floats(2**20, 2**24), st.floats(1, 9), st.floats(1, 9))
-def test_an_interpolated_factor_lies_between_its_neighbours(size: float, low: float, high: float) -> None:
-    found = slowdown([point(2**20, low), point(2**24, high)], Operation.ALLREDUCE, size)
-    assert found is not None
-    assert min(low, high) * 0.999 <= found.collective <= max(low, high) * 1.001
+def test_no_factor_is_a_headline_whose_interval_holds_1(
+    title: str, points: list[Overlap], headline: str, short: str
+) -> None:
+    run = run_of(gpus(2), [])
+    run.sections["overlaps"] = points
+    shown = section.html(run)
+    assert (answer(run), shown.short, shown.lines[0]) == (headline, short, headline)
 
 
 def test_conditions_keep_their_order_and_sizes_ascend() -> None:

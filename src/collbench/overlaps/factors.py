@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -28,6 +28,10 @@ class Figure:
     def half(self) -> float:
         """Half of the interval over the median, a ratio; infinite without one."""
         return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / 2 / self.value
+
+    def excludes(self, value: float) -> bool:
+        """Return whether the interval is known, and does not hold a value."""
+        return self.interval is not None and not self.interval[0] <= value <= self.interval[1]
 
     def columns(self, name: str) -> dict[str, float | None]:
         """Return it as three columns of a row: the value, and the ends of its interval."""
@@ -122,64 +126,7 @@ def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
     return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in groups.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """How many times longer the collective takes during compute, and compute during the collective.
-
-    `collective_most` and `compute_most` are the upper ends of their 95% intervals, infinite without one.
-    """
-
-    collective: float
-    compute: float
-    collective_most: float
-    compute_most: float
-
-
-def slowdown(
-    overlaps: Sequence[Overlap],
-    operation: Operation,
-    size_bytes: float,
-    *,
-    compute: Compute | None = None,
-) -> Slowdown | None:
-    """Return the factors at a size, interpolated in log size; None outside the measured sizes, or without any.
-
-    They are those at normal priority and with NCCL's own CTAs, and without `compute` those of the first compute that
-    was measured so.
-    """
-    chosen = [
-        group
-        for condition, group in by_condition(overlaps).items()
-        if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
-        and compute in (None, condition.compute)
-    ]
-    points = [one for one in chosen[0] if one.trials] if chosen else []
-    if not points or not points[0].size_bytes <= size_bytes <= points[-1].size_bytes:
-        return None
-    above = next(number for number, one in enumerate(points) if one.size_bytes >= size_bytes)
-    upper = _factors(points[above])
-    if points[above].size_bytes == size_bytes:
-        return upper
-    lower, low = _factors(points[above - 1]), math.log(points[above - 1].size_bytes)
-    share = (math.log(size_bytes) - low) / (math.log(points[above].size_bytes) - low)
-    ends = zip(astuple(lower), astuple(upper), strict=True)
-    # In logs, because factors multiply.
-    return Slowdown(*(math.exp((1 - share) * math.log(one) + share * math.log(other)) for one, other in ends))
-
-
-def _factors(overlap: Overlap) -> Slowdown:
-    summary = summarize(overlap)
-    collective, compute = summary.collective_factor, summary.compute_factor
-    return Slowdown(
-        collective.value,
-        compute.value,
-        math.inf if collective.interval is None else collective.interval[1],
-        math.inf if compute.interval is None else compute.interval[1],
-    )
-
-
 def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:
-    """Return the data point whose collective loses most, None without a trial."""
-    return max(
-        (one for one in overlaps if one.trials), key=lambda one: summarize(one).collective_factor.value, default=None
-    )
+    """Return the data point whose collective loses most, of those whose factor is not 1; None if there is none."""
+    sure = [one for one in overlaps if one.trials and summarize(one).collective_factor.excludes(1.0)]
+    return max(sure, key=lambda one: summarize(one).collective_factor.value, default=None)

@@ -27,9 +27,8 @@ _FEW_FAILURES = 3
 def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: the answer, a table for each compute, what failed."""
     yield from whole("header", Lines(header(run)))
-    worst = strongest(overlaps_of(run))
-    if worst is not None:
-        yield Lines(sentence(answer(worst) + sim(run, " (sim)")))
+    if any(overlap.trials for overlap in overlaps_of(run)):
+        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
         for heads, rows, brief in _tables(run):
             yield from both("tables", Text(f"\n{sim(run)}{heads}"))
             yield from whole("tables", rows)
@@ -44,13 +43,21 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
 
 
-def answer(overlap: Overlap) -> str:
-    """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
+def answer(run: Run) -> str:
+    """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 1.08x".
+
+    A factor whose interval holds 1 is not named. The run has a trial.
+    """
+    overlap = strongest(overlaps_of(run))
+    if overlap is None:
+        return "no slowdown is shown: of each collective's factor, the 95% interval holds 1 or is unknown"
     summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
+    compute = summary.compute_factor
     return (
         f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
         f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
-        f"the {overlap.compute.kind} takes {_times(summary.compute_factor.value)}"
+        f"the {overlap.compute.kind} "
+        + (f"takes {_times(compute.value)}" if compute.excludes(1.0) else "shows no slowdown")
     )
 
 

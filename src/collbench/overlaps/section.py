@@ -37,16 +37,16 @@ def failed(run: Run) -> str:
 
 def html(run: Run) -> Html:
     """Return the data point whose collective slows down most, and a map for each operation."""
-    question, worst = "Cost of overlap", strongest(overlaps_of(run))
-    if worst is None:
+    question = "Cost of overlap"
+    if not any(one.trials for one in overlaps_of(run)):
         return Html(question, "nothing measured")
     from collbench.overlaps.html_series import series  # late: only the HTML page has maps
 
+    worst = strongest(overlaps_of(run))
+    if worst is None:
+        return Html(question, "no slowdown shown", [answer(run)], series(run))
     summary = summarize(worst)
-    lines = [
-        answer(worst),
-        f"both together take {summary.of_max.value:.2f} × the longer time alone",
-    ]
+    lines = [answer(run), f"both together take {summary.of_max.value:.2f} × the longer time alone"]
     return Html(question, f"{fixed(summary.collective_factor.value, 2)} × as long", lines, series(run))
 
 
