@@ -7,7 +7,7 @@
 #     judging  3   does it find a competing job, a full GPU, NCCL without P2P; `select` from a shell and from Python
 #     choice   5   regret of `select` against all sets, measured, on a disturbed machine (chosen_sets.py)
 #     staged   3   all-reduce without P2P on all GPUs: does its speed depend on the order of GPUs, or on NCCL's choice
-#     jobs     5   overlap, registered memory, a recorded job replayed and predicted, on all GPUs
+#     jobs     5   overlap, registered memory, a recorded job replayed, on all GPUs
 #     tests    4   make test-gpu
 #     peers    8   versus_peers.py, if PEERS names the folder of nccl-tests' programs and nvbandwidth; REPEATS=2
 #   Parts of one session share XDG_STATE_HOME. OUT holds pages, run files and logs; larger files are packed.
@@ -146,7 +146,6 @@ jobs_on_all_gpus() {
         step collbench record --gpu-times -o "$job.json" -- torchrun --nproc-per-node "$gpus" "$here/benchmarks/recorded_job.py" "$job" "$scratch"
         step collbench show "$job.json"
         step collbench replay "$job.json" --without p2p -o "$job-replay.json"
-        step collbench predict "$job.json" pairs.json
     done
 }
 

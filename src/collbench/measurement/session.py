@@ -11,13 +11,13 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from collbench.choose.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
-from collbench.measurement.backends.protocol import OpenDevices, Opened
+from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.confirm import confirm
-from collbench.measurement.plan import Plan, Request, check_nccl_options, make_plan, settings_of
+from collbench.measurement.plan import Plan, Request, check_nccl_options, device_words, make_plan, settings_of
 from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
@@ -252,6 +252,37 @@ def read_ports_after(run: Run, opened: Opened) -> None:
     """Store the final counters of the network cards' ports. Raises BackendError."""
     ports = opened.ports()
     run.ports_after, run.ports_after_read = ports or (), ports is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersRequest:
+    """What is asked of any measurement by torch's workers; `fabric` is the machine to simulate.
+
+    `devices` are the words of --devices, `command` is the command line, `force` replaces a file.
+    """
+
+    backend: str
+    trials: int
+    seed: int
+    command: tuple[str, ...]
+    devices: str | None = None
+    fabric: str | None = None
+    force: bool = False
+
+    def begun(self, opened: OpenWorkers[Any], kind: CommandKind, **settings: Any) -> Run:
+        """Return the run that the request begins, with nothing measured; `settings` are its further settings."""
+        own = Settings(
+            redop="sum",
+            trials=self.trials,
+            seed=self.seed,
+            command=self.command,
+            environment=dict(opened.environment),
+            kind=kind,
+            devices=device_words(self.devices),
+            fabric=self.fabric or "",
+            **settings,
+        )
+        return new_run(opened.name, opened.devices, opened, own)
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:

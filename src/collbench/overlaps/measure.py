@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
-from collbench.measurement.plan import device_words
-from collbench.measurement.session import new_run
+from collbench.measurement.session import WorkersRequest
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation
-from collbench.model.run import CommandKind, Run, Settings
+from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.overlaps.compute import Compute, Priority
@@ -62,26 +61,18 @@ _DELAYS, _LENGTHENINGS = 6, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapRequest:
+class OverlapRequest(WorkersRequest):
     """What to measure: each size with each compute, each priority and each number of thread blocks (None: NCCL's).
 
-    `sizes` are bytes, `trials` how often each data point is measured, `devices` the words of --devices. `fabric` is the
-    machine to simulate.
+    `sizes` are bytes, `trials` how often each data point is measured.
     """
 
-    backend: str
     operation: Operation
     sizes: tuple[int, ...]
     computes: tuple[Compute, ...]
     priorities: tuple[Priority, ...]
     ctas: tuple[int | None, ...]
-    trials: int
-    seed: int
-    command: tuple[str, ...]
-    devices: str | None = None
     requested_sizes: tuple[int, ...] | None = None
-    fabric: str | None = None
-    force: bool = False
 
     def points(self, ranks: int) -> list[OverlapPoint]:
         """Return the data points in order: a communicator serves all of its own before the next is made."""
@@ -389,22 +380,15 @@ def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
 
 def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
     """Return the run that a request begins, with nothing measured."""
-    points = request.points(len(opened.devices))
-    settings = Settings(
+    sizes = {point.size_bytes for point in request.points(len(opened.devices))}
+    return request.begun(
+        opened,
+        CommandKind.OVERLAP,
         operations=(request.operation,),
-        sizes=tuple(sorted({point.size_bytes for point in points})),
+        sizes=tuple(sorted(sizes)),
         dtype=DTYPE,
-        redop="sum",
-        trials=request.trials,
-        seed=request.seed,
-        command=request.command,
-        environment=dict(opened.environment),
-        kind=CommandKind.OVERLAP,
-        devices=device_words(request.devices),
         requested_sizes=request.requested_sizes,
-        fabric=request.fabric or "",
     )
-    return new_run(opened.name, opened.devices, opened, settings)
 
 
 def measure(

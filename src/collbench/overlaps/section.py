@@ -50,7 +50,19 @@ def html(run: Run) -> Html:
     return Html(question, f"{fixed(summary.collective_factor.value, 2)} × as long", lines, series(run))
 
 
-# A row for each data point.
+# A row for each data point: fields of its summary, with the names of their columns.
+_SECONDS = (
+    ("collective_alone", "one call alone, median of the trials"),
+    ("collective_beside", "one call overlapping the other, mean of all calls"),
+    ("compute_alone", "one unit of compute alone, median of the trials"),
+    ("compute_beside", "one unit of compute overlapping the other, median of the trials"),
+)
+_RATIOS = (
+    ("collective_factor", "collective_factor", "seconds of the collective overlapping compute over seconds alone"),
+    ("compute_factor", "compute_factor", "seconds of compute overlapping the collective over seconds alone"),
+    ("of_sum", "together_of_sum", "seconds of both together over the sum of their seconds alone"),
+    ("of_max", "together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
+)
 COLUMNS = (
     Column("operation", Type.TEXT, "the collective"),
     Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
@@ -63,25 +75,8 @@ COLUMNS = (
     Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
     Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
     Column("trials", Type.WHOLE, "how often the data point was measured"),
-    *(
-        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
-        for what, when, one, where, over in (
-            ("collective", "alone", "one call", "alone", "median of the trials"),
-            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
-            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
-            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
-        )
-    ),
-    *(
-        column
-        for name, meaning in (
-            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
-            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
-            ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
-            ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
-        )
-        for column in with_interval(name, meaning)
-    ),
+    *(Column(f"{name}_seconds", Type.REAL, f"s; {text}, slowest rank") for name, text in _SECONDS),
+    *(column for _, name, text in _RATIOS for column in with_interval(name, text)),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
     Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
     Column("wrong", Type.WHOLE, "elements of the collective that failed verification; empty where none was compared"),
@@ -107,16 +102,9 @@ def rows(run: Run) -> Iterator[Row]:
         }
         if point.trials:
             summary = summarize(point)
-            row |= {
-                "collective_alone_seconds": summary.collective_alone.value,
-                "collective_beside_seconds": summary.collective_beside.value,
-                "compute_alone_seconds": summary.compute_alone.value,
-                "compute_beside_seconds": summary.compute_beside.value,
-                **summary.collective_factor.columns("collective_factor"),
-                **summary.compute_factor.columns("compute_factor"),
-                **summary.of_sum.columns("together_of_sum"),
-                **summary.of_max.columns("together_of_max"),
-            }
+            row |= {f"{name}_seconds": getattr(summary, name).value for name, _ in _SECONDS}
+            for field, name, _ in _RATIOS:
+                row |= getattr(summary, field).columns(name)
         yield row
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,12 @@ def saved(tmp_path: Path) -> Path:
     run_file.save(NVLINK_PAIRS, tmp_path / "run.json")
     run_file.save(simulated("nvlink-pairs-2x2"), tmp_path / "sim.json")
     run_file.save(run_of(gpus(4), curve(Operation.ALLREDUCE, (0, 1), 1.0, sizes=(8,))), tmp_path / "small.json")
-    job_file.save(made_job([("allreduce", 25 * MIB), ("allreduce", 100 * MIB)]), tmp_path / "job.json")
+    job = made_job([("allreduce", 25 * MIB), ("allreduce", 100 * MIB)])
+    job_file.save(job, tmp_path / "job.json")
+    job_file.save(replace(job, environment={"NCCL_P2P_DISABLE": "1"}), tmp_path / "staged.json")
+    job_file.save(
+        replace(job, ranks=tuple(replace(rank, device=None) for rank in job.ranks)), tmp_path / "nowhere.json"
+    )
     return tmp_path
 
 
@@ -105,6 +111,14 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("job.json", "run.json", "--params", "1B"), "--params describes a network"),
         (("job.json", "run.json", "--gpus", "2"), "--gpus describes a network"),
         (("job.json", "run.json", "--devices", "0"), "--devices names 1 devices, and the job has 2 ranks"),
+        (
+            ("staged.json", "run.json"),
+            "other NCCL_* variables than the job: add a run of its links with --recorded RUN",
+        ),
+        (
+            ("nowhere.json", "run.json", "--devices", "1,2"),
+            "or add a run of the links that the job used, with --recorded",
+        ),
         (("none.json", "--params", "1B"), "none.json"),
     ],
 )

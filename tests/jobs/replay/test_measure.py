@@ -103,7 +103,7 @@ def test_a_trial_has_what_the_rank_that_waited_least_saw() -> None:
     assert summary.communication.value == pytest.approx(calls * CALL)
     assert summary.step.value == pytest.approx(3 * calls * CALL + PAUSE)
     assert summary.exposed.value == pytest.approx(3 * calls * CALL)
-    assert summary.alone.value == pytest.approx(3 * calls * CALL)
+    assert summary.back_to_back.value == pytest.approx(3 * calls * CALL)
     assert [figure.value for figure in summary.by_kind] == pytest.approx([CALL] * len(result.calls))
     assert (run.complete, result.wrong, result.failure) == (True, 0, None)
     assert outcome(run).status is ExitStatus.DONE
@@ -122,7 +122,7 @@ def test_calls_are_as_long_as_their_kernels_where_the_traces_of_all_ranks_have_t
     assert summary.communication.value == pytest.approx(calls * expected)
     assert [figure.value for figure in summary.by_kind] == pytest.approx([expected] * len(result.calls))
     assert summary.step.value == pytest.approx(3 * calls * CALL + PAUSE)  # what is traced is slower
-    assert summary.alone.value == pytest.approx(3 * calls * CALL)
+    assert summary.back_to_back.value == pytest.approx(3 * calls * CALL)
     assert {trial.kernels for trial in result.trials} == {not untraceable}
     assert all(load.steps <= 5 for _, load in fake.log if load.traced)
     assert replays_of(run_file.again(run)) == replays_of(run)

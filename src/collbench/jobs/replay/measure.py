@@ -19,12 +19,11 @@ from collbench.jobs.replay.protocol import (
 )
 from collbench.jobs.replay.results import NAME, Pauses, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import Schedule
-from collbench.measurement.plan import device_words
-from collbench.measurement.session import new_run
+from collbench.measurement.session import WorkersRequest
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
 from collbench.model.operations import Registration, Work
-from collbench.model.run import CommandKind, Run, Settings
+from collbench.model.run import CommandKind, Run
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
 _MOST_STEPS = 20
@@ -38,14 +37,13 @@ _SLOWEST_RATE = 20e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayRequest:
+class ReplayRequest(WorkersRequest):
     """What to replay: a schedule, once for each arm.
 
     `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms continue
     without one that fails.
     """
 
-    backend: str
     job: str
     phase: int
     recorded_ranks: int
@@ -53,33 +51,19 @@ class ReplayRequest:
     arms: tuple[ReplayArm, ...]
     pauses: Pauses
     registration: Registration
-    trials: int
-    seed: int
-    command: tuple[str, ...]
-    devices: str | None = None
-    fabric: str | None = None
-    force: bool = False
     independent: bool = False
 
 
 def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
     """Return the run that a request begins, with nothing measured."""
     kinds = request.schedule.kinds
-    operations = dict.fromkeys(operation_of(kind.operation) for kind in kinds)
-    settings = Settings(
-        operations=tuple(operations),
+    return request.begun(
+        opened,
+        CommandKind.REPLAY,
+        operations=tuple(dict.fromkeys(operation_of(kind.operation) for kind in kinds)),
         sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
         dtype="uint8",
-        redop="sum",
-        trials=request.trials,
-        seed=request.seed,
-        command=request.command,
-        environment=dict(opened.environment),
-        kind=CommandKind.REPLAY,
-        devices=device_words(request.devices),
-        fabric=request.fabric or "",
     )
-    return new_run(opened.name, opened.devices, opened, settings)
 
 
 def measure(

@@ -154,7 +154,7 @@ def _figures(measured: list[Replay]) -> RenderableType:
             communication,
             change.communication if change else None,
         ),
-        ("back to back", [_with_half(one.alone) for one in summaries], None),
+        ("back to back", [_with_half(one.back_to_back) for one in summaries], None),
     ]
     if recorded is not None:
         rows.insert(-1, ("… in the job", [f"{recorded * 1e3:.3f}", *("" for _ in measured[1:])], None))
@@ -245,6 +245,13 @@ def html(run: Run) -> Html:
 
 
 # A row for each kind of call of each arm, with the figures of its step.
+_FIGURES = (
+    ("step", "pauses and calls, slowest rank"),
+    ("pauses", "the pauses alone"),
+    ("exposed", "step less the pauses alone"),
+    ("communication", "the calls of the rank that has most, without waiting"),
+    ("back_to_back", "the calls without pauses"),
+)
 COLUMNS = (
     Column("job", Type.TEXT, "the recorded job's file"),
     Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
@@ -261,17 +268,7 @@ COLUMNS = (
     Column("call_seconds", Type.REAL, "s; one such call within the step, on the rank that waited least"),
     Column("recorded_call_seconds", Type.REAL, "s; the same in the job; empty if unknown"),
     Column("trials", Type.WHOLE, "how often the step was measured"),
-    *(
-        column
-        for name, meaning in (
-            ("step", "pauses and calls, slowest rank"),
-            ("pauses", "the pauses alone"),
-            ("exposed", "step less the pauses alone"),
-            ("communication", "the calls of the rank that has most, without waiting"),
-            ("back_to_back", "the calls without pauses"),
-        )
-        for column in with_interval(f"{name}_seconds", f"s a step; {meaning}")
-    ),
+    *(column for name, text in _FIGURES for column in with_interval(f"{name}_seconds", f"s a step; {text}")),
     Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
     Column("flags", Type.TEXT, "flags of the devices during the measurement, each once, separated by semicolons"),
     Column("failure", Type.TEXT, "why the arm failed; such a row may have no figures"),
@@ -296,14 +293,8 @@ def rows(run: Run) -> Iterator[Row]:
             "wrong": arm.wrong,
         }
         summary = summarize(arm) if arm.trials else None
-        if summary is not None:
-            row |= {
-                **summary.step.columns("step_seconds"),
-                **summary.pauses.columns("pauses_seconds"),
-                **summary.exposed.columns("exposed_seconds"),
-                **summary.communication.columns("communication_seconds"),
-                **summary.alone.columns("back_to_back_seconds"),
-            }
+        for name, _ in _FIGURES if summary is not None else ():
+            row |= getattr(summary, name).columns(f"{name}_seconds")
         for number, call in enumerate(arm.calls):
             yield {
                 **row,

@@ -14,7 +14,7 @@ class ReplaySummary:
     """One arm, seconds a step, of the slowest rank (docs/method.md 4.10).
 
     `step` is with pauses and calls, `pauses` without the calls, `exposed` what the calls add, trial by trial.
-    `communication` is the sum of a rank's calls within the step, without waiting; `alone` the calls without pauses.
+    `communication` is the sum of a rank's calls within the step, without waiting; `back_to_back` the calls alone.
     `by_kind` is the seconds of one call of each of `Replay.calls`.
     """
 
@@ -22,7 +22,7 @@ class ReplaySummary:
     pauses: Figure
     exposed: Figure
     communication: Figure
-    alone: Figure
+    back_to_back: Figure
     by_kind: tuple[Figure, ...]
 
 
@@ -37,7 +37,7 @@ def summarize(replay: Replay) -> ReplaySummary:
         pauses=over_trials(lambda trial: max(trial.pauses)),
         exposed=over_trials(lambda trial: step_seconds(trial) - max(trial.pauses)),
         communication=over_trials(communication_seconds),
-        alone=over_trials(lambda trial: max(trial.calls)),
+        back_to_back=over_trials(lambda trial: max(trial.calls)),
         by_kind=tuple(
             median_figure([trial.call_seconds[kind] for trial in replay.trials]) for kind in range(len(replay.calls))
         ),
