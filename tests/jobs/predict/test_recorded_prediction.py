@@ -44,6 +44,7 @@ def sent(pause: float, before: float, after: float, size: int = 0, group: int = 
         ("two groups at once", [sent(1.0, 1.0, 2.0), sent(0.0, 1.0, 2.0, group=1)], (1, 1, 2)),
         # Compute waits for most activations, which all have one size, wherever they are in the step.
         ("activations", [sent(1.0, 0.1, 0.3, 8), sent(2.0, 0.1, 0.3, 8)], (0, 0.3, 0.4)),
+        ("and a loss", [sent(1.0, 0.1, 0.3, 800), sent(2.0, 0.1, 0.3, 800), sent(0.0, 0.0, 0.0, 4)], (0, 0.3, 0.4)),
         ("one message is no kind", [sent(2.0, 0.5, 1.0, 8)], (0, 0.5, 0.5)),
     ],
 )

@@ -142,6 +142,11 @@ def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
         f"{_BAND}; the record does not show which transfers compute waits for. The estimate was wrong by "
         f"{recorded.MEAN_ERROR_MS} ms on average for {recorded.JOBS} recorded jobs without P2P"
     ]
+    if predicted.waiting:
+        lines.append(
+            f"estimate  messages of one size are taken for activations: compute waits for {recorded.WAITED:.0%} of "
+            "their change"
+        )
     assumed = dict.fromkeys(price.assumed for both_prices in predicted.prices.values() for price in both_prices)
     lines += [f"assumed   {text}" for text in [one for one in assumed if one][:_FEW]]
     if predicted.kept:

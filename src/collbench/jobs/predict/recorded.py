@@ -18,6 +18,7 @@ from collbench.model.errors import UsageError
 # The share of their change that messages of activations add to a step; two tensor-parallel jobs added 0.5 to 0.9
 # [benchmarks/results/2026-11-26-prediction].
 WAITED = 0.75
+_TINY = 0.01  # of a group's largest message
 # The mean error of the estimate on that many recorded jobs, ms, and without any prediction [same].
 MEAN_ERROR_MS, JOBS = 2.7, 9
 
@@ -53,21 +54,32 @@ class Sent:
     after: Span
 
 
+def activations(calls: Sequence[Sent]) -> frozenset[int]:
+    """Return the groups that send activations: several messages, all of one size but for tiny ones, such as a loss.
+
+    The sizes of parameters and gradients differ: of layers and embeddings, of full buckets and the last one.
+    """
+    sizes: dict[int, list[int]] = defaultdict(list)
+    for call in calls:
+        sizes[call.group].append(call.size_bytes)
+    large = {group: [size for size in own if size >= _TINY * max(own)] for group, own in sizes.items()}
+    return frozenset(group for group, own in large.items() if len(own) > 1 and len(set(own)) == 1)
+
+
 def change(calls: Sequence[Sent]) -> Span:
     """Return the seconds by which a step of these calls gets longer: with full overlap, the estimate, without overlap.
 
-    With full overlap a step gets longer only if a group's transfers outlast it. The estimate goes by group. If all of
-    its messages have one size, they are activations: compute waits for most of them. Otherwise they are parameters and
-    gradients, which overlap compute until the host's last call, and the step ends with the last of them.
+    With full overlap a step gets longer only if a group's transfers outlast it. The estimate goes by group: compute
+    waits for most activations. Parameters and gradients overlap compute until the host's last call, and the step ends
+    with the last of them.
     """
-    period = sum(call.pause for call in calls)
+    period, waiting = sum(call.pause for call in calls), activations(calls)
     groups: dict[int, list[Sent]] = defaultdict(list)
     for call in calls:
         groups[call.group].append(call)
-    activations = {group for group, own in groups.items() if len(own) > 1 and len({one.size_bytes for one in own}) == 1}
 
-    def serial(which: int, of: Sequence[Sent] = calls) -> float:
-        return sum(call.after[which] - call.before for call in of)
+    def serial(which: int) -> float:
+        return sum(call.after[which] - call.before for call in calls)
 
     def outlasting(which: int) -> float:
         return max(
@@ -75,37 +87,39 @@ def change(calls: Sequence[Sent]) -> Span:
             for own in groups.values()
         )
 
-    waited = WAITED * sum(serial(1, groups[group]) for group in activations)
-    others = [call for call in calls if call.group not in activations]
-    ended = _drained(calls, [one.after[1] for one in calls], others) - _drained(
-        calls, [one.before for one in calls], others
+    waited = WAITED * sum(call.after[1] - call.before for call in calls if call.group in waiting)
+    before, after = (
+        [0.0 if call.group in waiting else took for call, took in zip(calls, seconds, strict=True)]
+        for seconds in ([call.before for call in calls], [call.after[1] for call in calls])
     )
+    expected = waited + _drained(calls, after) - _drained(calls, before)
     least = max(0.0, outlasting(0)) if serial(0) > 0 else max(serial(0), -period)
     most = max(least, serial(2), outlasting(2), 0.0)
-    return least, min(max(waited + ended, least), most), most
+    return least, min(max(expected, least), most), most
 
 
-def _drained(calls: Sequence[Sent], seconds: Sequence[float], counted: Sequence[Sent]) -> float:
-    """Return how long the `counted` transfers go on after the host's last call, if each group sends one at a time."""
-    now, ends, wanted = 0.0, defaultdict[int, float](float), {id(call) for call in counted}
+def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
+    """Return how long transfers go on after the host's last call, if each group sends one at a time."""
+    now, ends = 0.0, defaultdict[int, float](float)
     for call, took in zip(calls, seconds, strict=True):
         now += call.pause
-        if id(call) in wanted:
-            ends[call.group] = max(ends[call.group], now) + took
-    return max(0.0, *(end - now for end in ends.values())) if ends else 0.0
+        ends[call.group] = max(ends[call.group], now) + took
+    return max(0.0, *(end - now for end in ends.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedJob:
     """A recorded step on other links, of the rank whose step changes most.
 
-    `step` are its recorded seconds, `change` the seconds by which it gets longer. `prices` are each call's on the links
+    `step` are its recorded seconds, `change` the seconds by which it gets longer. `waiting` are the groups whose
+    messages are taken for activations. `prices` are each call's on the links
     that it was recorded on and on the others, by index in the job's table; the calls `kept` are in no run.
     """
 
     rank: int
     step: float
     change: Span
+    waiting: frozenset[int]
     prices: dict[int, tuple[Price, Price]]
     kept: tuple[int, ...]
 
@@ -137,7 +151,7 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
             )
         kept = tuple(dict.fromkeys(at for at in numbers if at not in prices))
         used = {at: prices[at] for at in dict.fromkeys(numbers) if at in prices}
-        found.append(PredictedJob(rank.rank, step, change(calls), used, kept))
+        found.append(PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept))
     if not found:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
