@@ -374,11 +374,6 @@ def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> 
     return least, whole
 
 
-def transfers(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> Values:
-    """Return the transfer of each position in seconds, NaN if unknown; if ranks are unknown it may include waiting."""
-    return _leasts(matched_groups, rank, phase)[0]
-
-
 def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
     if phase is None:
         return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)

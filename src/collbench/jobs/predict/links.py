@@ -28,13 +28,10 @@ from collbench.report import choice_text
 # Seconds: the least, the middle and the most; all equal if they were measured.
 Span = tuple[float, float, float]
 
-# What training sends, and the operations whose curve replaces one that was not measured, best first: an operation of
-# the same bus bytes takes as long.
-INSTEAD = {
-    Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
-    Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
-    Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
-}
+# What training sends, and the operations whose curve replaces one that was not measured, best first: they take as long
+# for as many bus bytes.
+_SENT = Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE
+INSTEAD = {operation: tuple(dict.fromkeys((operation, *_SENT))) for operation in _SENT}
 # A message may be so many times smaller or larger than any that was measured: a line of latency and bandwidth says its
 # time. Further away nothing does.
 _BEYOND = 8
