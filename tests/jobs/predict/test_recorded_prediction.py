@@ -45,6 +45,11 @@ def sent(pause: float, before: float, after: float, size: int = 0, group: int = 
         # Compute waits for most activations, which all have one size, wherever they are in the step.
         ("activations", [sent(1.0, 0.1, 0.3, 8), sent(2.0, 0.1, 0.3, 8)], (0, 0.3, 0.4)),
         ("and a loss", [sent(1.0, 0.1, 0.3, 800), sent(2.0, 0.1, 0.3, 800), sent(0.0, 0.0, 0.0, 4)], (0, 0.3, 0.4)),
+        (
+            "activations of one group, gradients of another",
+            [sent(1.0, 0.1, 0.3, 8), sent(1.0, 0.1, 0.3, 8), sent(0.5, 0.2, 0.9, group=1)],
+            (0, 1.0, 1.1),
+        ),
         ("one message is no kind", [sent(2.0, 0.5, 1.0, 8)], (0, 0.5, 0.5)),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
+from collbench.jobs.predict.step import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
 
@@ -27,8 +28,8 @@ def predict(
     The keywords are the options of `collbench predict`. Raises Error.
     """
     # Late: numpy and scipy take as long to load as the rest of the program.
-    from collbench.jobs.predict import training
     from collbench.jobs.predict.links import Links
+    from collbench.jobs.predict.training import predict_step
     from collbench.report.choice_text import refusals
 
     all_runs = keywords.several(runs)
@@ -36,15 +37,15 @@ def predict(
         keywords.check_run(run, "predict")
     if not all_runs:
         raise UsageError("no run to predict from: collbench.load returns one")
-    step = training.Step(
-        training.parse_parameters(str(params)),
-        keywords.whole("layers", layers, least=1, most=training.MOST_LAYERS),
-        keywords.text("strategy", strategy, choices=training.STRATEGIES),
-        keywords.text("dtype", dtype, choices=training.BYTES),
+    step = Step(
+        parse_parameters(str(params)),
+        keywords.whole("layers", layers, least=1, most=MOST_LAYERS),
+        keywords.text("strategy", strategy, choices=STRATEGIES),
+        keywords.text("dtype", dtype, choices=BYTES),
     )
     counts = None
     if gpus is not None:
         counts = tuple(keywords.whole("gpus", count, least=2) for count in keywords.several(gpus))
     with refusals():
         links = Links([(f"run {number}", run) for number, run in enumerate(all_runs, 1)])
-        return training.predict_step(links, step, counts)
+        return predict_step(links, step, counts)

@@ -15,6 +15,7 @@ from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, show_page
 from collbench.jobs import job_file
+from collbench.jobs.predict.step import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.judge.outcome import outcome
 from collbench.model.errors import UsageError
 from collbench.runfile import run_file
@@ -46,7 +47,7 @@ def _counts(text: str) -> tuple[int, ...]:
     click.option("--params", metavar="COUNT", help="Without a job: the network's parameters: 124M, 1.5B."),
     click.option(
         "--strategy",
-        type=click.Choice(["ddp", "zero3", "fsdp"]),
+        type=click.Choice(list(STRATEGIES)),
         default="ddp",
         show_default=True,
         help="How it is trained.",
@@ -54,14 +55,14 @@ def _counts(text: str) -> tuple[int, ...]:
     click.option(
         "--layers",
         metavar="N",
-        type=click.IntRange(1, 1000),
+        type=click.IntRange(1, MOST_LAYERS),
         default=24,
         show_default=True,
         help="zero3, fsdp: its layers, each sent as one message.",
     ),
     click.option(
         "--dtype",
-        type=click.Choice(["bf16", "fp16", "fp32"]),
+        type=click.Choice(list(BYTES)),
         default="bf16",
         show_default=True,
         help="Type of what is sent: fp32 for DDP with autocast.",
@@ -123,7 +124,7 @@ def predict(
             run, changed = jobs.predict_job(job, runs, devices=devices, recorded=load_named(recorded))
             blocks, fields = page.job_page(job, run, changed), page.job_json(job, run, changed)
         else:
-            step = training.Step(training.parse_parameters(params or ""), **step_options)
+            step = Step(parse_parameters(params or ""), **step_options)
             prediction = training.predict_step(Links(runs), step, gpus)
             blocks, fields = page.training_page(prediction), page.training_json(prediction)
     if as_json:
