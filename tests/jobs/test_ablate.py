@@ -141,7 +141,6 @@ def test_what_a_job_cannot_have_is_one_line(case: str, args: list[str], reported
         ("no such device", ("job.json", *SIM, "--devices", "0,1", "--against", "1,9"), "9"),
         ("no such file", ("none.json", *SIM, "--against", "2,3"), "none.json"),
         ("a cut job", ("cut.json", *SIM, "--against", "2,3"), "no record of rank 1"),
-        ("no fabric", ("job.json", "--backend", "sim", "--against", "2,3"), "--fabric"),
         ("fabric alone", ("job.json", "--fabric", "dgx-1v", "--against", "2,3"), "add --backend sim"),
     ],
 )

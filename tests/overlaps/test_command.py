@@ -214,7 +214,6 @@ def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folde
         ("priority on cores", (*HOST, "--priority", "high"), "leave out --priority and --ctas"),
         ("CTAs on cores", (*HOST, "--ctas", "2"), "leave out --priority and --ctas"),
         ("one device", ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--devices", "0"), "two"),
-        ("no fabric", ("--backend", "sim"), "--fabric"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(
