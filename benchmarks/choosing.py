@@ -37,7 +37,7 @@ from collbench.model.run import Run
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it
 _MOST_SLOW = 3
 # What all-reduces of 64 MiB and more on three and four ranks, and on more, reach of those on two: the least and the
-# most of published machines, of which none has a mesh (docs/method.md 11.3).
+# most of published machines, of which none has a mesh (docs/method/choosing.md 3).
 _OF_PAIRS = {
     "switch": ((1.06, 1.24), (0.92, 1.56)),
     "links": ((1.06, 1.24), (0.92, 1.24)),

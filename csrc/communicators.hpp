@@ -34,8 +34,8 @@ struct Communicator {
   int position;  // in Gpus
 };
 
-// The world, and every group split from it. Destroying a round's communicators takes 0.5 to 1.0 s [docs/method.md 4.1,
-// 4 × H200], so only close() does it; a process that ends leaves them to the driver.
+// The world, and every group split from it. Destroying a round's communicators takes 0.5 to 1.0 s
+// [method/collectives.md 1, 4 × H200], so only close() does it; a process that ends leaves them to the driver.
 class Communicators {
  public:
   // `options` apply to the world and to all splits; without any, NCCL uses its defaults. Throws std::invalid_argument

@@ -10,17 +10,17 @@
 namespace collbench {
 namespace {
 
-// With the two waking copies and the verification, 32 operations behind the blocking kernel [docs/method.md 3.1].
+// With the two waking copies and the verification, 32 operations behind the blocking kernel [method/measuring.md 6].
 constexpr int kMostIterations = 29;
-// Copies before the start event, because an engine's first copy starts late [docs/method.md 3.2]. Two, because the
+// Copies before the start event, because an engine's first copy starts late [method/measuring.md 7]. Two, because the
 // source's engine sends what the destination issues, and the first copy does not wake that one in time [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
-// Larger staged batches start without a blocking kernel [docs/method.md 3.7]. The sample p2pBandwidthLatencyTest queues
-// 5 × 40 MB behind one [4 × H200]; more was not tried.
+// Larger staged batches start without a blocking kernel [method/measuring.md 10]. The sample p2pBandwidthLatencyTest
+// queues 5 × 40 MB behind one [4 × H200]; more was not tried.
 constexpr std::uint64_t kMostStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a
-// loop, by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2
+// loop, by one thread block on each multiprocessor [method/measuring.md 2]: 64 MiB are read at 365 GB/s by loops over 2
 // messages (361 by 2 launches), at 374.6 over 16 [4 × H200].
 constexpr std::uint64_t kLooped = 16 << 20;
 // How often a covered batch is timed before it counts as not covered, and the shortest one that can: smaller messages
@@ -131,7 +131,7 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
 }
 
 // Times the batches of one round. Each is verified before the next one is queued, because a batch takes a different
-// time with another one queued behind it [docs/method.md 3.2].
+// time with another one queued behind it [docs/method/measuring.md 7].
 class CopyTimer {
  public:
   // Makes the streams and host buffers that are missing. Throws std::invalid_argument for a round that cannot be timed.

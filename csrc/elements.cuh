@@ -24,8 +24,8 @@ enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
 // most 2^6. So in a large world only some ranks, different ones at every index, add to a sum or multiply. One rank at
 // every index has a number above those of all others for the maximum, and below them for the minimum. An average's
 // tolerance must not hide a rank's share: at most 8 ranks add to one of 16-bit floats, and one to one of 8-bit floats
-// [docs/method.md 4.4]. One rank adds to an average of whole numbers, a multiple of the world, as less would be cut
-// off. Whose turn it is depends on the seed, too: in time every rank has its turn in messages of a few elements.
+// [method/collectives.md 4]. One rank adds to an average of whole numbers, a multiple of the world, as less would be
+// cut off. Whose turn it is depends on the seed, too: in time every rank has its turn in messages of a few elements.
 
 // Four bits for each of sixteen ranks: with a hash for each rank these kernels would spend most of their time on it.
 __device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }

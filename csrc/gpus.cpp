@@ -227,7 +227,7 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, unsigned senders, std:
   const std::uint64_t needed = count * stride * senders;
   if (needed <= room / kSmallShare) {
     // Far away from the last batch, because a small message's time depends on its address, and neighbours are alike
-    // [docs/method.md 3.2]. Steps of the golden ratio cover the buffer evenly.
+    // [docs/method/measuring.md 7]. Steps of the golden ratio cover the buffer evenly.
     fraction_ += 0x9e3779b97f4a7c15ull;
     cursor_ = static_cast<std::uint64_t>(static_cast<double>(fraction_ >> 11) * 0x1p-53 *
                                          static_cast<double>(room - needed)) /

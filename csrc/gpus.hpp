@@ -246,7 +246,7 @@ class Gpus {
 };
 
 // Before a round, this many bytes cross each of its links untimed, because a link that was idle for 0.1 s sleeps
-// [docs/method.md 3.2]: the first messages then take 170 us longer, those of 8 bytes 1.4 ms [2 × H200].
+// [docs/method/measuring.md 7]: the first messages then take 170 us longer, those of 8 bytes 1.4 ms [2 × H200].
 constexpr std::uint64_t kLinkWakingBytes = 16 << 20;
 // Longest wait for what prepares a measurement: filling a host buffer of 1 GiB at 3 GB/s takes 0.4 s.
 constexpr double kSetupSeconds = 30.0;

@@ -15,7 +15,7 @@ namespace collbench {
 namespace {
 
 // With a stamp on either side of each and the first collective, 31 entries of a queue that must stay shallow
-// [docs/method.md 3.1].
+// [docs/method/measuring.md 6].
 constexpr int kBurst = 10;
 // What a stamp adds to the stream is the median over kChains chains of kChain stamps each.
 constexpr int kChain = 30, kChains = 5;

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
         *ROOT.glob("examples/**/*"),
     ]
@@ -100,7 +100,10 @@ def test_each_row_of_a_table_has_a_line_of_its_own() -> None:
 
 # What no reader has: papers outside the project, and numbers of a list that is not in it. (nccl#814 is a public one.)
 _DANGLING = re.compile(r"\b[D]ESIGN\.md|\b[M]ETHOD\b|(?<![\w/])[s]hared/|\b[Ii]ssues? #?\d")
-_CITED = re.compile(r"docs/method\.md(?:#[\w-]+|'s)?,? (?:sections? )?(\d+(?:\.\d+)?)(?:(?:, | and )(\d+\.\d+))*")
+_METHOD = sorted((ROOT / "docs" / "method").glob("*.md"))
+# A page of the method, in code or as a link of another page, and the sections that are cited of it.
+_CITED = re.compile(r"method/(\w+\.md)\)?(?: (\d+(?:(?:, | and | to )\d+(?![\d×]))*))?")
+_HEADING = re.compile(r"^## (\d+) ", re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -134,29 +137,41 @@ def test_a_reference_that_leads_nowhere_is_noticed(text: str) -> None:
     assert _DANGLING.search(text)
 
 
-@pytest.mark.parametrize("text", ["nccl#814", "docs/method.md 5", "the issue", "localhost#2", "the shared L3"])
+@pytest.mark.parametrize(
+    "text", ["nccl#814", "docs/method/measuring.md 5", "the issue", "localhost#2", "the shared L3"]
+)
 def test_a_reference_that_a_reader_can_follow_is_left_alone(text: str) -> None:
     assert not _DANGLING.search(text)
 
 
 def test_each_cited_section_of_the_method_exists() -> None:
-    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?) ", page, re.MULTILINE))
+    sections = {page.name: set(_HEADING.findall(page.read_text(encoding="utf-8"))) for page in _METHOD}
     cited = {
-        (number, str(path.relative_to(ROOT)))
+        (hit[1], number, str(path.relative_to(ROOT)))
         for path in sources()
         for hit in _CITED.finditer(path.read_text(encoding="utf-8"))
-        for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", hit[0])
+        for number in re.findall(r"\d+", hit[2] or "") or [None]
     }
     assert len(cited) > 50
-    assert sorted((number, name) for number, name in cited if number not in sections) == []
+    lacking = [one for one in cited if one[0] not in sections or one[1] not in {None, *sections[one[0]]}]
+    assert lacking == []
 
 
-def test_the_methods_sections_are_numbered_in_order() -> None:
-    page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    numbers = re.findall(r"^(##+) (\S+) ", page, re.MULTILINE)
-    expected, chapter, section = [], 0, 0
-    for hashes, _ in numbers:
-        chapter, section = (chapter + 1, 0) if hashes == "##" else (chapter, section + 1)
-        expected.append(str(chapter) if hashes == "##" else f"{chapter}.{section}")
-    assert [number for _, number in numbers] == expected
+@pytest.mark.parametrize("page", _METHOD, ids=lambda page: page.stem)
+def test_the_methods_sections_are_numbered_in_order_and_few_enough_to_read(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    numbers = _HEADING.findall(text)
+    assert numbers == [str(place) for place in range(1, len(numbers) + 1)]
+    assert len(numbers) == text.count("\n## ")
+    assert len(text.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", _METHOD, ids=lambda page: page.stem)
+def test_a_page_of_the_method_cites_sections_that_the_others_have(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    own = set(_HEADING.findall(text))
+    for other, numbers in re.findall(r"\]\((\w+\.md)\) (\d+(?:(?:, | and )\d+)*)", text):
+        there = set(_HEADING.findall((page.parent / other).read_text(encoding="utf-8")))
+        assert set(re.findall(r"\d+", numbers)) <= there, (other, numbers)
+    within = re.findall(r"(?<=\()(\d{1,2})(?:, (\d{1,2}))?(?=\))", text)
+    assert {number for pair in within for number in pair if number} <= own

@@ -89,7 +89,7 @@ def test_it_takes_five_minutes() -> None:
 
 
 def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
         targets = [part.split(")")[0] for part in document.read_text(encoding="utf-8").split("](")[1:]]
         missing = [target for target in targets if not (document.parent / target.split("#")[0]).exists()]
         assert missing == [], document.name

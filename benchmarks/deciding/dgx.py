@@ -1,4 +1,4 @@
-"""The DGX-1V of docs/method.md 11.6: the rings of the best sets, how many such sets there are, and the chosen set."""
+"""The DGX-1V of method/choosing.md 6: the rings of the best sets, how many such sets there are, and the chosen set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .bench import (
 
 RUNS = 100
 _PART = 4
-# k: (best number of directed rings, sets that reach it), docs/method.md 11.6.
+# k: (best number of directed rings, sets that reach it), docs/method/choosing.md 6.
 EXPECTED = {2: (2, 8), 3: (2, 8), 4: (4, 2), 5: (2, 24), 6: (4, 4), 7: (4, 8), 8: (6, 1)}
 FORBIDDEN_SET = (0, 1, 2, 3, 4)
 

@@ -1,4 +1,4 @@
-"""Inject a fault for each kind of verdict of docs/method.md 10: is it found there, with its cause, and nothing else?"""
+"""Inject a fault for each kind of verdict (docs/method/verdicts.md): is it found, with its cause, and nothing else?"""
 
 from __future__ import annotations
 

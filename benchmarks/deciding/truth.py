@@ -26,7 +26,7 @@ Members = tuple[int, ...]
 Seconds = Mapping[DataPoint, float]
 
 EQUAL = 1e-3  # links whose times differ by less are equal: far below δ, far above rounding
-# docs/method.md 10.2: 10%. collbench reports outliers from 2.5% on; here a link 2% below the best may be called one.
+# method/verdicts.md 5: 10%. collbench reports outliers from 2.5% on; here a link 2% below the best may be called one.
 _INVERTED, _ONE_WAY, _OUTLYING = math.log(1.1), math.log(1 / 0.9), 0.02
 
 

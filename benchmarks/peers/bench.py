@@ -102,7 +102,7 @@ class Bench:
         return self._pairs[name]
 
     def _visible(self, members: Members) -> dict[str, str]:
-        # collbench's --devices counts in nvidia-smi's order; CUDA's own may differ (docs/method.md 2.5).
+        # collbench's --devices counts in nvidia-smi's order; CUDA's own may differ (docs/method/measuring.md 4).
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices[i] for i in members),

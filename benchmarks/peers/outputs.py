@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-# nvbandwidth's case for each of collbench's copies (docs/method.md 2.2): "write" is issued by the source, "read" by the
-# destination. nvbandwidth's names mean the same [testcases_ce.cpp:90-138, testcases_sm.cpp:94-167 of v0.8].
+# nvbandwidth's case for each of collbench's copies (method/measuring.md 2): "write" is issued by the source, "read" by
+# the destination. nvbandwidth's names mean the same [testcases_ce.cpp:90-138, testcases_sm.cpp:94-167 of v0.8].
 LINK_CASES = {
     "ce-write": "device_to_device_memcpy_write_ce",
     "ce-read": "device_to_device_memcpy_read_ce",

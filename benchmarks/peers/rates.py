@@ -111,7 +111,7 @@ def copies(bench: Bench) -> Table:
 def host(bench: Bench) -> Table:
     """Compare host and local copies at 512 MiB: isolated, in both directions, all GPUs at once. About 1 min per repeat.
 
-    On a host with several NUMA nodes messages are 64 MiB at most (docs/method.md 3.8): then this table is empty.
+    On a host with several NUMA nodes messages are 64 MiB at most (method/measuring.md 11): then this table is empty.
     """
     table = Table(
         f"Copies between host and GPU, {bench.repeats} repeats",

@@ -164,7 +164,7 @@ def _growth_row(
     return (
         str(gpus),
         str(gpus * (gpus - 1) // 2),
-        str(gpus - 1 + gpus % 2),  # the circle method (docs/method.md 6.2)
+        str(gpus - 1 + gpus % 2),  # the circle method (docs/method/measuring.md 14)
         f"{wall_seconds:.2f}",
         f"{seconds:.2f}",
         f"{factor:.2f}×",

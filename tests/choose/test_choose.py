@@ -23,7 +23,7 @@ from tests.judge.checked import h200
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 MIB = 2**20
-# What V100s achieve by label, GB/s [docs/method.md 9.2].
+# What V100s achieve by label, GB/s [docs/method/verdicts.md 2].
 V100 = {"NV1": 24.2, "NV2": 48.3, "SYS": 9.5}
 
 
@@ -65,7 +65,7 @@ def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "rings", "sets"),  # docs/method.md 11.6
+    ("k", "rings", "sets"),  # docs/method/choosing.md 6
     [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
 )
 def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:

@@ -25,7 +25,7 @@ def everyone(n: int) -> Capacities:
 
 @pytest.mark.parametrize(
     ("k", "rings", "sets", "without"),
-    # docs/method.md 11.6: the most directed rings, how many sets reach it; and how many have none.
+    # docs/method/choosing.md 6: the most directed rings, how many sets reach it; and how many have none.
     [(2, 2, 8, 12), (3, 2, 8, 48), (4, 4, 2, 62), (5, 2, 24, 32), (6, 4, 4, 0), (7, 4, 8, 0), (8, 6, 1, 0)],
 )
 def test_rings_of_all_sets_of_a_dgx_1v(k: int, rings: int, sets: int, without: int) -> None:

@@ -36,7 +36,7 @@ HOST = tuple(Work(operation, Variant.HOST) for operation in (Operation.H2D_CE, O
 
 
 def h200(share: Rate = lambda _work, _members: 1.0) -> Run:
-    """Return the run of the 4 × H200 reference machine [docs/method.md 9.2], at a `share` of what it measured."""
+    """Return the run of the 4 × H200 reference machine [method/verdicts.md 2], at a `share` of what it measured."""
     matrices = {
         case["name"]: case
         for case in json.loads((DATA / "nvbandwidth-d2d-ce.json").read_text())["nvbandwidth"]["testcases"]

@@ -50,7 +50,7 @@ def test_the_medians_deviation_approaches_its_limit() -> None:
 
 @pytest.mark.parametrize(("pairs", "simulated"), [(28, 5.07), (120, 5.98)])
 def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: float) -> None:
-    """These are q for five trials with se = 1.2533 σ / √5; docs/method.md 8.2 splits the product in another way."""
+    """These are q for five trials with se = 1.2533 σ / √5; method/statistics.md 2 splits the product in another way."""
     assert range_quantile(pairs) * median_deviation(5) == pytest.approx(simulated * 1.2533 / math.sqrt(5), rel=0.02)
 
 

@@ -57,7 +57,7 @@ def test_all_runs_are_read_the_same_way(case: str, runs: list[TrainingRun], meas
 
 
 def test_the_published_seconds_give_the_published_ratio() -> None:
-    # docs/method.md 12: 101 s with NVLink, 131 s without: 1.297 times as long.
+    # docs/method/predicting.md 4: 101 s with NVLink, 131 s without: 1.297 times as long.
     result = ablation([101.0, 101.0, 101.0], [131.0, 131.0, 131.0]).result
     assert result is not None
     assert result.ratio.middle == pytest.approx(1.29703, abs=1e-5)

@@ -8,7 +8,7 @@ from tests.machine.fake_nvml import SWITCH, FakeGpu, FakeNvml
 
 
 def h200x4() -> FakeNvml:
-    """Four H200 behind NVSwitches that the virtual machine does not see [docs/method.md 9, tests/data/h200x4]."""
+    """Four H200 behind NVSwitches that the virtual machine does not see [method/verdicts.md, tests/data/h200x4]."""
     health = {
         "nvmlDeviceGetPowerUsage": 90_000,
         "nvmlDeviceGetTemperature": 38,

@@ -186,7 +186,7 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
 
 @pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
 def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
-    """docs/method.md 11.5; sets that share no GPU would otherwise run at the same time."""
+    """docs/method/choosing.md 5; sets that share no GPU would otherwise run at the same time."""
     backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
     plan, _ = make_plan(request, backend)
     assert plan.groups == {Work(Operation.ALLREDUCE): sets}

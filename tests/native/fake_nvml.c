@@ -1,5 +1,6 @@
-// Fake libnvidia-ml.so.1: the same GPUs as the fake driver's, as a 4×H200 machine's NVML had them [docs/method.md 9.1].
-// What that machine did not support is not supported here; what is missing, the binding reports as missing.
+// Fake libnvidia-ml.so.1: the same GPUs as the fake driver's, as a 4×H200 machine's NVML had them
+// [method/verdicts.md 1]. What that machine did not support is not supported here; what is missing, the binding reports
+// as missing.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

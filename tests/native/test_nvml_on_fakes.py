@@ -41,7 +41,7 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
         "pcie_width": 16,
     }
     assert len(facts["paths"]) == 6
-    # [docs/method.md 9.1]: NV18 by 18 links to a switch, HOSTBRIDGE as the common ancestor.
+    # [docs/method/verdicts.md 1]: NV18 by 18 links to a switch, HOSTBRIDGE as the common ancestor.
     assert {(path["label"], path["ancestor"], *path["peer_access"].values()) for path in facts["paths"]} == {
         ("NV18", "PHB", "OK", "OK")
     }

@@ -84,7 +84,7 @@ def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes, tmp_path: Path,
 
 
 def test_a_check_that_moved_small_messages_vouches_for_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    """The truth: 64 KiB show no rate of a slot (docs/method.md 10.1)."""
+    """The truth: 64 KiB show no rate of a slot (docs/method/verdicts.md 4)."""
     done = _collbench(fakes, tmp_path, "check", "--sizes", "64K", "-o", "run.json")
     assert done.code == 1, done.stdout
 

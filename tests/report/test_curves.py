@@ -102,7 +102,7 @@ def test_host_memory_is_behind_the_devices_slot() -> None:
     devices = (replace(gpus(1)[0], pcie_generation=5, pcie_width=16), gpus(2)[1])
     run = run_of(devices, [measurement])
     (work,) = works_of(run)
-    assert limits_of(run, work, [(0,), (1,)]) == {(0,): 63.0}  # 32 GT/s × 16 × 128/130 / 8 [docs/method.md 9.2]
+    assert limits_of(run, work, [(0,), (1,)]) == {(0,): 63.0}  # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
 
 
 def test_works_are_named_once_in_the_models_order() -> None:

@@ -1,4 +1,4 @@
-"""One fault for each kind of verdict (docs/method.md 10), injected into a healthy fabric at random devices.
+"""One fault for each kind of verdict (docs/method/verdicts.md), injected into a healthy fabric at random devices.
 
 A FaultKind is what is wrong with a machine; the kinds here are the verdicts that follow from it.
 """
@@ -21,7 +21,7 @@ from collbench.sim.network import Medium, Network, network_of
 Members = tuple[int, ...]
 FaultyFabric = tuple[Fabric, Members]  # and the GPUs that a verdict should name
 
-# docs/method.md 10.2: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
+# docs/method/verdicts.md 5: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
 _DEGRADED, _ABOVE_PCIE = 0.68, 1.1
 # Faster than PCIe can be by more than the 5% that a hidden NVLink shows.
 _FASTER_THAN_PCIE = 1.15

@@ -1,6 +1,7 @@
 """Random plausible machines, for tests of verdicts and choices: 4 to 16 GPUs, with one fault or none.
 
-The families are those of docs/method.md 9.2 and 11.6. Rates are drawn around what was measured of such machines.
+The families are those of method/verdicts.md 2 and method/choosing.md 6. Rates are drawn around what was measured of
+such machines.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from collbench.sim.fabrics import (
 _GIB = 2**30
 # Achieved GB/s of a ×16 slot by generation: about 84% of theory, as packets of 256 B leave of it.
 _SLOT_GBS = {3: 12.6, 4: 26.0, 5: 53.0}
-# (name, line rate in MB/s, achieved GB/s a link, PCIe generation); docs/method.md 9.2 and machine/theory.py.
+# (name, line rate in MB/s, achieved GB/s a link, PCIe generation); docs/method/verdicts.md 2 and machine/theory.py.
 _SWITCHED = (("A100", 25000, 22.8, 4), ("H100", 26562, 22.0, 5), ("H200", 26562, 22.0, 5), ("B200", 53125, 43.0, 5))
 _MESHED = (("V100", 25781, 24.2, 3), ("P100", 20000, 18.3, 3))
 _BRIDGED = (("RTX A6000", 14062, 13.2, 4, 4), ("RTX 3090", 14062, 13.2, 4, 4), ("TITAN RTX", 25781, 24.2, 2, 3))
 _SLOTTED = (("A40", 4), ("L40S", 4), ("T4", 3), ("H100 PCIe", 5))
-# Six links a V100 [docs/method.md 11.6, DGX-1V]: a mesh gives them to its neighbours in ones and twos.
+# Six links a V100 [docs/method/choosing.md 6, DGX-1V]: a mesh gives them to its neighbours in ones and twos.
 _MESH_LINKS = 6
 _FAULTY = 0.35  # share of machines with one slow link or GPU
 

@@ -23,7 +23,7 @@ V100_LINK = 24.17 * DGX.engines.nccl_nvlink
     [(2, 2, 8), (3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8), (8, 6, 1)],
 )
 def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
-    """docs/method.md 11.6: the best number of directed rings for k, and how many sets reach it."""
+    """docs/method/choosing.md 6: the best number of directed rings for k, and how many sets reach it."""
     truth = Truth(DGX)
     sets_by_rings = Counter(round(truth.busbw(members) / V100_LINK, 3) for members in combinations(range(8), k))
     best = max(sets_by_rings)
@@ -31,7 +31,7 @@ def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
 
 
 def test_the_set_without_a_ring_of_nvlinks_is_as_slow_as_it_was_measured() -> None:
-    assert allreduce_busbw(DGX, (0, 1, 2, 3, 4)) == pytest.approx(5.6, abs=0.05)  # docs/method.md 11
+    assert allreduce_busbw(DGX, (0, 1, 2, 3, 4)) == pytest.approx(5.6, abs=0.05)  # docs/method/choosing.md
 
 
 @pytest.mark.parametrize(("count", "cycles"), [(3, 2), (4, 2), (5, 4), (6, 4), (7, 6), (8, 7)])

@@ -1,4 +1,4 @@
-"""A fault for each kind of verdict: it affects the named devices only, as docs/method.md 10 defines the verdict."""
+"""A fault for each kind of verdict: it affects the named devices only, as method/verdicts.md defines the verdict."""
 
 from collections.abc import Callable
 from dataclasses import replace

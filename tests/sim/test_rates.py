@@ -117,7 +117,7 @@ def test_a_bottleneck_is_shared_by_all_that_run_at_once() -> None:
 def test_named_fabrics_have_the_measured_rates(
     name: str, link: tuple[int, int], operation: Operation, expected: float
 ) -> None:
-    """Figures of docs/method.md 9.2."""
+    """Figures of docs/method/verdicts.md 2."""
     (gbs,) = copy_rates(fabrics.load(name), [Transfer(*link, operation)])
     assert gbs == pytest.approx(expected, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""The all-reduce busbw that a set of devices is predicted to reach, as a band (docs/method.md 11.3)."""
+"""The all-reduce busbw that a set of devices is predicted to reach, as a band (docs/method/choosing.md 3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _ROUNDING = 1e-6
 # From this size on a band holds: of smaller messages NCCL's protocol and algorithm change with the number of ranks.
 BANDED_BYTES = 64 * 2**20
 # What NCCL's all-reduces of such messages reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
-# 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces (docs/method.md 11.3).
+# 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
+# (method/choosing.md 3).
 FEW_RANKS = 4
 _LEAST_OF_PAIRS, _LEAST_OF_MANY = 0.95, 0.85
 _MOST_OF_PAIRS, _MOST_OF_MANY_SWITCHED = 1.25, 1.6

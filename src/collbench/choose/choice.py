@@ -1,4 +1,4 @@
-"""The result of choosing k devices: the set, its predicted rate, and what measuring it showed (docs/method.md 11)."""
+"""The result of choosing k devices: the set, its predicted rate, and what measuring it showed (method/choosing.md)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Band:
 
 
 class TieBreak(StrEnum):
-    """What decides between sets of equal bandwidth (docs/method.md 11.4)."""
+    """What decides between sets of equal bandwidth (docs/method/choosing.md 4)."""
 
     IN_USE = auto()
     SUSPECT = auto()

@@ -1,4 +1,4 @@
-"""On which NUMA node a GPU's process belongs: by measurement, and by the labels (docs/method.md 3.8)."""
+"""On which NUMA node a GPU's process belongs: by measurement, and by the labels (docs/method/measuring.md 11)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collbench.judge.tiers import Estimate, differs, estimates_of, ties, toleran
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
 
-# The copy engine shows the link (docs/method.md 2.2); a job loads batches one way and offloads the other.
+# The copy engine shows the link (docs/method/measuring.md 2); a job loads batches one way and offloads the other.
 _DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
 
 DeviceNode = tuple[int, ...]  # a device's position, and a NUMA node

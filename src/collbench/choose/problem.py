@@ -1,4 +1,4 @@
-"""The problem of choosing k devices: those that are fit, their wiring, tie-breaks (docs/method.md 11.1 to 11.4)."""
+"""The problem of choosing k devices: those that are fit, their wiring, tie-breaks (docs/method/choosing.md 1 to 4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Path, Run, new_errors
 from collbench.model.units import SMALL_BYTES
 
-# How to choose among sets that tie by bandwidth (docs/method.md 11.4): level by level, until one is left.
+# How to choose among sets that tie by bandwidth (docs/method/choosing.md 4): level by level, until one is left.
 
 Values = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
     return costs
 
 
-# Which devices are fit for a job: not in use, not throttled, not faulty (docs/method.md 11.1).
+# Which devices are fit for a job: not in use, not throttled, not faulty (docs/method/choosing.md 1).
 
 # A CUDA context takes 300 MB and more: less in use, and no process, means that the GPU is idle.
 _IDLE_BYTES = 256 * 2**20
@@ -242,7 +242,7 @@ _COPIES = (
 )
 # What training runs comes first; the copies stand in for it where no collective was measured.
 _EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
-# Two directions of a link differ from here on [docs/method.md 10.2, ASYMMETRY].
+# Two directions of a link differ from here on [docs/method/verdicts.md 5, ASYMMETRY].
 _ASYMMETRIC = 1.10
 # Sets are distinguished by what several noisy pairs show together, up to this much.
 _MOST_NOISE = 0.05
@@ -430,7 +430,7 @@ def _paths(paths: Sequence[Path], index: dict[int, int]) -> dict[tuple[int, int]
 
 
 def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
-    """Return the tie-breaks of docs/method.md 11.4, except the remainder and the PCI bus id, which need no run."""
+    """Return the tie-breaks of method/choosing.md 4, except the remainder and the PCI bus id, which need no run."""
     busy, suspect = marks(run, order)
     return (
         Level(TieBreak.IN_USE, members_with(np.array(busy))),

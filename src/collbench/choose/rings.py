@@ -1,4 +1,4 @@
-"""Rings through sets of devices: how many a mesh of NVLinks has room for, and the fastest one (docs/method.md 11.3)."""
+"""Rings through sets of devices: how many a mesh of NVLinks has room for, the fastest one (method/choosing.md 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-# How many rings a mesh of NVLinks has room for: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
+# How many rings a mesh of NVLinks has room for: arc-disjoint directed Hamiltonian cycles (docs/method/choosing.md 3).
 #
 # A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 if there is
 # none.
@@ -176,7 +176,8 @@ def _next_choices(left: list[list[int]], path: list[int]) -> list[int]:
 Rates = NDArray[np.float64]
 Sets = NDArray[np.intp]
 
-# The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly (docs/method.md 11.4).
+# The table takes 2^n · n values: 8 MB for 16 devices, which is the most that is searched exactly
+# (method/choosing.md 4).
 MOST_MEMBERS = 16
 
 

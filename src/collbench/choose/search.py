@@ -1,4 +1,4 @@
-"""Which sets of k devices are predicted best, and which of them to measure (docs/method.md 11.4, 11.5)."""
+"""Which sets of k devices are predicted best, and which of them to measure (docs/method/choosing.md 4, 5)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _weakest(rates: Values, members: list[int]) -> list[int]:
     return [int(index) for index in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
 
 
-# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method.md 11.4).
+# Which sets of k devices are predicted best: all sets up to 16 devices, a heuristic beyond (docs/method/choosing.md 4).
 
 # A band of 16 devices takes a quarter of a second.
 _MOST_JUDGED = 6

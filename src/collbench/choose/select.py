@@ -1,4 +1,4 @@
-"""Choose k devices: by prediction, then tie-breaks, then measurements of the finalists (docs/method.md 11)."""
+"""Choose k devices: by prediction, then tie-breaks, then measurements of the finalists (docs/method/choosing.md)."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...]) -> Reason:
     return Predicted(chosen.band, None if chosen is default else default.band)
 
 
-# What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method.md 11.5).
+# What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).
 
 
 def settle(choice: Choice, verification: Run) -> Choice:

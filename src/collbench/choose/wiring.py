@@ -1,4 +1,4 @@
-"""How devices are wired, by labels and measured rates: NVLinks, switches, PCIe, in GB/s (docs/method.md 11.3)."""
+"""How devices are wired, by labels and measured rates: NVLinks, switches, PCIe, in GB/s (docs/method/choosing.md 3)."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def port_capacities(
 
 # Expected rates in GB/s by labels alone, if nothing was measured.
 
-# One direction of an NVLink of unknown rate: what a V100's achieves [docs/method.md 9.2]. Only the count decides.
+# One direction of an NVLink of unknown rate: what a V100's achieves [method/verdicts.md 2]. Only the count decides.
 _NVLINK_GBS = 24.2
-# The achieved share of the rate that NVML reports: 0.97 on a V100, 0.88 on an H200 [docs/method.md 9.2].
+# The achieved share of the rate that NVML reports: 0.97 on a V100, 0.88 on an H200 [docs/method/verdicts.md 2].
 _NVLINK_SHARE = 0.9
-# PCIe, one way: NODE as achieved on a V100 machine [docs/method.md 9.2], the others in the order of the labels alone.
+# PCIe, one way: NODE as achieved on a V100 machine [method/verdicts.md 2], the others in the order of the labels alone.
 _PCIE_GBS = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.5, "SYS": 9.0}
 _UNKNOWN_GBS = 8.0
 
@@ -77,7 +77,7 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
     return rates
 
 
-# If NVLinks do not make a ring through a set, its ring is over PCIe, whose links the hops share (docs/method.md 11.3).
+# If NVLinks do not make a ring through a set, its ring is over PCIe, whose links the hops share (method/choosing.md 3).
 #
 # A ring crosses the uplink of a PCIe switch once in each direction, however many members are below it. But if its GPUs
 # cannot reach each other directly, every hop goes up to the host and down again, and all of them share the uplink. Then
@@ -219,7 +219,7 @@ _NO_FASTER = 1.1
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
 _ON_A_SOCKET = (*_BELOW_A_HOST, "NODE")
-# The share of its bandwidth that a PCIe hop keeps in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s, DGX-1V].
+# The share of its bandwidth that a PCIe hop keeps in a ring of many [method/choosing.md 3: 5.6 of 9.5 GB/s, DGX-1V].
 CROWDED = 0.6
 
 
@@ -407,7 +407,7 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
 
 
 def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceCheck]) -> Rates:
-    """Return the share that a hop achieves concurrently: 0.6 (docs/method.md 11.3), or more if checks of its label do.
+    """Return the share that a hop achieves concurrently: 0.6 (method/choosing.md 3), or more if checks of its label do.
 
     It is never less: an interference check loads all switches at once, a ring of few devices does not.
     """

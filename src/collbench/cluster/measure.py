@@ -34,9 +34,9 @@ _WORLD_START_S, _RANK_START_S = 0.65, 0.01
 # Measured without a network: rank 0 writes a trial to a rank's connection, reads the answer, and judges
 # [benchmarks/results/2026-11-23-emulated-hosts].
 _MESSAGE_S = 180e-6
-TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
+TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method/measuring.md 15)
 _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
-_MOST_ITERATIONS = 20  # docs/method.md 3.1
+_MOST_ITERATIONS = 20  # docs/method/measuring.md 6
 # On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
 _BATCH_S = 0.1
 # What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].

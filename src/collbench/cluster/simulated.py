@@ -143,7 +143,7 @@ def names() -> tuple[str, ...]:
 
 
 def _shipped() -> tuple[Cluster, ...]:
-    # 8 × 400 Gb/s = 400 GB/s a node, NVLink inside: 450 GB/s (docs/method.md 9.2). Four scalable units, 32 nodes
+    # 8 × 400 Gb/s = 400 GB/s a node, NVLink inside: 450 GB/s (docs/method/verdicts.md 2). Four scalable units, 32 nodes
     # each, whose rails meet in one group of leaf switches, not oversubscribed.
     superpod = Cluster(
         name="superpod-128",

@@ -1,4 +1,4 @@
-"""On which set of devices a recorded job communicates fastest, by replays of its step (docs/method.md 11.8). Pure."""
+"""On which set of devices a recorded job communicates fastest, by replays of its step (method/choosing.md 8). Pure."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _mean(logs: Sequence[float], comparisons: int = 1) -> Figure:
 
 
 def _standing(best: bool, ratio: Figure) -> Standing:
-    """Return how a set compares, by its time over the best's: as links do (docs/method.md 8.3)."""
+    """Return how a set compares, by its time over the best's: as links do (docs/method/statistics.md 3)."""
     if best:
         return Standing.BEST
     if ratio.interval is None:

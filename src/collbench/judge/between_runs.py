@@ -1,4 +1,4 @@
-"""How much a bandwidth varies from run to run, beyond its trials: estimated, or a default (docs/method.md 8.7)."""
+"""How much a bandwidth varies from run to run, beyond its trials: estimated, or a default (method/statistics.md 7)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def match_devices(base: Run, new: Run) -> Match:
 # Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
 # on.
 
-_TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90% interval within ±δ
+_TIE_ALPHA = 0.10  # docs/method/statistics.md 7: tied is a 90% interval within ±δ
 
 
 class Verdict(StrEnum):

@@ -1,4 +1,4 @@
-"""Times over sizes: a link's latency and bandwidth (docs/method.md 8.5), and curves of a collective (12)."""
+"""Times over sizes: latency and bandwidth of a link (docs/method/statistics.md 5), curves of a collective."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _bounded(estimates: _Array, drawn: _Array) -> list[Bounded]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-# Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
+# Times of a collective over message sizes, from a few measured ones (docs/method/predicting.md 1).
 
 
 class Curve:

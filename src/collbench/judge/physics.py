@@ -1,4 +1,4 @@
-"""The capacity of the hardware, and the batches that exceed it (docs/method.md 9.3). Pure."""
+"""The capacity of the hardware, and the batches that exceed it (docs/method/verdicts.md 3). Pure."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5% takes
 # NVLinks that no label shows.
 MARGIN, HIDDEN = 1.02, 1.05
-# A path below this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
+# A path below this share of its limit lacks links, or runs them slower (docs/method/verdicts.md 5).
 DEGRADED = 0.7
 # A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 FASTEST_PCIE_GBS = 118.0

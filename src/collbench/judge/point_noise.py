@@ -1,4 +1,4 @@
-"""The noise of a data point's trials, known from all trials of its kind in a run (docs/method.md 8.1)."""
+"""The noise of a data point's trials, known from all trials of its kind in a run (docs/method/statistics.md 1)."""
 
 from __future__ import annotations
 

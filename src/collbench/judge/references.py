@@ -44,7 +44,7 @@ class Figure:
     ("" for one device). `ranks` is the number of members, `sizes` the smallest and the largest message in bytes that
     the figure holds for. It has either `measured`, values of healthy machines; or `curve`, one for each doubling of the
     size; or `at_least`, what an acceptance test asks for. `nvls` is "on" or "off" if NCCL's use of NVLink SHARP
-    matters. Nothing is below it at sizes smaller than `judges_from` (docs/method.md 10.3).
+    matters. Nothing is below it at sizes smaller than `judges_from` (docs/method/verdicts.md 7).
     """
 
     gpus: str
@@ -186,7 +186,7 @@ class Reference:
     def orients(self) -> bool:
         """True if nothing is below it: of a small message, or of a collective over PCIe by one source, it is a guide.
 
-        There the rate depends on what the machine's kind does not say [docs/method.md 10.3].
+        There the rate depends on what the machine's kind does not say [docs/method/verdicts.md 7].
         """
         figure = self.figure
         on_pcie = figure.operation.is_collective and not figure.links.startswith("NV") and len(self.sources) == 1

@@ -1,4 +1,4 @@
-"""Statistics: medians, intervals over trials, noise, quantiles, Huber's weights (docs/method.md 8.1, 8.2)."""
+"""Statistics: medians, intervals over trials, noise, quantiles, Huber's weights (docs/method/statistics.md 1, 2)."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 
 def sigma(pooled: Sequence[float]) -> float:
-    """Return σ̂ of one trial from deviations: 1.4826 · MAD (docs/method.md 8.2)."""
+    """Return σ̂ of one trial from deviations: 1.4826 · MAD (docs/method/measuring.md 14)."""
     return MAD_TO_SIGMA * median(pooled)
 
 

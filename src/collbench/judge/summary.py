@@ -1,4 +1,4 @@
-"""Summaries of a run: rankings of its links and pairs (docs/method.md 8), and the shares of host links (3.8)."""
+"""Summaries of a run: rankings of links and pairs (docs/method/statistics.md), the shares of host links."""
 
 from __future__ import annotations
 

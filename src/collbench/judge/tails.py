@@ -1,4 +1,4 @@
-"""Tails and stragglers: the spread of single launches' times, and which rank comes late (docs/method.md 8.6)."""
+"""Tails and stragglers: the spread of single launches' times, and which rank comes late (method/statistics.md 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method.md 8)."""
+"""Which links and pairs differ and which tie: estimates with noise, order and tiers (docs/method/statistics.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from collbench.model.operations import Endpoints, Operation, Registration, Varia
 from collbench.model.run import Measurement, Path, Run
 from collbench.model.units import TELLING_BYTES, amount, figure, format_size
 
-# Estimates from the trials of a link, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
+# Estimates from the trials of a link, and when two links differ: medians, noise, margins (method/statistics.md 2, 3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
@@ -217,7 +217,7 @@ def _freedom(a: Estimate, b: Estimate) -> float:
     return math.floor(exact / digit) * digit
 
 
-# Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
+# Which links and pairs differ and which tie: order, tiers and words (docs/method/statistics.md 3).
 
 
 class Relation(StrEnum):

@@ -27,7 +27,7 @@ def recorded(environment: Mapping[str, str] = os.environ, *, torch: bool = False
     return {name: value for name, value in environment.items() if name.startswith("NCCL_") or name in names}
 
 
-# Where a figure would be false (docs/method.md 2.7).
+# Where a figure would be false (docs/method/measuring.md 5).
 
 
 class Use(StrEnum):

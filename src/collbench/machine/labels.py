@@ -1,6 +1,6 @@
 """The words of `nvidia-smi topo`: path labels, their order and meaning, and the peer-access states.
 
-Order, best first: NV# (more links are better), PIX, PXB, PHB, NODE, SYS (docs/method.md 9.1).
+Order, best first: NV# (more links are better), PIX, PXB, PHB, NODE, SYS (docs/method/verdicts.md 1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The capacity of a path in one direction, in GB/s (1e9 B/s), with the source of every constant (docs/method.md 9.2).
+"""The capacity of a path in one direction, in GB/s (1e9 B/s), with the source of every constant (method/verdicts.md 2).
 
 NVLink limits are links × *data* rate. NVML reports the *line* rate, which on newer links includes the line code:
 an H200 says 26.5625 GB/s, and 16/17 of it is data: 25 GB/s, the figure NVIDIA publishes (18 links, 900 GB/s both
@@ -24,8 +24,8 @@ _DATA_RATE_GBS = {
     14062: 14.0625,  # GA102 (RTX 3090, A6000, A40): published as 56.25 GB/s each way over 4 links
 }
 
-# Data rate in GB/s per NVLink by CUDA compute capability, for drivers that report no rate [docs/method.md 9.2, but for
-# 7.5: TITAN RTX's product page, 100 GB/s both ways over 2 links; 10.3 (B300) reports the same rate as B200].
+# Data rate in GB/s per NVLink by CUDA compute capability, for drivers that report no rate [method/verdicts.md 2, but
+# for 7.5: TITAN RTX's product page, 100 GB/s both ways over 2 links; 10.3 (B300) reports the same rate as B200].
 _RATE_BY_CAPABILITY = {
     (6, 0): 20.0,
     (7, 0): 25.0,
@@ -38,7 +38,7 @@ _RATE_BY_CAPABILITY = {
 }
 
 # GB/s one way of a ×16 slot by generation: 2.5 and 5 GT/s × 16 lanes × 8/10 (line code) / 8, then 8, 16, 32 GT/s × 16 ×
-# 128/130 / 8 [docs/method.md 9.2].
+# 128/130 / 8 [docs/method/verdicts.md 2].
 _PCIE_X16_GBS = {1: 4.0, 2: 8.0, 3: 15.75, 4: 31.5, 5: 63.0}
 FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing reports
 

@@ -1,4 +1,4 @@
-"""Measure again what the judge would accuse: isolated, later and in another order (docs/method.md 10.1)."""
+"""Measure again what the judge would accuse: isolated, later and in another order (docs/method/verdicts.md 4)."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class StoppingRule:
 
     Every data point gets `screening` trials, those on which the choice of devices rests `deciding` ones. An unsettled
     data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1% or ±3%
-    (docs/method.md 6.4). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few data
-    points leave time for it at about `rate` in B/s.
+    (method/measuring.md 15). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few
+    data points leave time for it at about `rate` in B/s.
     """
 
     screening: int
@@ -45,7 +45,7 @@ class StoppingRule:
     precision: float | None = None
 
 
-# docs/method.md 6.3: three trials screen, at least five publish a tier; with seven the medians of six pairs on
+# docs/method/measuring.md 15: three trials screen, at least five publish a tier; with seven the medians of six pairs on
 # 4 × H200 stay within the 2% of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against the event
 # clock's 0.5 µs; cores are fifty times slower. The start and the end of a batch, in which nothing is copied, are 1%
 # (copy engine) to 3% (kernels) of 128 MiB, and 0.3% of 1 GiB. nvbandwidth moves 16 messages: with as many, 8 GiB at
@@ -66,7 +66,7 @@ def default_stopping_rule(backend: str) -> StoppingRule:
 
 # How many messages a batch holds: enough for the clock, few enough for many batches.
 
-# docs/method.md 3.1: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
+# docs/method/measuring.md 6: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
 _MOST = 20
 # Copies that last microseconds: their launches cost more than the copies, so a batch holds a few less.
 _MOST_SMALL, _SMALL_BELOW = 16, 2**20
@@ -182,7 +182,7 @@ Members = tuple[int, ...]
 
 # From this size on no untimed batch comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
-# docs/method.md 2.3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
+# method/measuring.md 3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
 BATCHES_A_TRIAL = 2
 
 
@@ -317,7 +317,7 @@ _SHORTEST_BUDGET = 1.0
 # A copy of this size shows what a host link carries: at 55 GB/s (PCIe gen 5) it takes 1.2 ms, its start some µs. Larger
 # ones would pin as much host memory on every NUMA node for every GPU (host_memory.cpp), which everybody then lacks.
 _LARGEST_ON_A_NODE = 64 * 2**20
-# docs/method.md 11.5: finalists are compared by at least six trials each.
+# docs/method/choosing.md 5: finalists are compared by at least six trials each.
 _TRIALS_OF_SETS = 6
 QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 

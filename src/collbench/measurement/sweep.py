@@ -50,7 +50,7 @@ def stop_reason(measurement: Measurement, precision: float | None = None) -> Sto
 
     `precision` is the half interval over the median to reach; None takes ±1% or ±3%, by the size. Fewer than three
     trials have no interval. A narrow one counts only if the noise of its kind is known: one that rests on the data
-    point's own trials may be narrow by chance, and to stop then would select such intervals (docs/method.md 8.1).
+    point's own trials may be narrow by chance, and to stop then would select such intervals (method/statistics.md 1).
     """
     precise = half_width(measurement) <= (precision or (_LARGE if measurement.point.size_bytes >= _MIB else _SMALL))
     if precise and measurement.noise:
@@ -68,7 +68,7 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 
 
 # Whether the data points that decide were measured often enough to distinguish a slow pair from a noisy one
-# (docs/method.md 8.3).
+# (docs/method/statistics.md 3).
 
 # The error of a data point's median, a ratio, at which a pair that is 8% slow is found 99 times of 100
 # (benchmarks/ties.py).
@@ -363,7 +363,7 @@ def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
                     yield replace(step, batches=1, warmup=0, singles=plan.asked.latency)
 
 
-# docs/method.md 6.1: warm until recent batches drift by less than 1%; 8 tries bound a machine too noisy to settle.
+# method/measuring.md 14: warm until recent batches drift by less than 1%; 8 tries bound a machine too noisy to settle.
 _DRIFT, _WARM_TRIES = 0.01, 8
 # Copies that share a host link do not settle to 1%; one pass loads their code and wakes what they use.
 _COVERED_TRIES = 1

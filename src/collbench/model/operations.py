@@ -72,7 +72,7 @@ class Collective:
     prints_redop: bool  # that program prints the reduction that was asked for
     reduces: bool  # the reduction (--op) matters
     rooted: bool  # one rank is the root
-    shares: bool  # the message size is the total over ranks, each with an equal block of it (docs/method.md)
+    shares: bool  # the message size is the total over ranks, in equal blocks (docs/method/measuring.md 1)
     irregular: bool  # each block has a size of its own (--skew); the message size is the busiest rank's
     sends: Buffer
     receives: Buffer
@@ -423,7 +423,7 @@ class Operation(StrEnum):
 
     @property
     def shares(self) -> bool:
-        """True if the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
+        """True if the message size is the total over ranks, in equal blocks (docs/method/measuring.md 1)."""
         return self.row is not None and self.row.shares
 
     @property
@@ -491,7 +491,7 @@ class Variant(StrEnum):
 
 
 class Registration(StrEnum):
-    """How the memory of a collective is registered with NCCL (docs/method.md 4.7)."""
+    """How the memory of a collective is registered with NCCL (docs/method/collectives.md 7)."""
 
     NONE = "none"  # nothing: memory of cuMemAlloc, as torch has it unless a job asks for more
     BUFFER = "buffer"  # of ncclMemAlloc, and each communicator knows it by ncclCommRegister

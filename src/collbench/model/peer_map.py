@@ -20,7 +20,7 @@ BY_PEER_ACCESS = (KERNEL_WRITE, KERNEL_READ, COPY_ENGINE)
 WAYS = (*BY_PEER_ACCESS, THROUGH_HOST)
 # What `nvidia-smi topo -p2p` takes: read, write, NVLink, atomics, PCIe; NVML numbers them so [nvml.h, r580].
 CAPABILITIES = "rwnap"
-# Copies through host memory that are faster by more than this share show that peer access is slow [method.md 10.2].
+# Copies through host memory that are faster by more than this share show slow peer access [docs/method/verdicts.md 5].
 STAGED_FASTER = 4 / 3
 
 

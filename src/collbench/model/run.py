@@ -27,7 +27,7 @@ NCCL_START = "NCCL start"
 
 
 class StopReason(StrEnum):
-    """Why a data point was not measured further (docs/method.md 6.4)."""
+    """Why a data point was not measured further (docs/method/measuring.md 15)."""
 
     PRECISION = "precision"
     NOISE = "noise-stable"
@@ -260,7 +260,7 @@ class RankLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Plain launches of a collective's data point, each timed on its own (docs/method.md 4.6)."""
+    """Plain launches of a collective's data point, each timed on its own (docs/method/collectives.md 6)."""
 
     point: DataPoint
     ranks: tuple[RankLaunches, ...]  # in the order of the point's members, with as many launches each
@@ -341,7 +341,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class InterferenceCheck:
-    """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2)."""
+    """One comparison of a pair measured alone and among others at a large size (docs/method/measuring.md 14)."""
 
     operation: Operation
     members: tuple[int, ...]
@@ -429,7 +429,7 @@ class Asked:
     redop: str
     root: Count = 0
     seed: Seed
-    precision: Positive | None = None  # half the 95% interval over the median; None: docs/method.md 6.4's
+    precision: Positive | None = None  # half the 95% interval over the median; None: docs/method/measuring.md 15
     budget_seconds: Positive | None = None  # when trials end that are not owed; None: the method's choice
     quick: bool = False
     launches: bool = False  # the ungraphed loop is timed, too

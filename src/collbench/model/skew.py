@@ -1,4 +1,4 @@
-"""How messages are cut into blocks for each rank: equal ones, by Zipf's law, or by a matrix (docs/method.md 4.9)."""
+"""How messages are cut into blocks by rank: equal ones, Zipf's law, or a matrix (docs/method/collectives.md 9)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # 18 digits: no larger number is a size or a factor, and int() stays fast and allowed.
 _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 # Below the first size a message's time is latency and says little about bandwidth; up to the second one it is mostly
-# that: at 400 GB/s 64 KiB take 0.16 µs of some 3 (docs/method.md 6.4).
+# that: at 400 GB/s 64 KiB take 0.16 µs of some 3 (docs/method/measuring.md 15).
 TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
 _HUNDREDTHS = 0.1  # from here on two decimals are enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)

@@ -52,7 +52,7 @@ def median_figure(values: Sequence[float]) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSummary:
-    """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
+    """One data point (method/collectives.md 8). Seconds are of one call, or one unit of compute, of the slowest rank.
 
     Factors are overlapping seconds over isolated seconds, trial by trial. `of_sum` and `of_max` are the time of a fixed
     amount of both concurrently, over the sum and over the longer of their isolated times: `of_max` = 1 is perfect. All

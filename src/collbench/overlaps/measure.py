@@ -1,4 +1,4 @@
-"""A collective that overlaps compute: what is covered, how much to run, trials in random order (docs/method.md 4.8)."""
+"""A collective that overlaps compute: what is covered, how much to run, the trials (docs/method/collectives.md 8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from collbench.overlaps.results import NAME, Overlap, OverlapTrial
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
 _CHUNK_S = 4e-4
-# Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not (docs/method.md 4.8).
+# Calls or units in a row. With an event after each, 320 calls fit a stream's queue, 520 do not
+# (method/collectives.md 8).
 _MOST = 240
 # So many chunks of each stream must be covered: fewer say nothing of how a chunk varies.
 _FEWEST_COVERED = 3
@@ -48,7 +49,7 @@ _CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
 _CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
 # That is for a unit like a product of 8192³ on an H200. Of shorter ones more rounds fit the same time.
 _LONG_UNIT_S, _MOST_TIMES_AS_MANY = 1.4e-3, 4.0
-# Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
+# Isolated calls in a trial, as in a batch of the ordinary command: after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5% longer for each than at first.
 _ISOLATED_CALLS = 20
 # How long compute runs before the first of these calls, over the isolated time of its first chunk: it may be slower.
@@ -219,7 +220,7 @@ def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequ
     """Return the load that calls the collective during compute at these `moments`; a call may take `call_seconds`.
 
     A collective may wait for a unit to end, so its time depends on the moment. All lie behind compute's run-up
-    (docs/method.md 4.8).
+    (docs/method/collectives.md 8).
     """
     run_up = _RUN_UP * unit_seconds * load.units
     rests = tuple(run_up + begin * unit_seconds for begin in begins)
@@ -327,7 +328,7 @@ def measure_point(
     isolated = _isolated(backend, load, trials)
     made = lengthened = 0
     while made < trials:
-        # Always in this order: what ran before decides the clock (docs/method.md 4.8).
+        # Always in this order: what ran before decides the clock (docs/method/collectives.md 8).
         runs = Runs(
             isolated_calls=isolated_collective(load).calls,
             collective=isolated[made],

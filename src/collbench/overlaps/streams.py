@@ -86,7 +86,7 @@ class CudaAccelerator:
     """One GPU. Compute runs on torch's default stream, as in training, and the collective on its own stream."""
 
     compute_dtype = torch.bfloat16
-    span_bytes = 256 * 2**20  # as in docs/method.md 3.5: beyond an H200's L2 of 50 MiB
+    span_bytes = 256 * 2**20  # as in docs/method/measuring.md 8: beyond an H200's L2 of 50 MiB
 
     def __init__(self, position: int) -> None:
         _cuda.set_device(position)
@@ -188,7 +188,7 @@ class CpuAccelerator:
     """One CPU core: one thread for the collective, by gloo, and one for compute. No priorities, no channels."""
 
     compute_dtype = torch.float32  # few CPUs multiply bf16
-    span_bytes = 8 * 2**20  # beyond a core's own L2 (docs/method.md 3.5)
+    span_bytes = 8 * 2**20  # beyond a core's own L2 (docs/method/measuring.md 8)
     device = torch.device("cpu")
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ def test_all_to_one_shares_the_receivers_port() -> None:
     ],
 )
 def test_small_messages_of_h200_take_what_was_measured(title: str, timed: Step, microseconds: float) -> None:
-    """docs/method.md 4.2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
+    """docs/method/collectives.md 2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
     backend = SimBackend(QUIET_H200, seed=1)
     timing = backend.time(timed)
     assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title

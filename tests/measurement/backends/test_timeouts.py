@@ -24,7 +24,7 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
         ("two staged gigabytes", copy(GIB, variant=Variant.STAGED), 0.72),
         ("eight pairs that share one root port", copy(GIB, groups=8), 8 * 0.72),
         ("both ways at once", copy(GIB, variant=Variant.BOTH_WAYS), 2 * 0.72),
-        # nccl#814 saw an all-reduce of two GPUs at 9.9 GB/s; EfficientNet's PCIe machines at 5.6 (docs/method.md 11).
+        # nccl#814 saw an all-reduce of two GPUs at 9.9 GB/s; EfficientNet's PCIe machines at 5.6 (method/choosing.md).
         (
             "an all-reduce of eight",
             Step(Work(Operation.ALLREDUCE), (tuple(range(8)),), GIB, 4, 2, 0),

@@ -228,7 +228,7 @@ def test_a_run_of_all_devices_says_once_that_nothing_can_be_chosen() -> None:
 
 
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
-    # docs/method.md 11.6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
+    # docs/method/choosing.md 6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
     page = reported(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
     chosen = {choice["k"]: choice["devices"] for choice in page["choices"]}
     assert chosen[2] in ("GPU0, GPU3", "GPU0, GPU4")

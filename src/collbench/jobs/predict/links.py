@@ -38,7 +38,7 @@ _BEYOND = 8
 # What a message takes of its computed time where the band, which is of large all-reduces, does not speak of it.
 _UNLIKE_THE_BAND = 0.8, 1.0, 1.6
 # What each further step of a ring adds, as a share of a pair's small all-reduce: 5.5 µs on 2 ranks with 2 steps, 7.7 on
-# 4 ranks with 6 steps [H200x4, docs/method.md 4.2].
+# 4 ranks with 6 steps [H200x4, docs/method/collectives.md 2].
 _STEP_SHARE = (7.7 / 5.5 - 1) / 4
 # Without measured pairs, sets are ordered by their all-reduce of this size, DDP's bucket.
 _RANKED_BYTES = 25 * 2**20

@@ -63,5 +63,5 @@ class Step:
 
     @property
     def sent_bytes(self) -> int:
-        """The sum of the messages' sizes, as docs/method.md 2.1 defines them."""
+        """The sum of the messages' sizes, as docs/method/measuring.md 1 defines them."""
         return sum(size * count for (_, size), count in self.messages.items())

@@ -28,7 +28,8 @@ from collbench.runfile import run_file
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
-# About as many as for a data point that overlaps compute (docs/method.md 4.8): a median of eight has a 95% interval.
+# About as many as for a data point that overlaps compute (method/collectives.md 8): a median of eight has a 95%
+# interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
 
 

@@ -11,7 +11,7 @@ from collbench.overlaps.factors import Figure, median_figure
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """One arm, seconds a step, of the slowest rank (docs/method.md 4.10).
+    """One arm, seconds a step, of the slowest rank (docs/method/collectives.md 10).
 
     `step` is with pauses and calls, `pauses` without the calls, `exposed` what the calls add, trial by trial.
     `communication` is the sum of a rank's calls within the step, without waiting; `back_to_back` the calls alone.

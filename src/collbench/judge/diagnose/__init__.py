@@ -1,4 +1,4 @@
-"""Verdicts: where the labels of a run and its measured links disagree (docs/method.md 10). Pure."""
+"""Verdicts: where the labels of a run and its measured links disagree (docs/method/verdicts.md). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slow links are due to: the state of their devices, one GPU, or the link itself (docs/method.md 10.2)."""
+"""What slow links are due to: the state of their devices, one GPU, or the link itself (docs/method/verdicts.md 6)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _rests(state: Health) -> bool:
     return bool(state.processes) and (idle or only_opened(state))
 
 
-# What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (docs/method.md 10.2).
+# What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (method/verdicts.md 6).
 
 # More links than this, with no GPU in common, share a cause that no single one shows.
 _MOST_SINGLE = 4

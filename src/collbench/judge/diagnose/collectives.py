@@ -1,4 +1,4 @@
-"""NCCL against the links: a collective far below what its links allow, and why (docs/method.md 10.2)."""
+"""NCCL against the links: a collective far below what its links allow, and why (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of GPUs: other processes, slots; and pairs that slow each other down (docs/method.md 10.2)."""
+"""Faults of GPUs: other processes, slots; and pairs that slow each other down (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 

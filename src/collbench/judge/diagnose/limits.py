@@ -1,4 +1,4 @@
-"""Links that fail, and copies against the limit of their path: too slow or too fast (docs/method.md 10.2)."""
+"""Links that fail, and copies against the limit of their path: too slow or too fast (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links against each other: two ways of a pair, links of one label, label against label (docs/method.md 10.2)."""
+"""Links against each other: two ways of a pair, links of one label, label against label (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from collbench.model.run import tags
 
 # The two ways of a pair, and links of one label.
 
-# docs/method.md 10.2: 10%, as a difference of log bandwidth.
+# docs/method/verdicts.md 5: 10%, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
 # Copies to the memory of another socket reach two thirds of the rate of those to the own one [nvlink-pairs-2x2].
 _REMOTE = -math.log(0.6)

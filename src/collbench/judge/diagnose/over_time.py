@@ -1,4 +1,4 @@
-"""GPUs that were slower for part of a run: the passes of a run against each other (docs/method.md 10.2)."""
+"""GPUs that were slower for part of a run: the passes of a run against each other (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collbench.model.run import tags
 
 # In at most so many runs chance alone names a device.
 _CHANCE_OF_ANY = 0.001
-# docs/method.md 10.2: 5%, as a difference of log times, against data points of other devices; without these 10%,
+# docs/method/verdicts.md 5: 5%, as a difference of log times, against data points of other devices; without these 10%,
 # because a machine that warms up slows down everywhere.
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
 _ENOUGH_POINTS = 8

@@ -1,4 +1,4 @@
-"""The rate of each data point that decides, with an error that is simultaneous for all (docs/method.md 10.1)."""
+"""The rate of each data point that decides, with an error that is simultaneous for all (docs/method/verdicts.md 4)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Readings:
         return math.exp(reading.middle - off), reading.gbs, math.exp(reading.middle + off)
 
     def best(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
-        """Return the fastest copy on a link, by copy engine if any: that shows the link (docs/method.md 2.2)."""
+        """Return the fastest copy on a link, by copy engine if any: that shows the link (method/measuring.md 2)."""
         for kinds in (CE, SM, CPU):
             there = [best for work in kinds if (best := self.of(work, least_bytes).get(link))]
             if there:

@@ -1,4 +1,4 @@
-"""What NVML, `nvidia-smi topo` and CUDA report of the paths, against each other (docs/method.md 10.2)."""
+"""What NVML, `nvidia-smi topo` and CUDA report of the paths, against each other (docs/method/verdicts.md 5)."""
 
 from __future__ import annotations
 

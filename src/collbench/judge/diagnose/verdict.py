@@ -1,4 +1,4 @@
-"""Verdicts: what is wrong, where, and why; of verdicts with one cause only the strongest stands (docs/method.md 10)."""
+"""Verdicts: what is wrong, where, why; of those with one cause only the strongest stands (docs/method/verdicts.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interval = tuple[float, float, float]
 
 
 class Kind(StrEnum):
-    """The kinds of docs/method.md 10. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
+    """The kinds of method/verdicts.md. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
 
     DATA_CORRUPT = "DATA_CORRUPT"
     HANG = "HANG"

@@ -370,7 +370,7 @@ def _variables(facts: Facts) -> Lines:
 
 
 def _cuda_variables(environment: Mapping[str, str]) -> Lines:
-    """Judge those of CUDA and torch that change figures; some are refused (docs/method.md 2.7)."""
+    """Judge those of CUDA and torch that change figures; some are refused (docs/method/measuring.md 5)."""
     for one in falsified(environment):
         level = Level.FAIL if Use.NATIVE in one.uses else Level.WARN
         refused = "nothing on GPUs" if level is Level.FAIL else f"no {' and no '.join(one.uses)}"

@@ -341,11 +341,11 @@ class CudaBackend(Backend):
         )
 
     # No `close`: the driver takes back memory, contexts and communicators when the process ends. Destroying the
-    # communicators would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
+    # communicators would cost 0.5–1.0 s a round [docs/method/collectives.md 1, 4×H200] and gain nothing.
 
 
 def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:
-    """Return whether a group's devices are of several hosts, as NCCL sees them (docs/method.md 4.2)."""
+    """Return whether a group's devices are of several hosts, as NCCL sees them (docs/method/collectives.md 2)."""
     return len({devices[member].host for member in group}) > 1
 
 

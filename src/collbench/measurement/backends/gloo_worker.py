@@ -132,7 +132,7 @@ def _count(step: Step) -> int:
     return step.size_bytes // DTYPE_BYTES[step.dtype]
 
 
-# Small messages rotate over this many bytes, beyond a core's own L2 (docs/method.md 3.5).
+# Small messages rotate over this many bytes, beyond a core's own L2 (docs/method/measuring.md 8).
 _SPAN_BYTES = 8 * 2**20
 
 

@@ -35,8 +35,8 @@ class Timeouts:
 
     Staged PCIe gen 3 reaches 3 GB/s, and a part of it if several pairs share it; 1 Gbit Ethernet between hosts reaches
     0.12 GB/s. Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes
-    0.7 s on 4 × H200 [docs/method.md 4.1], and much longer if it first looks for networks. A worker's first step loads
-    code.
+    0.7 s on 4 × H200 [method/collectives.md 1], and much longer if it first looks for networks. A worker's first step
+    loads code.
     """
 
     opening_s: float = 120.0

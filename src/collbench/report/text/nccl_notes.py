@@ -40,7 +40,7 @@ def _without_copy_engines(run: Run, works: list[Work]) -> Iterator[str]:
 
 
 def _not_registered_for_nvls(run: Run, works: list[Work]) -> Iterator[str]:
-    """Yield that a job gets more than one process, where NVLS could use registered buffers (docs/method.md 4.1)."""
+    """Yield that a job gets more than one process: NVLS could use registered buffers (docs/method/collectives.md 1)."""
     kinds = dict.fromkeys(work.registration for work in works if work.registration is not Registration.NONE)
     environment = run.settings.environment
     possible = run.machine.multicast is True and environment.get(NVLS_VARIABLE) != "0"
