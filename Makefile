@@ -38,7 +38,7 @@ define install
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu sanitize check check-main lint types bytecode types-and-bytecode build format ptx wheel clean
+.PHONY: help pairs docs test test-gpu sanitize check check-main lint types bytecode types-and-bytecode build format ptx wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -86,7 +86,7 @@ library=$$($${CC:-cc} -print-file-name=lib$(2).so):$$($${CC:-cc} -print-file-nam
 endef
 
 check: export CXXFLAGS += -Werror
-check: lint types-and-bytecode test  ## all that CI checks: format, lint, types, build, shipped PTX, tests
+check: lint types-and-bytecode docs test  ## all that CI checks: format, lint, types, build, documents, shipped PTX, tests
 
 check-main: ARGS += $(foreach annex,jobs overlaps ranks cluster,--ignore=tests/$(annex))
 check-main: check  ## the same without the tests of the annexes: jobs, overlaps, ranks, cluster
@@ -106,6 +106,11 @@ types-and-bytecode: $(INSTALLED)-dev build
 
 build: $(INSTALLED)  ## compile what changed of the extension
 	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+# Strict: a dead link, an unknown heading or a page that is not in the navigation ends it; docs/site_pages.py sees to the
+# rest. The variable silences a notice on what follows MkDocs.
+docs: $(INSTALLED)-dev build  ## build the documents into build/site, with their links checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(INSTALLED)-dev  ## format all sources
 	$(BIN)/ruff check --fix-only --quiet .

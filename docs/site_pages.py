@@ -1,0 +1,121 @@
+"""What mkdocs does to the pages: fills in what is generated, and treats links to files outside docs/."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parent.parent
+# Files outside docs/ that a page shows whole.
+SHOWN = {
+    "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "CITATION.cff": "citation.md",
+    "README.md": "README.md",
+}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_LOADED = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
+)
+
+
+def command_line() -> str:
+    """Return every command's own help."""
+    from collbench.cli.program import NAME, cli
+
+    parts = []
+    for name in cli.list_commands(click.Context(cli)):
+        if command := cli.get_command(click.Context(cli), name):
+            settings = {**cli.context_settings, "max_content_width": 100, "terminal_width": 100}
+            context = click.Context(command, info_name=f"{NAME} {name}", **settings)
+            parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+def python() -> str:
+    """Return every public function's signature and docstring."""
+    import collbench
+
+    parts = []
+    for name in collbench.__all__:
+        value = getattr(collbench, name)
+        shown = "" if inspect.isclass(value) else str(inspect.signature(value))
+        shown = re.sub(r"(?:collbench\.(?:\w+\.)+|pathlib\.|datetime\.|typing\.|collections\.abc\.)(?=\w)", "", shown)
+        parts.append(f"### {name}\n\n```python\ncollbench.{name}{shown}\n```\n\n{inspect.getdoc(value)}\n")
+    return "\n".join(parts)
+
+
+def columns() -> str:
+    """Return the columns of each kind of run that `export` writes."""
+    parts = []
+    for title, module in (
+        ("Links, pairs and collectives", "report.rows"),
+        ("overlap", "overlaps.section"),
+        ("replay", "jobs.replay.section"),
+    ):
+        rows = importlib.import_module(f"collbench.{module}").COLUMNS
+        table = [f"| `{column.name}` | {column.type.value} | {column.meaning} |" for column in rows]
+        parts.append("\n".join([f"## {title}\n", "| column | type | meaning |", "|---|---|---|", *table, ""]))
+    return "\n".join(parts)
+
+
+GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python, "columns": columns}
+
+
+def relinked(text: str, folder: Path, shown: Callable[[str], None] = lambda _picture: None) -> str:
+    """Return the text of a file in a folder, with its links as a page of docs/ needs them. Raises for a dead link.
+
+    Files outside docs/ become their paths; `shown` is told of pictures there, which the site needs, too.
+    """
+
+    def link(match: re.Match[str]) -> str:
+        picture, words, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if not path or ":" in path:
+            return match[0]
+        found = os.path.relpath(folder / path, ROOT)
+        if not (ROOT / found).exists():
+            raise click.ClickException(f"{folder}: no file for the link to {target}")
+        place = SHOWN.get(found, found.removeprefix("docs/"))
+        if place != found or found in SHOWN or found.startswith("docs/"):
+            return f"{picture}[{words}]({place}{'#' + anchor if anchor else ''})"
+        if picture:
+            shown(found)
+            return f"![{words}]({found})"
+        return f"{words} (`{found}`)" if words.strip("`") != Path(found).name else f"`{found}`"
+
+    return _LINK.sub(link, text)
+
+
+def on_page_markdown(markdown: str, config: Any, files: Any, **_: Any) -> str:
+    """Fill in what stands as `<!-- generated: NAME -->`, which is a part from above or a file."""
+    from mkdocs.structure.files import File
+
+    def shown(picture: str) -> None:
+        if files.get_file_from_path(picture) is None:
+            files.append(File(picture, str(ROOT), config["site_dir"], use_directory_urls=False))
+
+    def generated(match: re.Match[str]) -> str:
+        if match[1] in GENERATED:
+            return GENERATED[match[1]]()
+        path = ROOT / match[1]
+        text = path.read_text(encoding="utf-8")
+        return relinked(text, path.parent, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
+
+    return re.sub(r"<!-- generated: (\S+) -->", generated, relinked(markdown, ROOT / "docs", shown))
+
+
+def on_post_build(config: Any) -> None:
+    """Raise if a page would load something from a network."""
+    pages = [path for path in Path(config["site_dir"]).rglob("*") if path.suffix in {".html", ".css"}]
+    foreign = {path.name: hit[0] for path in pages if (hit := _LOADED.search(path.read_text(encoding="utf-8")))}
+    if foreign:
+        raise click.ClickException(f"pages load from a network: {foreign}")

@@ -1,0 +1,83 @@
+"""docs/site_pages.py: every command, function and column has its place in the site, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import collbench
+from collbench.cli.program import cli
+from collbench.report.rows import COLUMNS
+from docs import site_pages
+from tests.cli.program import Program
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_command_has_its_help(program: Program) -> None:
+    page = site_pages.command_line()
+    headings = re.findall(r"^## (\S+)$", page, re.MULTILINE)
+    assert headings == cli.list_commands(click.Context(cli))
+    for name, section in zip(headings, re.split(r"^## .*$", page, flags=re.MULTILINE)[1:], strict=True):
+        assert "".join(program(name, "--help").out.split()) in "".join(section.split()), name
+
+
+def test_every_function_has_its_signature_and_words() -> None:
+    page = site_pages.python()
+    for name in collbench.__all__:
+        assert f"\ncollbench.{name}" in page
+    assert "collbench.model." not in page
+    assert "\nNone\n" not in page  # a function without a docstring
+
+
+def test_every_column_is_listed() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", site_pages.columns(), re.MULTILINE)
+    assert rows[: len(COLUMNS)] == [column.name for column in COLUMNS]
+    assert {"collective_factor", "communication_seconds"} <= set(rows)
+
+
+@pytest.mark.parametrize(
+    ("folder", "text", "expected"),
+    [
+        ("docs", "[runs](run-file.md#fields)", "[runs](run-file.md#fields)"),
+        ("docs", "[a](https://example.org/x) [b](#here)", "[a](https://example.org/x) [b](#here)"),
+        ("docs", "[all files](../benchmarks/figures.sh)", "all files (`benchmarks/figures.sh`)"),
+        ("docs", "[figures.sh](../benchmarks/figures.sh)", "`benchmarks/figures.sh`"),
+        ("docs", "[changes](../CHANGELOG.md)", "[changes](changes.md)"),
+        ("benchmarks", "[results](../docs/results.md#x)", "[results](results.md#x)"),
+    ],
+)
+def test_a_link_leads_to_a_page_or_becomes_a_path(folder: str, text: str, expected: str) -> None:
+    assert site_pages.relinked(text, ROOT / folder) == expected
+
+
+def test_a_dead_link_ends_the_build() -> None:
+    with pytest.raises(click.ClickException, match=r"no file for the link to gone\.md"):
+        site_pages.relinked("[x](gone.md)", ROOT / "docs")
+
+
+def test_pictures_outside_docs_are_told() -> None:
+    told: list[str] = []
+    picture = "benchmarks/results/2026-11-21-4xh200-training/scaling.svg"
+    assert site_pages.relinked(f"![x](../{picture})", ROOT / "docs", told.append) == f"![x]({picture})"
+    assert told == [picture]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://a.example/x.js">',
+        "<link rel=stylesheet href=//a.example/x.css>",
+        "<img alt=x src=http://a.example/x.png>",
+        "@font-face{src:url(https://a.example/x.woff2)}",
+    ],
+)
+def test_a_page_that_loads_from_a_network_ends_the_build(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.html").write_text('<a href="https://a.example">x</a><script src="a.js">', encoding="utf-8")
+    site_pages.on_post_build({"site_dir": str(tmp_path)})
+    (tmp_path / "x.html").write_text(text, encoding="utf-8")
+    with pytest.raises(click.ClickException, match="network"):
+        site_pages.on_post_build({"site_dir": str(tmp_path)})
