@@ -5,7 +5,7 @@
 
 All of it is simulation (sim); no figure here is of a real GPU. A trial measures a machine twice, with two seeds.
 Machines are those of decisions.py, with up to 2% noise of a trial. The latency of the second run differs by up to
-0.1 µs, as between runs of a real machine (docs/exchange.md). Exits 1 when a bar is missed. 1,000 trials of each part
+0.1 µs, as between runs of a real machine (docs/compare.md). Exits 1 when a bar is missed. 1,000 trials of each part
 take about ten minutes on two busy cores.
 """
 

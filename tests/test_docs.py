@@ -68,7 +68,7 @@ def test_a_documented_command_is_understood(page: str, args: list[str]) -> None:
 
 
 def test_the_pages_show_commands_at_all() -> None:
-    assert {"README.md", "check.md", "cluster.md", "python.md"} <= {page for page, _ in documented()}
+    assert {"README.md", "check.md", "slow-nodes.md", "python.md"} <= {page for page, _ in documented()}
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> Non
     found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
     from scipy.stats import t  # late: it takes a second
 
-    between = math.sqrt(2) * 0.0015 * math.sqrt(1 - 0.4**2)  # docs/exchange.md
+    between = math.sqrt(2) * 0.0015 * math.sqrt(1 - 0.4**2)  # docs/compare.md
     wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error, between)
     assert choice.gain is not None
     assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)

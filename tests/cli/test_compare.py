@@ -18,7 +18,8 @@ from tests.cli.program import Program
 from tests.judge.runs import RESULTS, copies, recorded, scaled
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+PAGES = ("compare.md", "normal.md", "exchange.md")
+PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
 DAYS = ("2026-03-02T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-03T00:00:00Z")
 
 
@@ -181,7 +182,7 @@ def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(progra
 
 
 def examples() -> list[list[str]]:
-    """Return each command line that docs/exchange.md shows on a line of its own, except those that measure.
+    """Return each command line that these pages show on a line of its own, except those that measure.
 
     test_compare_versions.py runs the latter, on simulated GPUs.
     """
@@ -191,7 +192,7 @@ def examples() -> list[list[str]]:
 
 @pytest.fixture
 def documented(program: Program) -> None:
-    """The files that docs/exchange.md mentions, made from real runs."""
+    """The files that the pages mention, made from real runs."""
     shutil.copy(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json", "run.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
@@ -213,6 +214,8 @@ def test_the_page_shows_what_is_printed(program: Program) -> None:
     printed = program("compare", "base.json", "new.json").out
     indented = [f"    {line}" if line else "" for line in printed.rstrip("\n").splitlines()]
     assert "\n".join(["    collbench compare base.json new.json", *indented]) in PAGE
+    ((command, shown),) = re.findall(r"^    \$ collbench (.*)\n((?:    .*\n)+?)    …$", PAGE, re.MULTILINE)
+    assert program(*shlex.split(command)).out.startswith(re.sub(r"^    ", "", shown, flags=re.MULTILINE))
 
 
 def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program) -> None:

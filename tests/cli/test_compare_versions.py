@@ -21,7 +21,7 @@ from tests.cli.program import Program, on_gpus
 from tests.judge.runs import copies, scaled
 from tests.native.fakes import Fakes
 
-PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
 LATER = "2026-03-01T00:00:00Z"
 
 
@@ -85,7 +85,7 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
 
 
 def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:
-    """docs/exchange.md: the same GPUs, timed with two NCCL libraries; the second reports version 2.30.1."""
+    """docs/compare.md: the same GPUs, timed with two NCCL libraries; the second reports version 2.30.1."""
     newer = tmp_path / "libnccl-newer.so"
     shutil.copy(fakes.nccl, newer)
     text = PAGE.read_text(encoding="utf-8").replace("/opt/nccl-new/lib/libnccl.so.2", str(newer))

@@ -1,4 +1,4 @@
-"""docs/train.md and docs/cluster.md on `train`: the commands that they show work, and their lists are complete."""
+"""docs/choose-gpus.md and docs/several-nodes.md on `train`: what they show works, and its messages are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml  # type: ignore[import-untyped]
 
 from collbench.api import suitable_run
 from collbench.launch import rank_start, torchrun
-from collbench.launch.arguments import TRAIN_FLAGS, TRAIN_VALUES
 from collbench.machine.visible_devices import visible
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Health
@@ -21,9 +20,9 @@ from tests.cli.program import Program, list_only, save_run
 from tests.launch.test_rendezvous import POD, SLURM
 
 DOCS = Path(__file__).parents[2] / "docs"
-TRAIN, CLUSTER = ((DOCS / name).read_text(encoding="utf-8") for name in ("train.md", "cluster.md"))
-COMMANDS = re.findall(r"^ +((?:srun .*)?collbench train .*)$", TRAIN + CLUSTER, re.MULTILINE)
-(YAML,) = re.findall(r"^    apiVersion: .*\n(?:    .*\n)+", CLUSTER, re.MULTILINE)
+TRAIN, NODES = ((DOCS / name).read_text(encoding="utf-8") for name in ("choose-gpus.md", "several-nodes.md"))
+COMMANDS = re.findall(r"^ +((?:srun .*)?collbench train .*)$", TRAIN + NODES, re.MULTILINE)
+(YAML,) = re.findall(r"^    apiVersion: .*\n(?:    .*\n)+", NODES, re.MULTILINE)
 PROBE = suitable_run.probe  # as it is without this file's machine
 ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| message |")[2], re.MULTILINE)
 
@@ -77,11 +76,6 @@ def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pyt
         result = program(name, "--dry-run", *args)
         assert result.status == 0, result.err
         assert "--nproc-per-node 4 --no-python" in result.out
-
-
-def test_all_options_are_listed_and_no_others() -> None:
-    listed = re.findall(r"^\| `(--[a-z-]+)", TRAIN.partition("## Options")[2].partition("## Endings")[0], re.MULTILINE)
-    assert sorted(listed) == sorted(TRAIN_VALUES | TRAIN_FLAGS)
 
 
 # --- the messages of the table ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from collbench.model.run import Run
 from tests.builders import pair_run
 from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
-from tests.cli.test_train_docs import CLUSTER
+from tests.cli.test_train_docs import NODES
 from tests.launch.test_execution import TIMEOUT_S, needs_torch
 from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
@@ -130,7 +130,7 @@ def test_the_same_command_on_each_node_takes_each_nodes_best(nodes: Nodes) -> No
 
 
 def test_the_documented_batch_script_trains_on_all_nodes_of_the_job(nodes: Nodes) -> None:
-    (script,) = re.findall(r"^    #!/bin/bash\n(?:    .*\n)+", CLUSTER, re.MULTILINE)
+    (script,) = re.findall(r"^    #!/bin/bash\n(?:    .*\n)+", NODES, re.MULTILINE)
     assert "#SBATCH --nodes 4 --ntasks-per-node 1 " in script
     (nodes.folder / "job.sh").write_text(script.replace("\n    ", "\n").lstrip(), encoding="utf-8")
     commands = nodes.folder / "bin"

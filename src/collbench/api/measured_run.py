@@ -23,7 +23,7 @@ class MeasuredRun(Run):
         return cls(**{one.name: getattr(run, one.name) for one in fields(run)})
 
     def table(self) -> Table:
-        """Return the figures: a row for each data point, with the columns of `collbench export` (docs/exchange.md)."""
+        """Return the figures: a row for each data point, with the columns of `collbench export` (docs/columns.md)."""
         from collbench.report.table import Table  # late: numpy
 
         return Table.of(self)

@@ -39,7 +39,7 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 )
 @options.operation
 @click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/compare.md).")
 @verbose_option
 def compare(
     files: tuple[Path, ...],

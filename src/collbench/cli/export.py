@@ -39,7 +39,7 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 @click.option("--per-link", is_flag=True, help="With prometheus: also one series for each link, pair and set.")
 @options.force
 def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
-    """Write a saved run in other tools' formats: one row per data point, columns with units (docs/exchange.md).
+    """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
 
     csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and lists
     columns with a single value above its table; prometheus has some dozens of gauges for a textfile collector;

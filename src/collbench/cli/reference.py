@@ -10,7 +10,7 @@ from collbench.model.errors import UsageError
 
 @click.command()
 @click.argument("machine", metavar="[GPU]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table (docs/exchange.md).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table (docs/compare.md).")
 def reference(machine: str | None, as_json: bool) -> None:
     """List the published figures by which check and compare --reference judge a run.
 

@@ -31,7 +31,7 @@ ALIKE = 0.5
 # A pair that is this many standard deviations below what both its nodes reach with others shows more than its nodes: of
 # eight measurements the largest is 1.4 above the mean, of some thousand pairs the lowest 3.5 below it.
 _BOTTLENECK_SIGMAS = 6.0
-_NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/cluster.md)
+_NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/slow-nodes.md)
 # If the variance of rounds is below this share of the variance between pairs, more rounds narrow intervals by 5%.
 _EXHAUSTED = 0.1
 _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one

@@ -3,7 +3,7 @@
 A leaf switch itself is not oversubscribed: two nodes under it are as fast together as with anybody, however many pairs
 run. So a pair that met a busy uplink is under two switches, and a pair that was fast in a round of random pairs, when
 most were not, is probably under one. Each measurement is evidence, as the log of a ratio of likelihoods; groups are
-merged while their pairs together are evidence for one switch (docs/cluster.md).
+merged while their pairs together are evidence for one switch (docs/slow-nodes.md).
 """
 
 from __future__ import annotations

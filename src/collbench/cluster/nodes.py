@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are slow, and which to take, from pairs measured in rounds (docs/cluster.md)."""
+"""Which nodes of a cluster are slow, and which to take, from pairs measured in rounds (docs/slow-nodes.md)."""
 
 from __future__ import annotations
 

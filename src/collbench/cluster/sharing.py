@@ -1,4 +1,4 @@
-"""Slow nodes among nodes whose pairs share uplinks that nobody reported (docs/cluster.md).
+"""Slow nodes among nodes whose pairs share uplinks that nobody reported (docs/slow-nodes.md).
 
 A pair is as fast as its slower node, or slower if it meets a busy uplink. So a node that was fast with anybody is not
 slow itself, and a pair that is slower than both its nodes are with others met a busy uplink. Where many pairs did, a

@@ -124,7 +124,7 @@ def load(text: str, name: str) -> Cluster:
         cluster: Cluster = build(Cluster, data, "cluster")
     except (ValueError, TypeError, UsageError) as error:
         raise RunFileError(
-            f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
+            f"{name} is not a cluster file: {error}; docs/slow-nodes.md describes one and names some"
         ) from error
     return cluster
 

@@ -1,4 +1,4 @@
-"""One run against another, data point by data point: faster, slower, the same or undecided (docs/exchange.md)."""
+"""One run against another, data point by data point: faster, slower, the same or undecided (docs/compare.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def match_devices(base: Run, new: Run) -> Match:
 
 # Whether a data point became faster or slower from one run to another: the same statistics as between links.
 #
-# Everything is in log bandwidth, so that differences are ratios. docs/exchange.md has the rule and what it was tried
+# Everything is in log bandwidth, so that differences are ratios. docs/compare.md has the rule and what it was tried
 # on.
 
 _TIE_ALPHA = 0.10  # docs/method/statistics.md 7: tied is a 90% interval within ±δ

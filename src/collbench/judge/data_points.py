@@ -58,7 +58,7 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
     return made
 
 
-# A data point's log bandwidth with its error, and how far the true value may lie from it (docs/exchange.md).
+# A data point's log bandwidth with its error, and how far the true value may lie from it (docs/compare.md).
 
 # With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
 _ENOUGH_FREEDOM = 12

@@ -1,7 +1,7 @@
 """Slurm's lists of nodes, and which switches nodes are under: from Slurm, from a file like Slurm's, or from a table.
 
 Switches are read from `topology.conf` (trees and blocks; NVIDIA Topograph writes the same), from what `scontrol show
-topology` prints, and from lines of a node, its leaf switch, and the switches above it (docs/cluster.md).
+topology` prints, and from lines of a node, its leaf switch, and the switches above it (docs/slow-nodes.md).
 topology.conf(5) defines the first.
 """
 

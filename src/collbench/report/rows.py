@@ -1,4 +1,4 @@
-"""A run as rows, one for each data point: columns with types, units and meaning (docs/exchange.md)."""
+"""A run as rows, one for each data point: columns with types, units and meaning (docs/columns.md)."""
 
 from __future__ import annotations
 

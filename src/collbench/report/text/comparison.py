@@ -70,7 +70,7 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     return rows
 
 
-# What `collbench compare --json` prints (docs/exchange.md).
+# What `collbench compare --json` prints (docs/compare.md).
 
 _VERSION = 1
 Json = dict[str, Any]
@@ -97,7 +97,7 @@ def of_trend(trend: Trend, status: int) -> str:
 
 
 def json_text(name: str, status: int, body: Json) -> str:
-    """Return what --json prints (docs/exchange.md)."""
+    """Return what --json prints (docs/compare.md)."""
     head = {"format": name, "format_version": _VERSION, "exit_status": status}
     return json.dumps(head | body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each symptom stands in the file that the page links to, or in today's sources."""
+"""docs/faq.md: each symptom stands in the file that the page links to, or in today's sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from collbench.judge.diagnose import Kind
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "faq.md"
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
 
 

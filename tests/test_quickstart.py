@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands work one after the other, as a reader types them, and print what it shows."""
+"""docs/quickstart.md, then docs/pairs.md: their commands work one after the other, and print what the pages show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from tests.cli.program import Program
 
-PAGE = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, OUTPUTS = ((DOCS / name).read_text(encoding="utf-8") for name in ("quickstart.md", "pairs.md"))
 LEFT_OUT = "…"
 STATUSES = {
     "pairs --backend sim --fabric two-cards.json --quick --seed 1 -o broken.json": 3,
@@ -37,7 +38,7 @@ def test_each_command_prints_what_the_page_shows(program: Program, tmp_path: Pat
     (file,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "two-cards.json").write_text(file, encoding="utf-8")
     wrong = []
-    for command, shown in sessions(PAGE):
+    for command, shown in [*sessions(PAGE), *sessions(OUTPUTS)]:
         result = program(*shlex.split(command))
         assert result.status == STATUSES.get(command, 0), (command, result.err)
         # Later sections' commands without "$" follow the last output: it ends at the page's next empty line.
