@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable
@@ -67,6 +68,46 @@ def columns() -> str:
     return "\n".join(parts)
 
 
+def _kind(part: dict[str, Any]) -> str:
+    """Return a field's type in words."""
+    if reference := part.get("$ref"):
+        return str(reference).rpartition("/")[2]
+    if "enum" in part:
+        return ", ".join("null" if value is None else f"`{value}`" for value in part["enum"])
+    if "const" in part:
+        return f"`{part['const']}`"
+    for several in ("anyOf", "oneOf"):
+        if several in part:
+            return " or ".join(map(_kind, part[several]))
+    if part.get("type") == "array" and isinstance(part.get("items"), dict):
+        return f"list of {_kind(part['items'])}"
+    kinds = part.get("type", "any")
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+def _fields(part: dict[str, Any], before: str = "") -> list[str]:
+    """Return a table's row for each field of an object, and of the objects in it."""
+    rows = []
+    for name, field in part.get("properties", {}).items():
+        default = f"; default {json.dumps(field['default'])}" if "default" in field else ""
+        rows.append(f"| `{before}{name}` | {_kind(field)}{default} | {field.get('description', '')} |")
+        item = field.get("items")
+        rows += _fields(field, f"{before}{name}.")
+        rows += _fields(item, f"{before}{name}[].") if isinstance(item, dict) else []
+    return rows
+
+
+def schema(path: Path) -> str:
+    """Return the fields of a JSON Schema as tables: of the file, and of each kind of object in it."""
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    parts = []
+    for name, part in {"the file": whole, **whole.get("$defs", {})}.items():
+        rows = _fields(part)
+        table = ["| field | type | meaning |", "|---|---|---|", *rows, ""] if rows else [f"One of {_kind(part)}.\n"]
+        parts.append("\n".join([f"### {name}\n", f"{part.get('description', '')}\n", *table]))
+    return "\n".join(parts)
+
+
 GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python, "columns": columns}
 
 
@@ -107,6 +148,8 @@ def on_page_markdown(markdown: str, config: Any, files: Any, **_: Any) -> str:
         if match[1] in GENERATED:
             return GENERATED[match[1]]()
         path = ROOT / match[1]
+        if path.suffix == ".json":
+            return schema(path)
         text = path.read_text(encoding="utf-8")
         return relinked(text, path.parent, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
 

@@ -39,6 +39,16 @@ def test_every_column_is_listed() -> None:
     assert {"collective_factor", "communication_seconds"} <= set(rows)
 
 
+def test_a_schema_becomes_tables_with_types_and_defaults() -> None:
+    page = site_pages.schema(ROOT / "docs" / "fabric-file.schema.json")
+    assert "\n### gpu\n" in page
+    assert "| `faults` | list of fault" in page
+    assert "| `nvlink_line_mbps` | integer or null" in page
+    assert "; default " in page
+    nested = site_pages.schema(ROOT / "docs" / "answer.schema.json")
+    assert "| `rankings[].standings[].relation` | `tied`, `different`" in nested
+
+
 @pytest.mark.parametrize(
     ("folder", "text", "expected"),
     [
