@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,10 @@ def python() -> str:
     parts = []
     for name in collbench.__all__:
         value = getattr(collbench, name)
-        shown = "" if inspect.isclass(value) else str(inspect.signature(value))
-        shown = re.sub(r"(?:collbench\.(?:\w+\.)+|pathlib\.|datetime\.|typing\.|collections\.abc\.)(?=\w)", "", shown)
-        parts.append(f"### {name}\n\n```python\ncollbench.{name}{shown}\n```\n\n{inspect.getdoc(value)}\n")
+        shown = "" if inspect.isclass(value) else re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(value)))
+        call = textwrap.fill(f"collbench.{name}{shown}", 100, subsequent_indent="    ", break_long_words=False)
+        words = re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", inspect.getdoc(value) or "")
+        parts.append(f"### {name}\n\n```python\n{call}\n```\n\n{words}\n")
     return "\n".join(parts)
 
 
