@@ -34,7 +34,7 @@ def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Pr
     rankings = [ranking for work in answer["works"] for ranking in work["rankings"]]
     assert [ranking["tiers"] for ranking in rankings] == [1] * 12
     assert all(ranking["all_tied"] for ranking in rankings if ranking["size_bytes"] == GIB)
-    # The copy engine's latency is that of `collbench latency` in the same sitting, 2.5 µs [benchmarks/README.md].
+    # The copy engine's latency is that of `collbench latency` in the same session, 2.5 µs [benchmarks/README.md].
     for fit in answer["works"][0]["fits"]:
         assert fit["latency_us"][1] == pytest.approx(2.5, abs=0.2)
 
