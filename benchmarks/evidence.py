@@ -81,7 +81,7 @@ def busy() -> str:
     chosen, first, gain, low, high = decisions.busy()
     return textwrap.fill(
         f"In that session `select 2 --allow-busy` also measured both pairs at 64 MiB: GPU2, GPU3 reached {chosen:.1f} "
-        f"GB/s, GPU0, GPU1 {first:.1f} beside the other job. The choice was worth {gain:.2f} times the bandwidth "
+        f"GB/s, GPU0, GPU1 {first:.1f} while the other job ran. The choice gave {gain:.2f} times the bandwidth "
         f"({low:.2f}–{high:.2f}) "
         f"([log](benchmarks/results/{decisions.JUDGING})).",
         _WIDTH,
@@ -91,7 +91,7 @@ def busy() -> str:
 
 
 def worth() -> str:
-    """Return the sentence about what P2P is worth to GPT-2 355M."""
+    """Return the sentence about GPT-2 355M without P2P."""
     middles = [middle for middle, _, _ in jobs.worth()]
     lows, highs = [low for _, low, _ in jobs.worth()], [high for _, _, high in jobs.worth()]
     return textwrap.fill(
@@ -105,8 +105,8 @@ def four_machines() -> str:
     """Return docs/results.md's sentence about the same."""
     listed = [f"{middle:.1f}% ({low:.1f}–{high:.1f})" for middle, low, high in jobs.worth()]
     return textwrap.fill(
-        f"On four machines with two H200, on one day, P2P was worth {', '.join(listed[:-1])} and, while 32 processes "
-        f"kept the 32 cores busy, {listed[-1]} of a step, each with its 95% interval ([first "
+        f"On four machines with two H200, on one day, a step took {', '.join(listed[:-1])} longer without P2P, "
+        f"and, while 32 processes kept the 32 cores busy, {listed[-1]}, each with its 95% interval ([first "
         "two](../benchmarks/results/2026-11-23-2xh200-ablation/README.md), [last "
         "two](../benchmarks/results/2026-11-23-2xh200-replay/README.md)).",
         _WIDTH,

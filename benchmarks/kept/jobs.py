@@ -1,4 +1,4 @@
-"""What links are worth to jobs, how far predictions of it were off, and what `record` missed."""
+"""How much longer jobs take without links, how far predictions of it were off, and what `record` missed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def table() -> list[Row]:
             TRAINING,
         ),
         (
-            f"what P2P is worth to GPT-2 355M (DDP, amp, batch 16) on {len(worth())} machines, of a step",
+            f"how much longer a step of GPT-2 355M (DDP, amp, batch 16) takes without P2P, on {len(worth())} machines",
             f"{least[0]:.1f}% to {most[0]:.1f}%",
             "± 3%",
             "2026-11-23-2xh200-ablation",

@@ -100,7 +100,7 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
     done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
-    assert "p2p is worth 25.0% (95%: 25.0–25.0%) of a step to this job" in done.stdout
+    assert "without p2p a step of this job takes 25.0% (95%: 25.0–25.0%) longer" in done.stdout
     assert "backend   host: gloo on CPU cores, which ignores NCCL variables" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("saved     ")
     lines = [line for line in done.stderr.splitlines() if line.startswith("collbench: run ")]

@@ -1,4 +1,4 @@
-"""`collbench ablate job.json`: what a change is worth to a recorded job's communication, and what is refused."""
+"""`collbench ablate job.json`: how a change affects a recorded job's communication, and what is refused."""
 
 from __future__ import annotations
 
@@ -170,15 +170,16 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
     return opened_arms
 
 
-def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_longer_a_step_takes_without_p2p(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arms = play(monkeypatch, [Fake([]), Fake([], 3e-3)])
     args = ("--devices", "0,1", "--compute", "recorded", "-o", "run.json")
     result = program("ablate", "job.json", *args)
     assert result.status == 0, result.err
     communication, step = result.out.splitlines()[:2]
-    assert communication.startswith("P2P is worth 200% (95%: 200–200%) of the communication of a step to this job: ")
-    assert communication.endswith("without it the communication of a step takes 3 times as long.")
-    assert "of a whole step to this job: without it a whole step takes 2.5" in step
+    assert communication == "Without P2P the communication of a step of this job takes 200% (95%: 200–200%) longer."
+    assert step.startswith("Without P2P a whole step of this job takes 15")
     assert [dict(arm.settings) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]
     run = run_file.load(folder / "run.json")
     assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
@@ -193,7 +194,7 @@ def test_several_transports_are_disabled_at_once(
     result = program("ablate", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
     assert "turns off P2P over PCIe as well" in result.err
     assert arms[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    assert "NVLink and SHM are worth" in result.out.splitlines()[0]
+    assert "Without NVLink and SHM the communication" in result.out.splitlines()[0]
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 

@@ -36,19 +36,19 @@ def judged(
     ("case", "ratio", "sentence"),
     [
         (
-            "worth something",
+            "longer",
             (1.28, 1.30, 1.32),
-            "p2p is worth 30.0% (95%: 28.0–32.0%) of a step to this job: without it a step takes 1.3 times as long",
+            "without p2p a step of this job takes 30.0% (95%: 28.0–32.0%) longer",
         ),
         (
-            "worth little, for certain",
+            "a little longer, for certain",
             (1.001, 1.003, 1.005),
-            "p2p is worth 0.30% (95%: 0.10–0.50%) of a step to this job: without it a step takes 1.003 times as long",
+            "without p2p a step of this job takes 0.30% (95%: 0.10–0.50%) longer",
         ),
         (
-            "in the way",
+            "shorter",
             (0.94, 0.95, 0.96),
-            "p2p costs 5.0% (95%: 4.0–6.0%) of a step to this job: without it a step takes 0.95 times as long",
+            "without p2p a step of this job takes 5.0% (95%: 4.0–6.0%) less",
         ),
         ("alike", (0.988, 1.001, 1.014), "no difference beyond ±1.4%: without p2p a step of this job takes as long"),
         ("exactly alike", (1, 1, 1), "no difference beyond ±0.00%: without p2p a step of this job takes as long"),
@@ -72,8 +72,7 @@ def test_a_sentence_says_whether_a_difference_is_shown(
             ("with p2p and shm", "without p2p and shm"),
             ("p2p", "shm"),
             Measure.TRAIN_RUNTIME,
-            "p2p and shm are worth 30.0% (95%: 28.0–32.0%) of training to this job: without them training takes 1.3 "
-            "times as long",
+            "without p2p and shm training of this job takes 30.0% (95%: 28.0–32.0%) longer",
         ),
         (
             ("as is", "with NCCL_ALGO=Ring"),
@@ -103,9 +102,10 @@ def test_every_change_has_its_words(
 
 def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
     sentence = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
-    assert sentence.startswith("p2p is worth 30.0%")
+    assert sentence.startswith("without p2p a step of this job takes 30.0%")
+    assert sentence.endswith(" longer")
     named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
-    assert named.startswith("without p2p a step of this job takes 30.0%")
+    assert named.endswith(" longer than mine")
 
 
 def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:

@@ -1,4 +1,4 @@
-"""`collbench ablate`: train the same script with and without something, in turn, and say what it is worth."""
+"""`collbench ablate`: train the same script with and without something, in turn, and compare the times."""
 
 from __future__ import annotations
 

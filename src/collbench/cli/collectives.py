@@ -348,7 +348,7 @@ _split = click.option(
     default=1,
     help="Time N disjoint communicators concurrently.",
 )
-_in_place = click.option("--in-place", is_flag=True, help="Time it also in place, in separate rows.")
+_in_place = click.option("--in-place", is_flag=True, help="Also time it in place, in separate rows.")
 
 _latency = click.option(
     "--latency",

@@ -19,7 +19,7 @@ from collbench.overlaps.page import half_interval, milliseconds
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
-from collbench.report.text.ablation import worth
+from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
@@ -86,7 +86,9 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
         if times is None or times.interval is None:
             yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
         else:
-            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without])
+            yield effect(
+                Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without]
+            )
 
 
 _Names = Mapping[tuple[int, ...], str]

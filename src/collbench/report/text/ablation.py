@@ -1,4 +1,4 @@
-"""The page of `collbench ablate`: what the links are worth to one training job."""
+"""The page of `collbench ablate`: how much longer one training job takes without a link, or on other devices."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def verdict(ablation: Ablation) -> str:
         of = "" if ablation.budget_seconds is not None else f" of {2 * ablation.repeats}"
         return f"unfinished: {good}{of} runs, too few to compare"
     base, change = ablation.arms
-    return worth(ablation.result.ratio, _WHAT[ablation.measure], (base.name, change.name), change.without)
+    return effect(ablation.result.ratio, _WHAT[ablation.measure], (base.name, change.name), change.without)
 
 
-def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
-    """Return the meaning of a ratio of two arms: "p2p is worth 28.0% (…) of a step to this job: …".
+def effect(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
+    """Return the meaning of a ratio of two arms: "without p2p a step of this job takes 28.0% (…) longer".
 
     `what` was timed in both arms, `names` are the arms' names, and `without` is what the second arm lacks if that is
     their only difference.
@@ -71,15 +71,10 @@ def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str
         return _tied(ratio, change, what)
     low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
     share = f"{_percent(abs(ratio.middle - 1))}% (95%: {_percent(low)}–{_percent(high)}%)"
-    if not without:
-        than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
-        return f"{change} {what} of this job takes {share} {than}"
-    lacking, several = " and ".join(without), len(without) > 1
-    verb = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
-    it = "them" if several else "it"
-    return (
-        f"{lacking} {verb} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
-    )
+    longer = "longer" if ratio.low > 1 else "less"
+    if without:
+        return f"without {' and '.join(without)} {what} of this job takes {share} {longer}"
+    return f"{change} {what} of this job takes {share} {longer} than {base}"
 
 
 def _tied(ratio: Ratio, change: str, what: str) -> str:
