@@ -113,10 +113,11 @@ def schema(path: Path) -> str:
 GENERATED: dict[str, Callable[[], str]] = {"command-line": command_line, "python": python, "columns": columns}
 
 
-def relinked(text: str, folder: Path, shown: Callable[[str], None] = lambda _picture: None) -> str:
-    """Return the text of a file in a folder, with its links as a page of docs/ needs them. Raises for a dead link.
+def relinked(text: str, folder: Path, place: str = "", shown: Callable[[str], None] = lambda _picture: None) -> str:
+    """Return the text of a file in a folder with its links as a page in `place`, a folder of docs/, needs them.
 
-    Files outside docs/ become their paths; `shown` is told of pictures there, which the site needs, too.
+    Files outside docs/ become their paths; `shown` is told of pictures there, which the site needs, too. Raises for a
+    dead link.
     """
 
     def link(match: re.Match[str]) -> str:
@@ -127,20 +128,21 @@ def relinked(text: str, folder: Path, shown: Callable[[str], None] = lambda _pic
         found = os.path.relpath(folder / path, ROOT)
         if not (ROOT / found).exists():
             raise click.ClickException(f"{folder}: no file for the link to {target}")
-        place = SHOWN.get(found, found.removeprefix("docs/"))
-        if place != found or found in SHOWN or found.startswith("docs/"):
-            return f"{picture}[{words}]({place}{'#' + anchor if anchor else ''})"
-        if picture:
-            shown(found)
-            return f"![{words}]({found})"
+        if found in SHOWN or found.startswith("docs/") or picture:
+            if picture and not found.startswith("docs/"):
+                shown(found)
+            page = os.path.relpath(SHOWN.get(found, found.removeprefix("docs/")), place or ".")
+            return f"{picture}[{words}]({page}{'#' + anchor if anchor else ''})"
         return f"{words} (`{found}`)" if words.strip("`") != Path(found).name else f"`{found}`"
 
     return _LINK.sub(link, text)
 
 
-def on_page_markdown(markdown: str, config: Any, files: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fill in what stands as `<!-- generated: NAME -->`, which is a part from above or a file."""
     from mkdocs.structure.files import File
+
+    place = os.path.dirname(page.file.src_uri)  # noqa: PTH120  # a URI
 
     def shown(picture: str) -> None:
         if files.get_file_from_path(picture) is None:
@@ -153,9 +155,9 @@ def on_page_markdown(markdown: str, config: Any, files: Any, **_: Any) -> str:
         if path.suffix == ".json":
             return schema(path)
         text = path.read_text(encoding="utf-8")
-        return relinked(text, path.parent, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
+        return relinked(text, path.parent, place, shown) if path.suffix == ".md" else f"```yaml\n{text}```"
 
-    return re.sub(r"<!-- generated: (\S+) -->", generated, relinked(markdown, ROOT / "docs", shown))
+    return re.sub(r"<!-- generated: (\S+) -->", generated, relinked(markdown, ROOT / "docs" / place, place, shown))
 
 
 def on_post_build(config: Any) -> None:

@@ -50,18 +50,20 @@ def test_a_schema_becomes_tables_with_types_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "text", "expected"),
+    ("folder", "place", "text", "expected"),
     [
-        ("docs", "[runs](run-file.md#fields)", "[runs](run-file.md#fields)"),
-        ("docs", "[a](https://example.org/x) [b](#here)", "[a](https://example.org/x) [b](#here)"),
-        ("docs", "[all files](../benchmarks/figures.sh)", "all files (`benchmarks/figures.sh`)"),
-        ("docs", "[figures.sh](../benchmarks/figures.sh)", "`benchmarks/figures.sh`"),
-        ("docs", "[changes](../CHANGELOG.md)", "[changes](changes.md)"),
-        ("benchmarks", "[results](../docs/results.md#x)", "[results](results.md#x)"),
+        ("docs", "", "[runs](run-file.md#fields)", "[runs](run-file.md#fields)"),
+        ("docs", "", "[a](https://example.org/x) [b](#here)", "[a](https://example.org/x) [b](#here)"),
+        ("docs", "", "[all files](../benchmarks/figures.sh)", "all files (`benchmarks/figures.sh`)"),
+        ("docs", "", "[figures.sh](../benchmarks/figures.sh)", "`benchmarks/figures.sh`"),
+        ("docs", "", "[changes](../CHANGELOG.md)", "[changes](changes.md)"),
+        ("docs/figures", "figures", "[runs](../run-file.md#x)", "[runs](../run-file.md#x)"),
+        ("docs/figures", "figures", "[a script](../../benchmarks/figures.sh)", "a script (`benchmarks/figures.sh`)"),
+        ("benchmarks", "", "[results](../docs/results.md#x)", "[results](results.md#x)"),
     ],
 )
-def test_a_link_leads_to_a_page_or_becomes_a_path(folder: str, text: str, expected: str) -> None:
-    assert site_pages.relinked(text, ROOT / folder) == expected
+def test_a_link_leads_to_a_page_or_becomes_a_path(folder: str, place: str, text: str, expected: str) -> None:
+    assert site_pages.relinked(text, ROOT / folder, place) == expected
 
 
 def test_a_dead_link_ends_the_build() -> None:
@@ -72,7 +74,7 @@ def test_a_dead_link_ends_the_build() -> None:
 def test_pictures_outside_docs_are_told() -> None:
     told: list[str] = []
     picture = "benchmarks/results/2026-11-21-4xh200-training/scaling.svg"
-    assert site_pages.relinked(f"![x](../{picture})", ROOT / "docs", told.append) == f"![x]({picture})"
+    assert site_pages.relinked(f"![x](../{picture})", ROOT / "docs", shown=told.append) == f"![x]({picture})"
     assert told == [picture]
 
 
