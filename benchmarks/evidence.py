@@ -137,7 +137,11 @@ def filled(page: str) -> str:
     """Return a page with its parts computed. Raises KeyError for a part of an unknown name."""
     page = _PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", page)
     folder = _FOLDER.search(page)
-    return results_tables.filled(page, ROOT / folder[1]).replace(f"{ROOT.as_posix()}/", "") if folder else page
+    if folder is None:
+        return page
+    if not (ROOT / folder[1]).is_dir():
+        sys.exit(f"evidence: {folder[1]}, which a page names, is no folder")
+    return _FOLDER.sub(folder[0], results_tables.filled(page, ROOT / folder[1]))
 
 
 def main() -> int:

@@ -23,6 +23,10 @@ def test_the_pages_say_what_the_kept_files_give() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+def test_no_table_of_the_results_is_empty() -> None:
+    assert "Not measured yet" not in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md"])
 def test_no_figure_stands_outside_the_computed_parts(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
