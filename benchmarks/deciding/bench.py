@@ -13,8 +13,8 @@ import numpy as np
 from collbench.measurement.backends.factory import open_simulated
 from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Request, make_plan
-from collbench.measurement.session import empty_run, wrong_data
-from collbench.measurement.sweep import Watcher, sweep
+from collbench.measurement.session import empty_run
+from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped

@@ -8,6 +8,7 @@ import random
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -466,6 +467,36 @@ def test_a_probe_in_which_one_pair_fails_is_chosen_from_like_a_saved_run(
     chosen = {device["index"] for device in json.loads(probed.out)["devices"]}
     assert len(chosen) == count
     assert probed.status == (4 if any(set(pair) <= chosen for pair in broken) else 0)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.HANGING_LINK, FaultKind.CORRUPT_LINK])
+@pytest.mark.parametrize(
+    ("count", "broken", "sound"),
+    [
+        (7, [(2, 5)], True),
+        (4, [(0, other) for other in range(1, 8)], True),  # more in a row than a sweep of its own bears
+        (2, [pair for pair in combinations(range(8), 2) if pair != (3, 6)], True),
+        (7, [(0, 1), (2, 3)], False),
+    ],
+)
+def test_a_probe_chooses_around_links_that_hang_or_deliver_wrong_data(
+    program: Program, kind: FaultKind, count: int, broken: list[tuple[int, int]], sound: bool
+) -> None:
+    faults = tuple(Fault(kind, pair, offset=64 if kind is FaultKind.CORRUPT_LINK else 0) for pair in broken)
+    Path("mine.json").write_text(
+        fabric_text(replace(fabrics.load("hgx-h200"), name="mine", faults=faults)), encoding="utf-8"
+    )
+    said = program("select", str(count), "--backend", "sim", "--fabric", "mine.json", "--format", "list")
+    if not sound:
+        assert (said.status, said.out) == (4, "")
+        assert f"every set of {count} includes a failure" in said.err
+        return
+    assert said.status == 0, said.err
+    chosen = set(map(int, said.out.replace(",", " ").split()))
+    assert len(chosen) == count
+    assert not any(set(pair) <= chosen for pair in broken)
+    if kind is FaultKind.CORRUPT_LINK:
+        assert all(f"among GPU{a}, GPU{b}:" in said.err for a, b in broken)
 
 
 @pytest.mark.parametrize(

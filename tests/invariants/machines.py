@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from collbench.measurement.backends.protocol import Step, time_step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.session import wrong_data
+from collbench.measurement.sweep import wrong_data
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,15 +71,37 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         settled = settle_by(choice, run)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.decision)
-    # A set in which something failed cannot win, and measuring it may hang again.
-    sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
-    if _worth_measuring(request, choice, sets, criteria.backend):
+    while True:
+        # A set in which something failed cannot win, and measuring it may hang again.
+        sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
+        if not _worth_measuring(request, choice, sets, criteria.backend):
+            return _answer(run, choice, origin)
         finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
-        choice, files = by_finalists(
-            choice, run, lambda sets: measure_finalists(replace(finalists, sets=tuple(sets)), notices)
-        )
+        measured = partial(_measured_sets, finalists, notices)
+        try:
+            choice, files = by_finalists(choice, run, measured)
+        except FinalistsFailed as error:
+            known = outcome(run)
+            if all(known.failed(some) for some in outcome(error.run).device_sets):
+                raise  # nothing new to avoid
+            notices.say(f"{error}; another set is chosen")
+            failed = [one for one in error.run.measurements if one.failure is not None]
+            run = replace(run, measurements=[*run.measurements, *failed], skipped=[*run.skipped, *error.run.skipped])
+            with choice_text.refusals():
+                choice = choose(
+                    run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy
+                )
+            if choice.failed:
+                raise
+            continue
         origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
-    return _answer(run, choice, origin)
+        return _answer(run, choice, origin)
+
+
+def _measured_sets(
+    finalists: FinalistRequest, notices: Notices, sets: Iterable[tuple[int, ...]]
+) -> tuple[Run, Path | None]:
+    return measure_finalists(replace(finalists, sets=tuple(sets)), notices)
 
 
 def by_finalists(
@@ -177,6 +200,14 @@ class FinalistRequest:
     fabric: str | None = None
 
 
+class FinalistsFailed(NotTrusted):
+    """Sets that hung, failed or delivered wrong data; `run` has them, over all of the devices."""
+
+    def __init__(self, text: str, status: int, run: Run) -> None:
+        super().__init__(text, status)
+        self.run = run
+
+
 def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
     """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
 
@@ -199,11 +230,14 @@ def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, 
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
     run = run_file.again(measured.run)
     if status := outcome(run).status:
+        from collbench.report.sentences import wrong_data
         from collbench.report.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""
-        raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
+        wrong = [wrong_data(left.wrong, run.devices) for left in run.skipped if left.wrong is not None]
+        text = "; ".join([f"the finalists: {headline(run)}", *wrong])
+        raise FinalistsFailed(f"{text}; {advice}{saved}", status, _over_all(run, request.devices, used))
     return _over_all(run, request.devices, used), measured.path
 
 
@@ -220,6 +254,7 @@ def _finalists_request(request: FinalistRequest, used: Sequence[int]) -> Request
         kind=CommandKind.SELECT,
         sets=tuple(tuple(position[member] for member in members) for members in request.sets),
         fabric=request.fabric,
+        around_faults=True,
     )
 
 
@@ -232,4 +267,5 @@ def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
         )
         for measurement in run.measurements
     ]
-    return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
+    skipped = [replace(left, members=tuple(used[position] for position in left.members)) for left in run.skipped]
+    return replace(run, devices=tuple(devices), paths=(), measurements=measurements, skipped=skipped)

@@ -261,9 +261,12 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     except CollbenchError as error:
         raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
     if outcome(run).status:
+        from collbench.report.sentences import wrong_data
         from collbench.report.text.frame import headline  # late: numpy
 
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
+        for wrong in (left.wrong for left in run.skipped if left.wrong is not None):
+            notices.say(wrong_data(wrong, run.devices))
     return run
 
 
@@ -284,6 +287,7 @@ def _probe_request(criteria: RunCriteria) -> Request:
         command=("pairs", *options, "--backend", criteria.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,
         fabric=criteria.fabric,
+        around_faults=True,
     )
 
 

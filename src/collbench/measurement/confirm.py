@@ -92,6 +92,7 @@ def _measure_again(
     # Nothing is journaled yet: these are not the run's own data points.
     trials = Trials(again, fresh, owed, replace(watcher, finished=lambda _found: None))
     trials.make(backend, rng, watcher.clock() + _BUDGET_S)
+    run.skipped += fresh.skipped  # wrong data
     of_run = {measurement.point: measurement for measurement in run.measurements}
     for measurement in fresh.measurements:
         first = of_run[measurement.point]

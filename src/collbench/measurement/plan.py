@@ -33,7 +33,8 @@ class StoppingRule:
     Every data point gets `screening` trials, those on which the choice of devices rests `deciding` ones. An unsettled
     data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1% or ±3%
     (method/measuring.md 15). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few
-    data points leave time for it at about `rate` in B/s.
+    data points leave time for it at about `rate` in B/s. `around_faults`: wrong data and hangs cost the data points of
+    their devices alone.
     """
 
     screening: int
@@ -43,6 +44,7 @@ class StoppingRule:
     longest_batch_bytes: int
     rate: float
     precision: float | None = None
+    around_faults: bool = False
 
 
 # docs/method/measuring.md 15: three trials screen, at least five publish a tier; with seven the medians of six pairs on
@@ -329,6 +331,7 @@ class Request(Asked):
     `collectives` run on all devices, on each pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets`
     of equal size, which may overlap: each isolated, in turn, at least six trials. `fabric` is the name or file of the
     sim backend's machine, `nccl` a library. `resume` continues the saved run, `force` overwrites another file.
+    `around_faults`: measuring goes on after wrong data and hangs, without the devices where they came.
     """
 
     dtype: str = "float32"
@@ -344,6 +347,7 @@ class Request(Asked):
     fabric: str | None = None
     resume: bool = False
     force: bool = False
+    around_faults: bool = False
 
     @property
     def fewest_devices(self) -> int:
@@ -378,6 +382,7 @@ class Request(Asked):
             longest_batch_bytes=own.longest_batch_bytes,
             rate=own.rate,
             precision=self.precision,
+            around_faults=self.around_faults,
         )
 
 

@@ -18,7 +18,7 @@ from collbench.measurement.backends.factory import Begun, open_backend, open_sim
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Plan, Request, check_nccl_options, device_words, make_plan, settings_of
-from collbench.measurement.sweep import Watcher, sweep
+from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
@@ -26,13 +26,6 @@ from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Sk
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
-
-
-def wrong_data(error: DataCorruption) -> Skipped:
-    """Return what a run reports as skipped after wrong data ended it."""
-    if error.wrong is None:
-        return Skipped(SkipKind.WRONG_DATA, detail=str(error))
-    return Skipped(SkipKind.WRONG_DATA, members=error.wrong.members, wrong=error.wrong)
 
 
 class Ranks(Protocol):
@@ -113,10 +106,10 @@ class Session:
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
         backend, corrupt = self._opened.backend, False
+        rule = self._request.stopping_rule()
         try:
             watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
-            rule = self._request.stopping_rule()
             sweep(backend, self._plan, self.run, rule, order, watcher)
             if self._request.kind is CommandKind.CHECK or (
                 self._request.kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
@@ -125,7 +118,8 @@ class Session:
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # readers of the file must know
             corrupt = True
-            raise
+            if not rule.around_faults or error.wrong is None:
+                raise
         finally:
             if self.run.measurements or corrupt:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved

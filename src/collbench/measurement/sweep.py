@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from collbench.judge.stats import half_width, trial_noise, trial_seconds
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.interference import check_interference, distrusted
 from collbench.measurement.plan import Members, Plan, StoppingRule, point_of
-from collbench.model.errors import BackendError, StepFailed
+from collbench.model.errors import BackendError, DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import (
@@ -34,6 +35,8 @@ from collbench.model.run import (
     RankLaunches,
     Run,
     Sample,
+    SkipKind,
+    Skipped,
     StopReason,
 )
 
@@ -111,6 +114,9 @@ _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
 # One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
 # that does not start says nothing about copies.
 _FAILURES_IN_A_ROW = 4
+# A sweep around faults goes on after hangs: each costs its devices' data points, and a sound set may remain. After the
+# first it may take this long; then it ends without an answer, because what was not measured may hang, too.
+_HANGS_S = 300.0
 # What noisy deciding data points may take beyond the budget, as a share of it: 0.25 s on GPUs.
 _FOR_DECIDING = 0.1
 
@@ -127,6 +133,16 @@ class Watcher:
     finished: Callable[[Measurement | Latency], None]
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
     clock: Callable[[], float] = time.monotonic
+
+
+_Result = TypeVar("_Result")
+
+
+def wrong_data(error: DataCorruption) -> Skipped:
+    """Return what a run reports as skipped because of wrong data."""
+    if error.wrong is None:
+        return Skipped(SkipKind.WRONG_DATA, detail=str(error))
+    return Skipped(SkipKind.WRONG_DATA, members=error.wrong.members, wrong=error.wrong)
 
 
 class Trials:
@@ -157,6 +173,7 @@ class Trials:
         # By whether they are collectives: failures in a row, and whether the others are left unmeasured.
         self._failures = {True: 0, False: 0}
         self._given_up: set[bool] = set()
+        self._hung_since: float | None = None  # by the clock: the first hang
         self._deciding_deadline: float | None = None  # by the clock: then deciding points get no more trials
 
     def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
@@ -165,10 +182,14 @@ class Trials:
         while self.wanted:
             steps = self.plan.passes(rng, self.wanted)
             total = max(total, done + len(steps) * (self._rule.screening if first else 1))
-            for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
-                self._record_outcome(backend, step, outcome)
-                done += 1
-                self._watcher.progress(done, max(done, total))
+            try:
+                for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
+                    self._record_outcome(backend, step, outcome)
+                    done += 1
+                    self._watcher.progress(done, max(done, total))
+            except DataCorruption as error:
+                self.leave_out(error)
+                continue
             first = False
             note_noise(self._run)
             self._drop_settled(late=self._watcher.clock() > deadline)
@@ -176,11 +197,42 @@ class Trials:
         for measurement in self._results.values():
             measurement.stop = measurement.stop or stop_reason(measurement, self._rule.precision) or StopReason.BUDGET
 
+    def around_faults(self, phase: Callable[[], _Result]) -> _Result:
+        """Return what a phase before the trials does, repeated without the devices that deliver wrong data."""
+        while True:
+            try:
+                return phase()
+            except DataCorruption as error:
+                self.leave_out(error)
+
+    def leave_out(self, error: DataCorruption) -> None:
+        """Record wrong data, and measure no more on these devices. Raises the error if it is to end the sweep."""
+        if not self._rule.around_faults or error.wrong is None:
+            raise error
+        before = self.plan.groups
+        self._leave_out(error.wrong.members)
+        if self.plan.groups == before:  # not a group of the plan: it would come again
+            raise error
+        self._run.skipped.append(wrong_data(error))
+
+    def _leave_out(self, devices: Members) -> None:
+        groups = {
+            work: tuple(members for members in some if set(members) != set(devices))
+            for work, some in self.plan.groups.items()
+        }
+        self.plan = replace(self.plan, groups={work: some for work, some in groups.items() if some})
+        self.wanted = {point for point in self.wanted if set(point.members) != set(devices)}
+
     def _affordable(self, steps: list[Step], deadline: float) -> Iterator[Step]:
         """Yield the steps that are required or that time allows; each is decided when it is drawn."""
         for step in steps:
             if step.work.operation.is_collective in self._given_up:
                 continue
+            if self._rule.around_faults:  # some may have been left out since the pass was planned
+                left = zip(step.groups, points_of(step), strict=True)
+                step = replace(step, groups=tuple(members for members, point in left if point in self.wanted))  # noqa: PLW2901
+                if not step.groups:
+                    continue
             if self._watcher.clock() <= deadline or any(self._required[point] > 0 for point in points_of(step)):
                 yield step
 
@@ -188,6 +240,8 @@ class Trials:
         """Keep only the data points that require trials, or that are unsettled while there is time."""
 
         def continues(point: DataPoint) -> bool:
+            if point not in self._results:  # wrong data ended the pass
+                return self._required[point] > 0
             if self._results[point].failure or point.operation.is_collective in self._given_up:
                 return False
             settled = late or stop_reason(self._results[point], self._rule.precision)
@@ -229,6 +283,15 @@ class Trials:
     def _record_failure(self, step: Step, error: StepFailed) -> None:
         for point in points_of(step):
             self._mark_failed(point, error.failure)
+        if self._rule.around_faults and error.kind is FailureKind.HANG:
+            for members in step.groups:
+                self._leave_out(members)
+            now = self._watcher.clock()
+            self._hung_since = now if self._hung_since is None else self._hung_since
+            if now - self._hung_since > _HANGS_S:
+                text = f"measuring stops {_HANGS_S:g} s after the first of many hangs; last error: {error}"
+                raise BackendError(text, failure=error.failure)
+            return
         kind = step.work.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._given_up:
@@ -384,10 +447,12 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
     try:
         if trials.wanted:
             with _phase(run, "warm-up", clock):
-                warm_up(backend, plan, rng)
+                trials.around_faults(lambda: warm_up(backend, trials.plan, rng))
             with _phase(run, "interference check", clock):
-                run.interference_checks[:], trials.timed_seconds = check_interference(backend, plan, paths, rng)
-            trials.plan = distrusted(plan, run.interference_checks, paths)
+                run.interference_checks[:], trials.timed_seconds = trials.around_faults(
+                    lambda: check_interference(backend, trials.plan, paths, rng)
+                )
+            trials.plan = distrusted(trials.plan, run.interference_checks, paths)
             with _phase(run, "trials", clock):
                 trials.make(backend, rng, deadline=begin + rule.budget_seconds)
         if plan.asked.latency:
