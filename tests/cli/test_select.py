@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import re
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
@@ -451,10 +451,8 @@ def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> 
     ],
 )
 def test_a_probe_in_which_one_pair_fails_is_chosen_from_like_a_saved_run(
-    program: Program, monkeypatch: pytest.MonkeyPatch, title: str, count: int, broken: list[tuple[int, int]]
+    program: Program, title: str, count: int, broken: list[tuple[int, int]]
 ) -> None:
-    # In few of all orders four pairs that hang come one after another, which ends a probe.
-    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: 1)
     faults = tuple(Fault(FaultKind.HANGING_LINK, pair) for pair in broken)
     mine = replace(fabrics.load("dgx-1v"), name="mine", faults=faults)
     Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
@@ -595,3 +593,12 @@ def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tm
     else:
         assert (result.status, result.out) == (2, "")
         assert "collbench select K --backend sim --fabric NAME" in result.line
+
+
+def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: Fakes, tmp_path: Path) -> None:
+    """The fifth collective of each worker is corrupt, whatever its pair is: each pair is named, and none is chosen."""
+    done = on_gpus(fakes, tmp_path, ("select", "2", "--no-verify"), corrupt_collective="5:0:1")
+    assert (done.code, done.stdout) == (4, ""), done.stderr
+    named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
+    assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]
+    assert "the run has no pair to choose by, because measuring failed (wrong data)" in done.stderr

@@ -12,7 +12,7 @@ from collbench.api import suitable_run
 from collbench.api.measuring import present_devices
 from collbench.api.notices import Notices
 from collbench.api.selecting import Selected, SelectRequest, excluded, named
-from collbench.api.sessions import measure, named_nccl, new_seed
+from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.suitable_run import RunCriteria, SuitableRun
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
@@ -230,13 +230,11 @@ def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, 
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
     run = run_file.again(measured.run)
     if status := outcome(run).status:
-        from collbench.report.sentences import wrong_data
         from collbench.report.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""
-        wrong = [wrong_data(left.wrong, run.devices) for left in run.skipped if left.wrong is not None]
-        text = "; ".join([f"the finalists: {headline(run)}", *wrong])
+        text = "; ".join([f"the finalists: {headline(run)}", *wrong_data_of(run)])
         raise FinalistsFailed(f"{text}; {advice}{saved}", status, _over_all(run, request.devices, used))
     return _over_all(run, request.devices, used), measured.path
 

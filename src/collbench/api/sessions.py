@@ -145,6 +145,11 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
     return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
 
 
+def wrong_data_of(run: Run) -> list[str]:
+    """Return a sentence for all wrong data around which a run was measured."""
+    return [str(explained(DataCorruption("", left.wrong), run)) for left in run.skipped if left.wrong is not None]
+
+
 def named_nccl(path: str | None) -> str | None:
     """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
     return path or os.environ.get("COLLBENCH_NCCL")

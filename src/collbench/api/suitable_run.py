@@ -12,7 +12,7 @@ from pathlib import Path
 
 from collbench import untrusted
 from collbench.api.notices import Notices
-from collbench.api.sessions import measure, named_nccl, new_seed
+from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.choose import freshness
 from collbench.choose.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
 from collbench.choose.restrict import part
@@ -261,12 +261,11 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     except CollbenchError as error:
         raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
     if outcome(run).status:
-        from collbench.report.sentences import wrong_data
         from collbench.report.text.frame import headline  # late: numpy
 
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
-        for wrong in (left.wrong for left in run.skipped if left.wrong is not None):
-            notices.say(wrong_data(wrong, run.devices))
+        for sentence in wrong_data_of(run):
+            notices.say(sentence)
     return run
 
 
