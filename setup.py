@@ -54,14 +54,19 @@ def run_ninja(folder: Path, graph: str) -> bool:
 
     folder.mkdir(parents=True, exist_ok=True)
     build_file = folder / "build.ninja"
-    with (folder / "lock").open("w") as lock:  # what make began while pip installs may not have ended
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        build_file.write_text(f"builddir = {folder}\n{graph}", encoding="utf-8")
-        return subprocess.run([Path(ninja.BIN_DIR, "ninja"), "--quiet", "-f", build_file], check=False).returncode == 0
+    build_file.write_text(f"builddir = {folder}\n{graph}", encoding="utf-8")
+    return subprocess.run([Path(ninja.BIN_DIR, "ninja"), "--quiet", "-f", build_file], check=False).returncode == 0
 
 
 class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
     """Compiles in folders that outlive pip's temporary ones, so that only what changed is compiled again."""
+
+    def run(self) -> None:
+        """Build; one process at a time: what make began while pip installs may not have ended."""
+        Path("build").mkdir(exist_ok=True)
+        with Path("build", "lock").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super().run()
 
     def build_extension(self, ext: Extension) -> None:
         """Compile, link and put the extension where setuptools wants it."""
