@@ -189,14 +189,14 @@ def _table(ablation: Ablation) -> Table:
     heads = (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
     own = ("GPU's own",) if gpu is not None else ()
-    arm_table = table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
+    rows = []
     for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
         worked = (format_seconds(gpu.arms[number].seconds),) if gpu is not None else ()
-        arm_table.add_row(arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes))
-    return arm_table
+        rows.append((arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes)))
+    return table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads, rows=rows)
 
 
 def _allreduce(arm: Arm, size: int) -> str:

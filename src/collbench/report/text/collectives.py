@@ -18,7 +18,7 @@ from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, format_size
 from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Block, Lines, both, more, short, table, whole
+from collbench.report.text.layout import Block, Lines, both, listed, short, table, whole
 from collbench.report.text.pairs import at_largest, operations_of, ranked_pairs, rates_line
 from collbench.report.text.reference import normal_line
 from collbench.report.text.registration import comparison
@@ -80,13 +80,9 @@ def _communicators(run: Run) -> Iterator[RenderableType]:
 def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
     largest = at_largest(measurements, operation)
     yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].point.size_bytes)}")
-    rows = table("devices", "time µs", "busbw GB/s", "95% interval")
-    for measurement in largest[:_FEW_ROWS]:
-        figures = point_figures(measurement)
-        name = tags(measurement.point.members, run.devices)
-        rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
-    yield rows
-    yield from more(len(largest) - _FEW_ROWS)
+    figures = [(tags(one.point.members, run.devices), point_figures(one)) for one in largest]
+    rows = [(name, shown["time µs"], shown["busbw"], shown["interval"]) for name, shown in figures]
+    yield from listed("devices", "time µs", "busbw GB/s", "95% interval", rows=rows, most=_FEW_ROWS)
 
 
 def _title(
@@ -151,10 +147,8 @@ def _table(
     heads = [head for head in rows[0] if head in filled and head not in without]
     keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    points_table = table(*shown, left=("in place", "memory", "flags"), keys=keys)
-    for row in rows:
-        points_table.add_row(*(row[head] for head in heads))
-    return points_table
+    cells = ([row[head] for head in heads] for row in rows)
+    return table(*shown, rows=cells, left=("in place", "memory", "flags"), keys=keys)
 
 
 def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], *, impossible: bool) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collbench.judge.trend import Line, Trend
 from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
-from collbench.report.text.layout import Block, both, more, short, table, whole
+from collbench.report.text.layout import Block, both, listed, short, table, whole
 from collbench.runfile.codec import plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
@@ -57,8 +57,7 @@ def _backend(run: Run) -> str:
 
 
 def _trend_table(trend: Trend, line: Line) -> RenderableType:
-    left = ("run", "date", "where", "worse than run 1")
-    rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
+    left, rows = ("run", "date", "where", "worse than run 1"), []
     devices = trend.runs[0].devices
     for point in line.points:
         where = tags([position for position in point.worst if position >= 0], devices, "-")
@@ -66,8 +65,8 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
         worst = figure(point.worst_gbs)
-        rows.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
-    return rows
+        rows.append((str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse))
+    return table("run", "date", "median", "change", "worst", *left[2:], rows=rows, left=left)
 
 
 # What `collbench compare --json` prints (docs/compare.md).
@@ -145,6 +144,7 @@ _MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
 _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
+_ALL = ": --json has them all"
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
 bandwidth: new / base, with simultaneous 99% intervals, which allow for what
@@ -285,11 +285,11 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     if not groups:
         return
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
-    rows = table("what", "points", "bandwidth", "interval")
-    for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
-        rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
-    yield rows
-    yield from more(len(groups) - most, ": --json has them all")
+    rows = [
+        (group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
+        for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))
+    ]
+    yield from listed("what", "points", "bandwidth", "interval", rows=rows, most=most, where=_ALL)
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
@@ -303,19 +303,17 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     changes = [change for change in comparison.changes if change.verdict is verdict]
     if not changes:
         return
-    groups = _rows(comparison, changes)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
-    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
-    for name, row_changes in groups[:most]:
+    heads, rows = ("where", "points", "size", "base", "new", "bandwidth", "interval"), []
+    for name, row_changes in _rows(comparison, changes):
         shown = max(row_changes, key=lambda change: change.key.size_bytes)
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
-        rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
-    yield rows
-    yield from more(len(groups) - most, ": --json has them all")
+        rows.append((name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval)))
+    yield from listed(*heads, rows=rows, most=most, where=_ALL, keys=3)
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:

@@ -37,6 +37,7 @@ _SHARES = {
     Variant.HOST_ALL: "all at once",
     Variant.HOST_ALL_BOTH_WAYS: "all, both ways",
 }
+_RANGE = ("size", "lowest", "median", "highest")
 _NODES_WITH_INTERVALS = 4  # with more NUMA nodes, intervals would break 80 columns
 _COPIES_LEGEND = """\
 ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
@@ -64,20 +65,20 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
-    rows = table("copy", "size", "lowest", "median", "highest", keys=2)
+    rows = []
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in operations_of(measurements):
             work, largest = Work(operation, variant), at_largest(measurements, operation)
             unit = unit_of(run, work, largest[0].point.size_bytes)
             figures = _least_to_most([value_of(one, unit) for one in largest], f" {unit}")
-            rows.add_row(str(work), format_size(largest[0].point.size_bytes), *figures)
-    if rows.row_count:
+            rows.append((str(work), format_size(largest[0].point.size_bytes), *figures))
+    if rows:
         yield from both("notes", *normal_line(run))
         yield from short(
             *_host_lines(run, host_shares(run)),
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
-            rows,
+            table("copy", *_RANGE, rows=rows, keys=2),
         )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in operations_of(plain)[:1]:
@@ -93,15 +94,16 @@ def _shares(run: Run) -> Iterator[RenderableType]:
         variants = [variant for variant in _SHARES if any(one.work.variant is variant for one in here)]
         size = format_size(max(one.size_bytes for one in here))
         yield Text(f"\nhost at {size}, concurrently{_host_memory(run, node)}: GB/s one way, % of isolated")
-        rows = table("device", "copy", "isolated", *map(_SHARES.__getitem__, variants), left=("device", "copy"))
+        rows = []
         for device, operation in dict.fromkeys((one.device, one.work.operation) for one in here):
             by_variant = {
                 one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)
             }
             isolated = next(iter(by_variant.values())).isolated_gbs
             cells = [_cell(by_variant.get(variant)) for variant in variants]
-            rows.add_row(run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells)
-        yield rows
+            rows.append((run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells))
+        heads = ("device", "copy", "isolated", *map(_SHARES.__getitem__, variants))
+        yield table(*heads, rows=rows, left=heads[:2])
     yield from _host_lines(run, shares)
 
 
@@ -158,10 +160,10 @@ def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) ->
     yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({_TABLES[variant]})")
     largest = [at_largest(measurements, operation) for operation in operations]
     columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest]
-    rows = table("device", *operations)
-    for position, device in enumerate(run.devices):
-        rows.add_row(device.tag, *(values.get(position, "-") for values in columns))
-    yield rows
+    rows = (
+        (device.tag, *(values.get(position, "-") for values in columns)) for position, device in enumerate(run.devices)
+    )
+    yield table("device", *operations, rows=rows)
 
 
 def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -173,17 +175,18 @@ def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> I
     nodes = sorted(
         {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
     )
-    heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
-    rows, operations = table("device", "copy", *heads, left=("device", "copy")), operations_of(measurements)
+    heads = ("device", "copy", *("anywhere" if node is None else f"node {node}" for node in nodes))
+    operations = operations_of(measurements)
     printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _middle
     figures = {
         (m.point.members[0], m.point.work): printed(m, unit) for op in operations for m in at_largest(measurements, op)
     }
-    for position, device in enumerate(run.devices):
-        for operation in operations:
-            works = (Work(operation, variant, node) for node in nodes)
-            rows.add_row(device.tag, operation.value, *(figures.get((position, work), "-") for work in works))
-    yield rows
+    rows = (
+        (device.tag, operation.value, *(figures.get((at, Work(operation, variant, node)), "-") for node in nodes))
+        for at, device in enumerate(run.devices)
+        for operation in operations
+    )
+    yield table(*heads, rows=rows, left=heads[:2])
 
 
 def _with_interval(measurement: Measurement, unit: str) -> str:
@@ -234,7 +237,7 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
-    rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest", keys=2)
+    rows = []
     works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
         measurements = [m for m in run.measured(work.variant) if m.point.work == work]
@@ -242,12 +245,12 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
         scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
         times = [summarize(m).seconds * scale for m in measurements if m.point.size_bytes == smallest]
         figures = _least_to_most(times, unit)
-        rows.add_row(str(work), format_size(smallest), *figures)
+        rows.append((str(work), format_size(smallest), *figures))
         medians[str(work)] = figures[1]
-    if rows.row_count:
+    if rows:
         answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
         yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{sim(run, ', sim')})\n")
-        yield rows
+        yield table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2)
 
 
 def _chase(run: Run) -> Iterator[RenderableType]:
@@ -279,9 +282,9 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     yield Text(f"\nallreduce of {format_size(measurements[0].point.size_bytes)} on each pair")
     launches = any(summarize(measurement).launch_seconds for measurement in measurements)
     heads = ("time µs", "launch µs") if launches else ("time µs",)
-    rows = table("pair", *heads)
-    for measurement in sorted(measurements, key=lambda m: m.point.members):
-        name = tags(measurement.point.members, run.devices, "-")
-        rows.add_row(name, *map(point_figures(measurement).__getitem__, heads))
-    yield rows
+    rows = (
+        (tags(measurement.point.members, run.devices, "-"), *map(point_figures(measurement).__getitem__, heads))
+        for measurement in sorted(measurements, key=lambda m: m.point.members)
+    )
+    yield table("pair", *heads, rows=rows)
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")

@@ -98,16 +98,27 @@ class Keyed(Table):
         self.keys = keys
 
 
-def table(*heads: str, left: Collection[str] | None = None, keys: int | None = None) -> Table:
-    """Return an empty table: columns `left` (None: the first one) are aligned left, the others right.
+def table(
+    *heads: str, rows: Iterable[Iterable[str]] = (), left: Collection[str] | None = None, keys: int | None = None
+) -> Table:
+    """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first.
     """
-    empty = Table(**_PLAIN) if keys is None else Keyed(keys)
+    filled = Table(**_PLAIN) if keys is None else Keyed(keys)
     for index, head in enumerate(heads):
         is_left = index == 0 if left is None else head in left
-        empty.add_column(head, justify="left" if is_left else "right")
-    return empty
+        filled.add_column(head, justify="left" if is_left else "right")
+    for row in rows:
+        filled.add_row(*row)
+    return filled
+
+
+def listed(
+    *heads: str, rows: Sequence[Iterable[str]], most: int, where: str = "", **style: Any
+) -> list[RenderableType]:
+    """Return the table of the first `most` rows, and below it how many more there are, and `where`."""
+    return [table(*heads, rows=rows[:most], **style), *more(len(rows) - most, where)]
 
 
 # Narrow terminals: sentences in several lines, tables in several parts.

@@ -96,15 +96,15 @@ def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Itera
     title = f"{sim(run)}{work} at {format_size(size)}"
     yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
     unit = unit_of(run, work, size)
-    rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95% interval")))
+    rows = []
     for measurement in sorted(unmapped, key=lambda m: (len(m.point.members), m.point.members)):
         summary = summarize(measurement)
         figures = [figure(summary.seconds * 1e6), figure(summary.busbw)]
         figures.append("-" if summary.interval is None else " to ".join(map(figure, summary.interval)))
         if unit == "ns":
             figures = [figure(value(summary.seconds, summary.busbw, unit))]
-        rows.add_row(abridged_device_names(run, work, measurement.point.members), *figures)
-    yield rows
+        rows.append((abridged_device_names(run, work, measurement.point.members), *figures))
+    yield table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95% interval")), rows=rows)
 
 
 def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
@@ -134,9 +134,8 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
 
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
     together = spreads(curves.values())
-    rows = table("size", "µs", *(line.name for line in lines), "lowest", "highest", left=())
-    if limits:
-        rows.add_column("of theory", justify="right")
+    heads = ("size", "µs", *(line.name for line in lines), "lowest", "highest", *(["of theory"] if limits else []))
+    rows = []
     for size, all_of_them in together.items():
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
         row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
@@ -144,8 +143,8 @@ def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) 
         shares = [curves[devices][size].busbw / limit for devices, limit in limits.items() if size in curves[devices]]
         if limits:
             row.append(f"{median(shares):.1%}" if shares else "-")
-        rows.add_row(*row)
-    return rows
+        rows.append(row)
+    return table(*heads, rows=rows, left=())
 
 
 def _columns_legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:

@@ -199,21 +199,20 @@ def _unused(peer_map: PeerMap) -> list[Link]:
 
 
 def _links(peer_map: PeerMap) -> RenderableType:
-    rows = table("link", "label", "CUDA", "rwnap", "write", "read", "copy", "host", "NCCL", left=_LEFT)
-    for link in peer_map.links:
-        path = peer_map.path(link.devices)
-        rows.add_row(
+    rows = (
+        (
             _link(link.devices, peer_map.devices),
-            path.label if path else labels.UNKNOWN,
+            path.label if (path := peer_map.path(link.devices)) else labels.UNKNOWN,
             "yes" if link.cuda else "no",
             _reported(link),
             *(_cell(link.of(work)) for work in WAYS),
             link.nccl.partition("/")[0] or "-",
         )
-    return rows
-
-
-_LEFT = ("link", "label", "CUDA", "rwnap", "NCCL")
+        for link in peer_map.links
+    )
+    ways = ("write", "read", "copy", "host")
+    heads = ("link", "label", "CUDA", "rwnap", *ways, "NCCL")
+    return table(*heads, rows=rows, left={*heads} - {*ways})
 
 
 def _reported(link: PeerLink) -> str:

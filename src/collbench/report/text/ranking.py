@@ -20,7 +20,7 @@ from collbench.model.run import Run, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import choice_text, sentences
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.report.text.layout import Block, Lines, legend, more, short, table, whole
+from collbench.report.text.layout import Block, Lines, legend, listed, short, table, whole
 from collbench.report.text.matrix import heat_map, unit_of, value
 from collbench.runfile.codec import plain
 
@@ -75,16 +75,16 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
     what, answer = f"{sim(run)}operation", "does it matter"
-    rows = table(what, "size", "best", "worst", "tiers", answer, left=(what, answer), keys=2)
-    for ranking in rankings[:_MOST_RANKINGS]:
+    rows = []
+    for ranking in rankings:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
         ends = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
         best, worst = (f"{figure(end)} {unit}" for end in ends)
         size = format_size(ranking.size_bytes)
-        rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
-    yield rows
-    yield from more(len(rankings) - _MOST_RANKINGS)
+        rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
+    heads = (what, "size", "best", "worst", "tiers", answer)
+    yield from listed(*heads, rows=rows, most=_MOST_RANKINGS, left=(what, answer), keys=2)
     shown = _shown(rankings)
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
@@ -178,18 +178,17 @@ def title(run: Run, work: Work) -> str:
 
 def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
     names, relation = f"{ranking.kind}s", "vs best"
-    rows, tiers = table("tier", unit, names, relation, left=("tier", names, relation)), by_tier(ranking)
+    rows, tiers = list[tuple[str, ...]](), by_tier(ranking)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
-                rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
+                rows.append(("…", "", f"{len(tiers) - most} more tiers", ""))
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
         first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
-        rows.add_row(str(tier), figures_span(figures), first, relations(standings))
-        for line in others:
-            rows.add_row("", "", line, "")
-    return rows
+        rows.append((str(tier), figures_span(figures), first, relations(standings)))
+        rows += (("", "", line, "") for line in others)
+    return table("tier", unit, names, relation, rows=rows, left=("tier", names, relation))
 
 
 def by_tier(ranking: Ranking) -> dict[int, list[RankedLink]]:
@@ -236,11 +235,9 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
-    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", left=(kind, "label"))
-    for fit in fits[:_MOST_FITS]:
-        rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
-    yield rows
-    yield from more(len(fits) - _MOST_FITS, ": --json has them all")
+    heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")
+    rows = [(name(run, ranked.work, fit.members), fit.label, *fitted(fit)) for fit in fits]
+    yield from listed(*heads, rows=rows, most=_MOST_FITS, where=": --json has them all", left=heads[:2])
 
 
 def fitted(fit: Fit) -> tuple[str, str, str, str]:

@@ -332,24 +332,16 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
 
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Table:
     """Return the table of what figures cover."""
-    rows = table("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s", left=_LEFT, keys=2)
+    rows = []
     for one in _covered(kinds):
         figure_, (low, high) = one.figure, one.band
         apart = f", disagree at {size_span(one.disagree)}" if one.disagree else ""
-        rows.add_row(
-            figure_.machine,
-            str(Work(figure_.operation, figure_.variant)),
-            str(figure_.ranks),
-            figure_.links.replace("|", " ") or "-",
-            figure_.nvls or "-",
-            size_span(one.sizes),
-            f"{len(one.sources)}{apart}",
-            f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
-        )
-    return rows
-
-
-_LEFT = ("machine", "operation", "links", "NVLS", "sizes", "sources")
+        of_work = str(Work(figure_.operation, figure_.variant)), str(figure_.ranks)
+        links = figure_.links.replace("|", " ") or "-", figure_.nvls or "-"
+        rates = f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
+        rows.append((figure_.machine, *of_work, *links, size_span(one.sizes), f"{len(one.sources)}{apart}", rates))
+    heads = ("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
+    return table(*heads, rows=rows, left={*heads} - {"GPUs", "GB/s"}, keys=2)
 
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:

@@ -34,16 +34,16 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
     yield Lines("\n".join(f"memory    {line}{mark}" for line in map(_sentence, ranges(by_size))))
     sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
-    times_table = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
+    heads, rows = (*(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest"), []
     fastest = {one.size_bytes: one.fastest for one in by_size}
     for size, by_kind in sizes.items():
         summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
         times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
         rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
         names = fastest.get(size, ())
-        times_table.add_row(format_size(size), *times, *rates, "tie" if len(names) == len(kinds) else ", ".join(names))
+        rows.append((format_size(size), *times, *rates, "tie" if len(names) == len(kinds) else ", ".join(names)))
     yield Text()
-    yield times_table
+    yield table("size", *heads, rows=rows)
 
 
 def fastest_memory(run: Run) -> Iterator[RenderableType]:

@@ -63,10 +63,7 @@ def title(run: Run, by_size: Sequence[Tails]) -> str:
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
     """Return a row for each size: percentiles of the transfer time, and of the time with waiting."""
-    percentile_table = table(*HEADS)
-    for row in figures(by_size):
-        percentile_table.add_row(*row)
-    return percentile_table
+    return table(*HEADS, rows=figures(by_size))
 
 
 def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
@@ -95,12 +92,12 @@ def drawn(one: Tails) -> Iterator[RenderableType]:
     values = one.transfer_seconds or one.waited_seconds
     edges, counts = histogram(values)
     yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
-    rows = table("from", "launches", "")
-    rows.columns[2].justify, rows.columns[0].justify = "left", "right"
-    for edge, count in zip(edges, counts, strict=False):
-        bar = ceil(count / max(counts) * _BAR)  # a tail is a few launches of thousands: they have a bar, too
-        rows.add_row(f"{edge * _MICRO:.2f}", str(count), "#" * bar)
-    yield rows
+    # A tail is a few launches of thousands: they have a bar, too.
+    bars = (
+        (f"{edge * _MICRO:.2f}", str(count), "#" * ceil(count / max(counts) * _BAR))
+        for edge, count in zip(edges, counts, strict=False)
+    )
+    yield table("from", "launches", "", rows=bars, left=("",))
 
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
@@ -164,21 +161,15 @@ def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
     yield Text(
         f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
     )
-    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
-    for rank in one.ranks:
-        arrives, leaves = rank.arrives, rank.leaves
-        rows.add_row(
+    heads = ("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
+    rows = (
+        (
             run.devices[rank.member].tag,
-            micro(rank.own.at(50)),
-            micro(rank.own.at(99)),
-            micro(arrives.median) if arrives else "-",
-            micro(arrives.p99) if arrives else "-",
-            _share(rank.last),
-            _share(rank.last_of_slowest),
-            micro(leaves.median) if leaves else "-",
+            *map(micro, (rank.own.at(50), rank.own.at(99))),
+            *map(micro, (rank.arrives.median, rank.arrives.p99) if rank.arrives else (None, None)),
+            *("-" if share is None else f"{share:.0%}" for share in (rank.last, rank.last_of_slowest)),
+            micro(rank.leaves.median if rank.leaves else None),
         )
-    yield rows
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+        for rank in one.ranks
+    )
+    yield table(*heads, rows=rows)
