@@ -60,7 +60,7 @@ def marks(run: Run) -> dict[str, bool]:
         "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "nccl-tests' JSON": json.loads(nccl_tests.dumps(run))["out_of_bounds"]["okay"] == "false",
-        "html": "impossible" in json.dumps(content([("run.json", run)], "1")),
+        "html": "impossible" in json.dumps(content([("run.json", run)], "1")["runs"][0]["data"]),
         "a plot": "IMPOSSIBLE" in origins([Named("run", run)]),
         "the page": "impossible" in shown.lower(),
     }

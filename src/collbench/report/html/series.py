@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -424,22 +424,18 @@ def _letter(change: Change | None) -> str:
     return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
 
 
-def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series the median and the range of ratios at its largest size, and the counts of verdicts."""
-    summaries = []
+def overview(series: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield of each series name, size, median and range of ratios at its largest size, and the counts of verdicts."""
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
         counts = Counter(one["words"][note] for row in one["notes"] for note in row)
-        summaries.append(
-            {
-                "name": one["name"],
-                "size": one["size_names"][-1],
-                "middle": f"{median(known):.3f}" if known else "–",
-                "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
-                "counts": [counts[_VERDICT_TEXTS[verdict]] for verdict in Verdict],
-            }
+        ratios = (f"{median(known):.3f}", f"{min(known):.3f}–{max(known):.3f}") if known else ("–", "–")
+        yield (
+            one["name"],
+            one["size_names"][-1],
+            *ratios,
+            *(str(counts[_VERDICT_TEXTS[verdict]]) for verdict in Verdict),
         )
-    return summaries
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:

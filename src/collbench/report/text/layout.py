@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from collbench.report.prose import named
+from collbench.report.prose import NAME_WIDE, filled, named
 
 # A page has two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
 
@@ -180,7 +180,8 @@ def fold(table: Table, width: int) -> list[Table]:
 
 def _width(columns: list[Column]) -> int:
     cells = ((str(column.header), *map(str, column.cells)) for column in columns)
-    return sum(max(map(len, texts)) for texts in cells) + _GAP * (len(columns) - 1)
+    lines = ((line for text in texts for line in text.split("\n")) for texts in cells)
+    return sum(max(map(len, texts)) for texts in lines) + _GAP * (len(columns) - 1)
 
 
 def _of(columns: list[Column]) -> Table:
@@ -188,8 +189,7 @@ def _of(columns: list[Column]) -> Table:
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
-        if any(row):  # a row that only continues a cell of another part is empty here
-            part.add_row(*row)
+        part.add_row(*row)
     return part
 
 
@@ -198,6 +198,28 @@ def _of(columns: list[Column]) -> Table:
 
 class Lines(Text):
     """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal wraps each below its sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding: its kind in a style, where it is, fields of a name and a text, and the command that checks it.
+
+    In a terminal it is `width` columns wide, except for the command, which is to be copied.
+    """
+
+    kind: str
+    where: str
+    style: str
+    fields: Sequence[tuple[str, str]]
+    check: str
+    width: int
+
+    def __rich__(self) -> Text:
+        head = Text(filled(f"{self.kind}  {self.where}", self.width, rest="  "))
+        head.stylize(self.style, 0, len(self.kind))
+        fields = [named(f"{name:<{NAME_WIDE}}{text}", self.width - 2) for name, text in self.fields]
+        lines = [*fields, f"{'check':<{NAME_WIDE}}{self.check}"]
+        return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
 class Legend(Text):

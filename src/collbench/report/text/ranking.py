@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -32,12 +32,12 @@ _MOST_FITS = 28
 _MOST_RANKINGS, _MOST_TIERS = 14, 4
 _FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
-_RELATIONS_LEGEND = """\
+RELATIONS_LEGEND = """\
 tied, different: compared with the best, by the 90% and the simultaneous 95%
 interval of the difference (99% below five trials); undecided: neither;
 failed: something on it failed, whatever its rate; impossible: nothing failed,
 but a rate is above the hardware's limit"""
-_FITS_LEGEND = """\
+FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
 n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
@@ -61,12 +61,16 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
             mapped = ranking.kind != "device" and len(run.devices) > 2
             yield from whole("tiers", *section(run, ranking, mapped=mapped))
     for ranked in summary.works:
-        yield from whole("fits", *_fits(run, ranked))
+        yield from whole("fits", *fits(run, ranked))
     if rankings:
-        yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
+        yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
-        yield from whole("fits", Text(_FITS_LEGEND))
-    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary), *failures(run)]
+        yield from whole("fits", Text(FITS_LEGEND))
+    lines = [
+        *(line for ranked in summary.works for line in _lacks(run, ranked)),
+        *no_fits(summary.works),
+        *failures(run),
+    ]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
@@ -149,14 +153,16 @@ def figures_json(ranking: Ranking) -> dict[str, Any]:
     return figures | {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
 
 
-def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
-    """Yield a work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
+def section(
+    run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None, labelled: bool = False
+) -> Iterator[RenderableType]:
+    """Yield a work at one size: tiers, with their labels if `labelled`, verdict, resolution, if `mapped` the heat map.
 
     With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
     """
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
-    yield _tiers(run, ranking, unit, most_tiers)
+    yield _tiers(run, ranking, unit, most_tiers, labelled=labelled)
     yield Text(sentence(choice_text.tiers(ranking)))
     trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
@@ -176,40 +182,29 @@ def title(run: Run, work: Work) -> str:
     return f"{sim(run)}{work} ({kind})"
 
 
-def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
-    names, relation = f"{ranking.kind}s", "vs best"
-    rows, tiers = list[tuple[str, ...]](), by_tier(ranking)
+def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None, *, labelled: bool) -> Table:
+    kind, relation, rows = f"{ranking.kind}s", "vs best", list[tuple[str, ...]]()
+    tiers: dict[int, list[RankedLink]] = defaultdict(list)
+    for standing in ranking.standings:
+        tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
                 rows.append(("…", "", f"{len(tiers) - most} more tiers", ""))
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
-        rows.append((str(tier), figures_span(figures), first, relations(standings)))
-        rows += (("", "", line, "") for line in others)
-    return table("tier", unit, names, relation, rows=rows, left=("tier", names, relation))
-
-
-def by_tier(ranking: Ranking) -> dict[int, list[RankedLink]]:
-    """Return the standings of each tier, the best first."""
-    tiers: dict[int, list[RankedLink]] = defaultdict(list)
-    for standing in ranking.standings:
-        tiers[standing.tier].append(standing)
-    return tiers
+        names = "\n".join(_names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES))
+        labels = [", ".join(dict.fromkeys(standing.label for standing in standings))] if labelled else []
+        counts = Counter(standing.relation for standing in standings)
+        relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
+        rows.append((str(tier), figures_span(figures), *labels, names, ", ".join(relations)))
+    heads = ("tier", unit, *(["label"] if labelled else []), kind, relation)
+    return table(*heads, rows=rows, left={*heads} - {unit})
 
 
 def figures_span(figures: Collection[float], between: str = " to ") -> str:
     """Return the lowest and the highest of some figures: "357.2 to 388.0"."""
     return span(figure(min(figures)), figure(max(figures)), between)
-
-
-def relations(standings: Sequence[RankedLink]) -> str:
-    """Return how a tier compares with the best: "tied", or "3 tied, 1 undecided"."""
-    counts = Counter(standing.relation for standing in standings)
-    if len(counts) == 1:
-        return standings[0].relation.value
-    return ", ".join(f"{counts[relation]} {relation}" for relation in Relation if counts[relation])
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
@@ -228,22 +223,21 @@ def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     return tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
-def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
-    fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
-    if not fits:
+def fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
+    """Yield a title and a table of a work's fits; nothing without one."""
+    fitted = [fit for fit in ranked.fits if isinstance(fit, Fit)]
+    if not fitted:
         return
-    sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
+    sizes = span(str(min(fit.sizes for fit in fitted)), str(max(fit.sizes for fit in fitted)))
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
     heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")
-    rows = [(name(run, ranked.work, fit.members), fit.label, *fitted(fit)) for fit in fits]
+    rows = []
+    for fit in fitted:
+        half = format_approximate_size(round(fit.half_bytes[1]))
+        figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
+        rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
     yield from listed(*heads, rows=rows, most=_MOST_FITS, where=": --json has them all", left=heads[:2])
-
-
-def fitted(fit: Fit) -> tuple[str, str, str, str]:
-    """Return a fit's latency in µs and bandwidth in GB/s with their intervals, its n½ and its misfit."""
-    half = format_approximate_size(round(fit.half_bytes[1]))
-    return _bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}"
 
 
 def _bounded(values: Bounded) -> str:
@@ -269,10 +263,10 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 
-def _no_fits(summary: RankSummary) -> Iterator[str]:
+def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     """Yield a line for each reason why links have no fit, with their works."""
     works: dict[str, Counter[Work]] = defaultdict(Counter)
-    for ranked in summary.works:
+    for ranked in every:
         for fit in ranked.fits:
             if isinstance(fit, Unfitted):
                 works[sentences.no_line(fit)][ranked.work] += 1

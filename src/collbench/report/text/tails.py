@@ -21,7 +21,7 @@ _FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
 _BAR = 40  # columns of the longest bar
 _MICRO = 1e6
-HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
+_HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
 
 
 def blocks(run: Run) -> Iterator[Block]:
@@ -62,24 +62,15 @@ def title(run: Run, by_size: Sequence[Tails]) -> str:
 
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
-    """Return a row for each size: percentiles of the transfer time, and of the time with waiting."""
-    return table(*HEADS, rows=figures(by_size))
-
-
-def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of `percentiles`' rows, times in µs."""
+    """Return a row for each size, in µs: percentiles of the transfer time, and of the time with waiting."""
+    rows = []
     for one in by_size:
         moved, waited = one.transfer or one.waited, one.waited
         interval = moved.percentiles[0].interval
-        yield (
-            format_size(one.point.size_bytes),
-            *(micro(moved.at(percent)) for percent in PERCENTILES),
-            micro(moved.maximum),
-            f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-",
-            micro(waited.at(50)),
-            micro(waited.at(99)),
-            micro(waited.maximum),
-        )
+        between = f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-"
+        figures = (*map(moved.at, PERCENTILES), moved.maximum), (waited.at(50), waited.at(99), waited.maximum)
+        rows.append((format_size(one.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))
+    return table(*_HEADS, rows=rows)
 
 
 def micro(seconds: float | None) -> str:
