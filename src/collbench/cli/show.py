@@ -114,7 +114,7 @@ def _show_run(
     works = find_works(run, operation, run_file)
     if size_bytes is not None:
         works = check_size(run, works, size_bytes, run_file)
-    from collbench.report.text.operation import page  # late: numpy takes as long to load as the rest of the program
+    from collbench.report.text.curves import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
 

@@ -13,7 +13,7 @@ from collbench.judge.registration import ordinary
 from collbench.judge.tiers import Ranking, rank_pairs
 from collbench.model.run import CommandKind, Run
 from collbench.report import choice_text
-from collbench.report.table import Table
+from collbench.report.rows import Table
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
 from collbench.report.text.pairs import at_largest, operations_of

@@ -18,8 +18,8 @@ from collbench.model.units import figure, format_size
 from collbench.report.text.collectives import point_figures
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Block, Lines, both, legend, short, table, whole
-from collbench.report.text.matrix import pair_matrix, render_bandwidths, render_matrix, unit_of, value_of
 from collbench.report.text.pairs import at_largest, operations_of, rates_line
+from collbench.report.text.ranking import pair_matrix, render_bandwidths, render_matrix, unit_of, value_of
 from collbench.report.text.reference import normal_line
 
 # The page of `collbench copies`: the rates of every link or device, for each pattern and kind of copy.

@@ -18,7 +18,7 @@ from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.report import choice_text
 from collbench.report.text.frame import device_names, ending, header, sim
 from collbench.report.text.layout import Block, Lines, Summary, both, legend, short, whole
-from collbench.report.text.matrix import render_bandwidths, unit_of, value, value_of
+from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
