@@ -16,7 +16,7 @@ from collbench.report import choice_text
 from collbench.report.rows import Table
 from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
-from collbench.report.text.pairs import at_largest, operations_of
+from collbench.report.text.measured import at_largest, operations_of
 
 
 def as_json(run: Run) -> dict[str, Any]:

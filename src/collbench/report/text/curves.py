@@ -23,7 +23,7 @@ from collbench.model.units import figure, fixed, format_size
 from collbench.report import sentences
 from collbench.report.text.frame import alarm, device_names, header, origin, sim
 from collbench.report.text.layout import Block, Lines, both, legend, short, table, whole
-from collbench.report.text.pairs import rates_line
+from collbench.report.text.measured import rates_line
 from collbench.report.text.ranking import answer, section, tier_map, unit_of, value
 
 _MOST_LINES = 4  # as many as a reader distinguishes without color; the table of tiers has the others
