@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
 from collbench.report.text.layout import Block, both, listed, short, table, whole
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import document, plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
@@ -71,7 +70,6 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
 
 # What `collbench compare --json` prints (docs/compare.md).
 
-_VERSION = 1
 Json = dict[str, Any]
 _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
@@ -81,7 +79,7 @@ _OF_A_CHANGE = (
 
 def of_comparison(comparison: Comparison, status: int) -> str:
     """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
-    return json_text("collbench-comparison", status, _comparison(comparison))
+    return document("comparison", {"exit_status": status} | _comparison(comparison))
 
 
 def of_trend(trend: Trend, status: int) -> str:
@@ -92,13 +90,7 @@ def of_trend(trend: Trend, status: int) -> str:
         for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
     ]
     body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
-    return json_text("collbench-trend", status, body)
-
-
-def json_text(name: str, status: int, body: Json) -> str:
-    """Return what --json prints (docs/compare.md)."""
-    head = {"format": name, "format_version": _VERSION, "exit_status": status}
-    return json.dumps(head | body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return document("trend", {"exit_status": status} | body)
 
 
 def _comparison(comparison: Comparison) -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,8 +33,8 @@ from collbench.model.units import abridged, amount, figure, fixed
 from collbench.report.prose import named
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, table
+from collbench.runfile.codec import document, plain
 
-_VERSION = 1
 _WORDS = {
     KERNEL_WRITE: "kernel write",
     KERNEL_READ: "kernel read",
@@ -254,9 +253,12 @@ def _why(one: Crossing, devices: Sequence[Device]) -> str:
     return _trouble(one.failure or one.wrong, devices) or (one.refusal.detail if one.refusal else "")
 
 
+_OF_A_CAUSE = ("name", "certainty", "links", "text", "fix")
+
+
 def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:
     """Return the map as JSON text (docs/p2p.md)."""
-    return json.dumps(as_json(peer_map, every, exit_status), ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+    return document("p2p", as_json(peer_map, every, exit_status))
 
 
 def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
     devices = peer_map.devices
     return {
         "format": "collbench-p2p",
-        "format_version": _VERSION,
+        "format_version": 1,
         "backend": peer_map.backend,
         "hostname": peer_map.hostname,
         "fabric": peer_map.fabric,
@@ -275,16 +277,7 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
         "links": [_link_json(link, devices) for link in peer_map.links],
         "together": _trouble(peer_map.together, devices),
         "nccl_failure": _trouble(peer_map.nccl_failure, devices),
-        "causes": [
-            {
-                "name": cause.name,
-                "certainty": cause.certainty,
-                "links": [list(link) for link in cause.links],
-                "text": cause.text,
-                "fix": cause.fix,
-            }
-            for cause in every
-        ],
+        "causes": [{name: plain(getattr(cause, name)) for name in _OF_A_CAUSE} for cause in every],
         "meanwhile": list(workarounds(peer_map)),
     }
 

@@ -154,8 +154,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
         }
         for ranked in summary.works
     ]
-    head = {"format": "collbench-ranking", "format_version": 1}
-    head |= {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
+    head = {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
     return head | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
 
 

@@ -32,7 +32,7 @@ from collbench.report import prose
 from collbench.report.prose import filled
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import document, plain
 
 if TYPE_CHECKING:
     from collbench.report.text.comparison import Json
@@ -229,9 +229,9 @@ def normal_line(run: Run) -> Iterator[Lines]:
 
 def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
-    from collbench.report.text.comparison import json_text, run_origin  # late: pages of pairs need a line of this
+    from collbench.report.text.comparison import run_origin  # late: pages of pairs need a line of this
 
-    return json_text("collbench-reference", status, {"run": run_origin(answers.run)} | as_json(answers))
+    return document("reference", {"exit_status": status, "run": run_origin(answers.run)} | as_json(answers))
 
 
 def as_json(answers: Answers) -> Json:
@@ -363,6 +363,4 @@ def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
         }
         for one in _covered(kinds)
     ]
-    from collbench.report.text.comparison import json_text  # late, as above
-
-    return json_text("collbench-references", 0, {"references": rows})
+    return document("references", {"exit_status": 0, "references": rows})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -25,8 +24,8 @@ from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Block, Found, Lines, both, more, short, whole
+from collbench.runfile.codec import document
 
-FORMAT, VERSION = "collbench-check", 1
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
     Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
@@ -127,8 +126,7 @@ def dumps(
     peers: dict[str, Any] | None = None,
 ) -> str:
     """Return the verdicts as JSON text (docs/check.md): `exit_status` is the command's, `peers` its map of P2P."""
-    body = as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers}
-    return json.dumps(body, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return document("check", as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers})
 
 
 def as_json(
@@ -137,8 +135,8 @@ def as_json(
     """Return the same in JSON's own types."""
     covered = coverage(run)
     return {
-        "format": FORMAT,
-        "format_version": VERSION,
+        "format": "collbench-check",
+        "format_version": 1,
         "backend": run.backend,
         "hostname": run.machine.hostname,
         "fabric": run.machine.fabric,
