@@ -51,7 +51,7 @@ def runs(limit: int, as_json: bool) -> None:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         echo(document("runs", {"runs": rows}), end="")
         return
-    from collbench.report.text.saved_runs import lines
+    from collbench.report.saved_runs import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
