@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from collbench.judge.fits import Fit
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import summarize
 from collbench.judge.summary import RankedWork, rank_summary
-from collbench.judge.tails import Tails, histogram
+from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking
 from collbench.machine import labels
 from collbench.model.capabilities import capabilities
@@ -71,7 +70,7 @@ def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) 
     groups = [Group([*only(verdict_blocks, "verdicts")])]
     groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
     communicators = tails.by_communicator(run)[:_MOST_COMMUNICATORS]
-    launches = [Group(_single_launches(run, by_size)) for by_size in communicators]
+    launches = [group for by_size in communicators for group in _single_launches(run, by_size)]
     return [
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),
         Section("verdicts", "Verdicts", groups),
@@ -305,45 +304,15 @@ def _left(run: Run) -> list[str]:
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.
 
 _MOST_COMMUNICATORS = 8  # all pairs of eight GPUs are 28
-_BINS, _BAR, _HIGH, _TEXT = 32, 18, 120, 20  # bins; pixels: a bar's width, the picture's height, the ticks' height
-_TICKS_EVERY = 8
 
 
-def _single_launches(run: Run, by_size: Sequence[Tails]) -> list[Part]:
-    """Return a communicator's table, its late ranks, and histograms, that of the largest size first."""
+def _single_launches(run: Run, by_size: Sequence[Tails]) -> Iterator[Group]:
+    """Yield a communicator's table and its late ranks, then a histogram of each size, the largest first."""
     head, late = f"\n{sim(run)}{tails.title(run, by_size)}", "\n".join(tails.lines(run, by_size))
-    return [
-        Text(head),
-        Lines(late),
-        tails.percentiles(by_size),
-        *(_histogram(one, sim(run)) for one in reversed(by_size)),
-    ]
-
-
-def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
-    """Return a histogram's bars and ticks in pixels, and its title after `prefix`.
-
-    Heights are logarithmic, so that a single launch among thousands is visible.
-    """
-    edges, counts = histogram(one.transfer_seconds or one.waited_seconds, _BINS)
-    names = [tails.micro(edge) for edge in edges]
-    unit = _HIGH / math.log1p(max(counts))
-    bars = []
-    for index, count in enumerate(counts):
-        height = round(math.log1p(count) * unit, 1)
-        title = f"{names[index]} to {names[index + 1]} µs: {count}"
-        bars.append(
-            {"x": index * _BAR, "y": round(_HIGH - height, 1), "width": _BAR - 1, "height": height, "title": title}
-        )
-    ticks = [{"x": _TEXT + index * _BAR, "text": names[index]} for index in range(0, _BINS, _TICKS_EVERY)]
-    size = format_size(one.point.size_bytes)
-    return {
-        "title": f"{prefix}{one.count} launches of {size} by duration in µs; the height is logarithmic",
-        "width": _BINS * _BAR,
-        "height": _HIGH + _TEXT,
-        "bars": bars,
-        "ticks": ticks,
-    }
+    yield Group([Text(head), Lines(late), tails.percentiles(by_size)])
+    for one in reversed(by_size):
+        title, bars = tails.drawn(one)
+        yield Group([bars], f"{sim(run)}{title}", opened=one is by_size[-1])
 
 
 # The whole page.

@@ -27,8 +27,8 @@ _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
 _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
-# A block of a command's page, or what only this page has: lines, facts of a name and a text, a picture.
-Part: TypeAlias = "RenderableType | list[str] | list[tuple[str, str]] | dict[str, Any]"
+# A block of a command's page, or what only this page has: lines, facts of a name and a text.
+Part: TypeAlias = "RenderableType | list[str] | list[tuple[str, str]]"
 _MOST_DEVICES = 16  # with more, only the first map is written out for readers without script
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -76,9 +76,8 @@ def _kind(part: Part) -> dict[str, Any]:
         }
     if isinstance(part, Text):
         return {"head" if part.plain.startswith("\n") else "text": part.plain.strip()}
-    if isinstance(part, list):
-        return {"facts" if part and isinstance(part[0], tuple) else "lines": part}
-    return {"picture": part}
+    assert isinstance(part, list)  # noqa: S101  # of the parts that only this page has
+    return {"facts" if part and isinstance(part[0], tuple) else "lines": part}
 
 
 def render(content: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -234,26 +234,15 @@ class Series:
     def as_json(self) -> dict[str, Any]:
         """Return the series as JSON's own types."""
         texts = list(dict.fromkeys(["", *self.words, *(note for row in self.notes for note in row)]))
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "about": self.about,
-            "collective": self.collective,
-            "sizes": list(self.sizes),
-            "size_names": [format_size(size) for size in self.sizes],
-            "sets": [list(devices) for devices in self.sets],
-            "names": list(self.names),
-            "labels": list(self.labels) or ["" for _ in self.sets],
-            "theory": list(self.theory) or [None for _ in self.sets],
-            "ways": self.ways,
-            "figures": self.figures,
-            "tiers": self.tiers or [[] for _ in self.sizes],
-            "verdicts": list(self.verdicts) or ["" for _ in self.sizes],
-            "notes": [[texts.index(note) for note in row] for row in self.notes],  # many data points share a text
-            "words": texts,
-            "failed": self.failed or [[] for _ in self.sizes],
-            "chosen": list(self.chosen) or ["" for _ in self.sizes],
-        }
+        sizes, sets = len(self.sizes), len(self.sets)
+        empty: dict[str, Any] = dict.fromkeys(("verdicts", "chosen"), [""] * sizes)
+        empty |= dict.fromkeys(("tiers", "failed"), [[]] * sizes)
+        empty |= {"labels": [""] * sets, "theory": [None] * sets}
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown = {name: value or empty.get(name, value) for name, value in given.items()}
+        notes = [[texts.index(note) for note in row] for row in self.notes]  # many data points share a text
+        shown |= {"sets": [list(devices) for devices in self.sets], "size_names": [*map(format_size, self.sizes)]}
+        return shown | {"notes": notes, "words": texts}
 
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
 _FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
-_BAR = 40  # columns of the longest bar
+_BAR = 40  # columns of the longest bar, as in parts.html
 _MICRO = 1e6
 _HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
 
@@ -78,17 +78,16 @@ def micro(seconds: float | None) -> str:
     return "-" if seconds is None else f"{round(seconds * _MICRO, 2) + 0.0:.2f}"  # no -0.00
 
 
-def drawn(one: Tails) -> Iterator[RenderableType]:
-    """Yield a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
-    values = one.transfer_seconds or one.waited_seconds
-    edges, counts = histogram(values)
-    yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
+def drawn(one: Tails) -> tuple[Text, Table]:
+    """Return a title and a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
+    edges, counts = histogram(one.transfer_seconds or one.waited_seconds)
     # A tail is a few launches of thousands: they have a bar, too.
     bars = (
         (f"{edge * _MICRO:.2f}", str(count), "#" * ceil(count / max(counts) * _BAR))
         for edge, count in zip(edges, counts, strict=False)
     )
-    yield table("from", "launches", "", rows=bars, left=("",))
+    title = Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
+    return title, table("from", "launches", "", rows=bars, left=("",))
 
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
