@@ -28,6 +28,11 @@ MOST_BYTES = 2**28
 _PLAIN = {float, int, str, bool, types.NoneType}
 
 
+def picked(thing: object, *names: str) -> dict[str, Any]:
+    """Return these attributes in JSON's own types."""
+    return {name: plain(getattr(thing, name)) for name in names}
+
+
 def document(name: str, body: Mapping[str, Any]) -> str:
     """Return what a command prints with --json: text that ends in a line break, its first keys format and version."""
     head = {"format": f"collbench-{name}", "format_version": 1}

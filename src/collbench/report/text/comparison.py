@@ -17,7 +17,7 @@ from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
 from collbench.report.text.layout import Block, both, listed, short, table, whole
-from collbench.runfile.codec import document, plain
+from collbench.runfile.codec import document, picked, plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
@@ -103,10 +103,7 @@ def _comparison(comparison: Comparison) -> Json:
         "history": comparison.history,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
         "groups": plain(comparison.groups),
-        "points": [
-            plain(change.key) | {name: plain(getattr(change, name)) for name in _OF_A_CHANGE}
-            for change in comparison.changes
-        ],
+        "points": [plain(change.key) | picked(change, *_OF_A_CHANGE) for change in comparison.changes],
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
@@ -118,16 +115,8 @@ def _differences(differences: Sequence[Difference], base: Run) -> list[Json]:
 
 def run_origin(run: Run) -> Json:
     """Return as JSON which run it is: its machine, devices and start."""
-    machine = run.machine
-    return {
-        "started": run.started,
-        "backend": run.backend,
-        "fabric": machine.fabric,
-        "hostname": machine.hostname,
-        "driver": machine.driver,
-        "nccl": machine.nccl,
-        "devices": [device.tag for device in run.devices],
-    }
+    machine = picked(run.machine, "fabric", "hostname", "driver", "nccl")
+    return picked(run, "started", "backend") | machine | {"devices": [device.tag for device in run.devices]}
 
 
 # The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.

@@ -34,7 +34,7 @@ from collbench.report import choice_text, sentences
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Block, Lines, legend, listed, short, styles, table, whole
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import picked, plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
 _FEW_NAMES = 6  # on the short page
@@ -131,37 +131,31 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
     """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
     works = [
         {
-            "operation": ranked.work.operation.value,
-            "variant": ranked.work.variant.value,
-            "numa_node": ranked.work.numa_node,
+            **picked(ranked.work, "operation", "variant", "numa_node"),
             "kind": kind_of(ranked.work),
             "rankings": [figures_json(ranking) for ranking in ranked.rankings],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [
-                {"members": list(fit.members), "label": fit.label, "reason": sentences.no_line(fit)}
+                picked(fit, "members", "label") | {"reason": sentences.no_line(fit)}
                 for fit in ranked.fits
                 if isinstance(fit, Unfitted)
             ],
             "missing": [
-                {
-                    "size_bytes": lack.size_bytes,
-                    "members": list(lack.members),
-                    "reason": sentences.absence(lack.absence, run),
-                }
+                picked(lack, "size_bytes", "members") | {"reason": sentences.absence(lack.absence, run)}
                 for lack in ranked.missing
             ],
             "incomplete": [{"size_bytes": size, "device_sets": count} for size, count in ranked.incomplete],
         }
         for ranked in summary.works
     ]
-    head = {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
-    return head | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+    head = picked(summary, "backend", "fabric", "hostname") | {"started": run.started, "failed": headline(run)}
+    return head | {"devices": list(summary.devices), "works": works}
 
 
 def figures_json(ranking: Ranking) -> dict[str, Any]:
     """Return one ranking in JSON's own types."""
-    figures = {name: getattr(ranking, name) for name in _FIGURES}
-    return figures | {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
+    verdict = {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
+    return picked(ranking, *_FIGURES) | verdict
 
 
 def section(

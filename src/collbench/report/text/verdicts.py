@@ -24,7 +24,7 @@ from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
 from collbench.report.text.layout import Block, Found, Lines, both, more, short, whole
-from collbench.runfile.codec import document
+from collbench.runfile.codec import document, picked
 
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
@@ -153,17 +153,11 @@ def as_json(
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     measured = verdict.measured
-    return {
-        "kind": verdict.kind.value,
-        "severity": verdict.severity.value,
-        "members": list(verdict.members),
-        "label": verdict.label,
-        "theory_gbs": verdict.theory_gbs,
+    return picked(verdict, "kind", "severity", "members", "label", "theory_gbs") | {
         "cause": verdict.cause.text,
         "command": verdict.fix,
         "what": sentences.what(verdict, run),
-        "explains": [kind.value for kind in verdict.explains],
-        "confirmed": verdict.confirmed,
+        **picked(verdict, "explains", "confirmed"),
         "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
         "devices": [run.devices[position].tag for position in verdict.members],
     }
