@@ -324,10 +324,11 @@ def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whol
     slower = [measured(m.point.operation, m.point.members, 150.0, m.point.size_bytes) for m in base.measurements[-6:]]
     other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
     comparison = reported(base, other)["comparisons"][0]
-    _, _, whole, _, differences = printed(comparison, "overview")
-    assert [row[0] for row in differences] == ["driver", "NCCL"]
-    assert differences[1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
-    assert "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.497–0.503, 6 data points)" in whole
+    head, _, whole, *_ = printed(comparison, "compare")
+    differences = [line[10:] for line in str(head).split("\n") if line.startswith("differs   ")]
+    assert [line.partition(":")[0] for line in differences] == ["driver", "NCCL"]
+    assert differences[1] == f"NCCL: {base.machine.nccl or 'none'} → 2.30.0"
+    assert ("allreduce at 1G: everywhere", "6", "0.500×", "0.497-0.503") in whole
 
 
 def test_latencies_are_compared_as_speeds() -> None:

@@ -28,13 +28,13 @@ from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import counted, figure, fixed, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
 from collbench.report.html.page import Group, Part, Section
-from collbench.report.html.series import as_a_whole, broken, families, overview, ratio_series, series
+from collbench.report.html.series import broken, families, overview, ratio_series, series
 from collbench.report.sections import Html, section
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text import tails, verdicts
-from collbench.report.text.comparison import described, matched
+from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
-from collbench.report.text.layout import Lines, only, table
+from collbench.report.text.layout import Lines, only, shown, table
 from collbench.report.text.topology import explain_pair, known_limits, label_matrix
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
@@ -337,19 +337,19 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     judged, works, simulated = judge(run), _works(run), capabilities(run.backend).simulated
     measured_by = section(run)
-    shown = None if measured_by is None else measured_by.html(run)
+    annex = None if measured_by is None else measured_by.html(run)
     machine, tags = run.machine, [device.tag for device in run.devices]
     where = f"simulated machine {machine.fabric}" if simulated else machine.hostname
     driver = f"driver {machine.driver}" if machine.driver else ""
     nccl = f"NCCL {machine.nccl}" if machine.nccl else ""
-    every_series = [*series(run, works), *(() if shown is None else shown.series)]
+    every_series = [*series(run, works), *(() if annex is None else annex.series)]
     return {
         "id": key,
         "name": name,
         "sim": simulated,
         "title": counted(device.name or "device" for device in run.devices),
         "origin": [part for part in (where, f"{run.backend} backend", driver, nccl, nvls(run), run.started) if part],
-        "answers": _answers(run, judged, shown),
+        "answers": _answers(run, judged, annex),
         "sections": _sections(run, judged, works),
         "data": {"id": key, "sim": simulated, "tags": tags, "series": every_series},
     }
@@ -376,15 +376,11 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     comparison = compare(base, run, 0.0)
     data["series"] = ratio_series(comparison, base_page["data"]["series"])
     heads = ("operation", "size", "median ratio", "lowest to highest", "same", "faster", "slower", "undecided")
-    blocks: list[Part] = [table(*heads, rows=overview(data["series"]))]
-    if whole := as_a_whole(comparison):
-        blocks += [Text("\nAs a whole"), whole]
-    differences = (described(one, comparison.base.devices) for one in comparison.differences)
-    if rows := [(what, old or "none", now or "none") for what, old, now in differences]:
-        blocks += [
-            Text("\nWhat else differs"),
-            table("what", shape["base"], shape["other"], rows=rows, left=("what", shape["base"], shape["other"])),
-        ]
+    ratios = table(*heads, rows=overview(data["series"]))
     note = "Ratios are at the size in the second column; the counts are data points at all sizes."
-    sections = [Section("overview", "At a glance", [Group(blocks)], note)]
+    said = [*shown(body(comparison, (base_page["name"], page["name"])), verbose=True)]
+    sections = [
+        Section("overview", "At a glance", [Group([ratios])], note),
+        Section("compare", "What compare finds", [Group(said)]),
+    ]
     return {**shape, "how": matched(comparison), "sections": sections}

@@ -21,7 +21,6 @@ from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
 from collbench.report import choice_text, sentences
-from collbench.report.text.comparison import group_name
 from collbench.report.text.curves import limits_of
 from collbench.report.text.frame import device_names
 
@@ -425,13 +424,3 @@ def overview(series: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
             *ratios,
             *(str(counts[_VERDICT_TEXTS[verdict]]) for verdict in Verdict),
         )
-
-
-def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each set of devices and each work that changed significantly as a whole."""
-    groups = [group for group in comparison.groups if group.verdict in _SIGNS]
-    return [
-        f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "
-        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.points} data points)"
-        for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
-    ]

@@ -16,7 +16,7 @@ from collbench.judge.trend import Line, Trend
 from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
-from collbench.report.text.layout import Block, both, listed, short, table, whole
+from collbench.report.text.layout import Block, Lines, both, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
@@ -143,15 +143,15 @@ def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableT
 def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
     """Yield the page without its alarms; tables of the short page have `few` rows."""
     lines = list(head(comparison, names))
-    yield from whole("header", Text("\n".join(lines)))
+    yield from whole("header", Lines("\n".join(lines)))
     if few == _FEW_ROWS:
-        yield from short(Text("\n".join(lines[:_FEW_RUNS])))
+        yield from short(Lines("\n".join(lines[:_FEW_RUNS])))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
         yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
         yield from short(*_groups(comparison, verdict, few), *_points(comparison, verdict, few))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
-    yield Text("\n".join(_counts(comparison)))
+    yield Lines("\n".join(_counts(comparison)))
     yield from whole("verdicts", _verdict(comparison))
 
 
