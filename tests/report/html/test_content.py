@@ -190,7 +190,7 @@ def short_answers(run: Run) -> dict[str, tuple[str, str]]:
             "one communicator of all",
             run_of(gpus(4), [measured(Operation.ALLREDUCE, range(4), 200.0)]),
             "nothing to choose",
-            "300.0 GB/s",  # × 2(4−1)/4
+            "300.0 GB/s busbw",  # × 2(4−1)/4
             ("not judged", "warn"),
         ),
     ],

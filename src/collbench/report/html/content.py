@@ -16,7 +16,6 @@ from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit
 from collbench.judge.outcome import outcome
-from collbench.judge.stats import summarize
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking
@@ -30,8 +29,8 @@ from collbench.report import choice_text, sentences
 from collbench.report.html.page import Group, Part, Section
 from collbench.report.html.series import broken, families, overview, ratio_series, series
 from collbench.report.sections import Html, section
+from collbench.report.text import measured, tails, verdicts
 from collbench.report.text import ranking as ranking_page
-from collbench.report.text import tails, verdicts
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
 from collbench.report.text.layout import Lines, only, shown, table
@@ -226,49 +225,34 @@ def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> 
 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
-    out = [f"left out {line}" for line in _left(run)]
     chosen = [] if ranking is None else [*choose_each(run)]
+    lines, state = measured.recommended(run, chosen), "warn" if left_out(run) else ""
     if not chosen:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
-        return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
-    if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
-        short, lines = "any of them", [choice_text.reason(chosen[0], run.devices)]
-    else:
-        short = tags(chosen[0].members, run.devices)
-        lines = [f"the best {len(chosen[0].members)}: {choice_text.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {tags(one.members, run.devices)}" for one in chosen[1:]]
-    return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
+        return _answer("Which devices", "nothing to choose", [why, *lines], state)
+    any_of_them = all(one.tied or len(one.members) == len(run.devices) for one in chosen)
+    short = "any of them" if any_of_them else tags(chosen[0].members, run.devices)
+    return _answer("Which devices", short, lines, state)
 
 
 def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
+    """Return the rates of the pairs that were ranked; without pairs, those of the first work at its largest size."""
     if ranking is None:
-        return _fastest_of_the_rest(run)
+        timed = [one for one in run.measured() or run.measurements if one.samples]
+        if not timed:
+            return _answer("How fast", "nothing measured", [])
+        first = measured.operations_of(timed)[0]
+        line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
+        return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line])
     best, worst = ranking.standings[0], ranking.standings[-1]
     what = f"{ranking.operation} at {format_size(ranking.size_bytes)} on each of {len(ranking.standings)} pairs"
     quantity = "bus bandwidth" if ranking.operation.is_collective else "slower direction"
     rate = f"{figure(best.gbs)} GB/s"
     if best.interval is not None:
         rate += f" (95%: {figure(best.interval[0])}–{figure(best.interval[1])})"
-    lines = [
-        f"{what}, {quantity}",
-        f"best {ranking_page.name(run, ranking.work, best.members)}: {rate}",
-        choice_text.tiers(ranking),
-    ]
-    return _answer("How fast", f"{ranking_page.figures_span([worst.gbs, best.gbs], '–')} GB/s", lines)
-
-
-def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
-    """Return the answer for a run without pairs: its first work at its largest size."""
-    family = next((f for f in families(run) if any(measurement.samples for measurement in f.points.values())), None)
-    if family is None:
-        return _answer("How fast", "nothing measured", [])
-    size = max(size for (size, _), measurement in family.points.items() if measurement.samples)
-    summaries = [summarize(one) for (at, _), one in family.points.items() if at == size and one.samples]
-    if family.work.operation is Operation.CHASE:
-        rates = f"{ranking_page.figures_span([one.seconds * 1e9 for one in summaries], '–')} ns"
-    else:
-        rates = f"{ranking_page.figures_span([one.busbw for one in summaries], '–')} GB/s"
-    return _answer("How fast", rates, [f"{family.name} at {format_size(size)}"])
+    at_best = f"best {ranking_page.name(run, ranking.work, best.members)}: {rate}"
+    rates = f"{ranking_page.figures_span([worst.gbs, best.gbs], '–')} GB/s"
+    return _answer("How fast", rates, [f"{what}, {quantity}", at_best, choice_text.tiers(ranking)])
 
 
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 
@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from collbench.choose.choice import Choice
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import judge
@@ -54,17 +55,11 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
         yield from whole("matrices", legend())
     ranking = evidence(run)
     if ranking is not None:
-        mark = sim(run, " (sim)")
-        lines = [
-            f"best {len(one.members):<3} {tags(one.members, run.devices)}: {choice_text.reason(one, run.devices)}{mark}"
-            for one in choose_each(run)
-        ]
-        lines += [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
-        recommended = "\n".join(lines)
+        lines = "\n".join(recommended(run, [*choose_each(run)]))
         # Below a fault that no figure sees, nothing may read "normal".
         normal = [] if contradiction(run) and not below(run) else [*normal_line(run)]
-        yield from short(Lines(recommended), *normal, *ranked_pairs(run, ranking))
-        yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS), Lines(f"\n{recommended}"))
+        yield from short(Lines(lines), *normal, *ranked_pairs(run, ranking))
+        yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS), Lines(f"\n{lines}"))
         yield from whole("notes", *normal)
     else:
         for operation in _mapped(run)[:1]:
@@ -72,6 +67,16 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
     if len(kinds_of(every)) > 1:
         yield from both("tables", *_fastest_memory(every))
     yield from ending(every)
+
+
+def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
+    """Return a line for each set that was chosen, with its reason, and for each device that was left out."""
+    lines = [
+        f"best {len(one.members):<3} {tags(one.members, run.devices)}: {choice_text.reason(one, run.devices)}"
+        for one in chosen
+    ]
+    lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
+    return lines + [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
 
 
 def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
