@@ -173,20 +173,23 @@ def _launch(measurement: Measurement) -> Bounds:
     return NOTHING if seconds is None else bounds(seconds, None, 1e6)
 
 
+_FITTED = (
+    ("α: latency, fitted over all sizes", "µs", "latency_us"),
+    ("β: bandwidth, fitted over all sizes", "GB/s", "gbs"),
+    ("n½: size that reaches half of β", "bytes", "half_bytes"),
+)
+
+
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
     """Return α, β and n½ of each set of devices, fitted over all sizes; nothing if no set has a fit."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
-    family_fits = [known.get(devices) for devices in family.sets]
-    alphas = [fit.latency_us if fit else NOTHING for fit in family_fits]
-    betas = [fit.gbs if fit else NOTHING for fit in family_fits]
-    halves = [fit.half_bytes if fit else NOTHING for fit in family_fits]
-    return [
-        figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
-        figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
-        figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
-    ]
+    shown = []
+    for title, unit, name in _FITTED:
+        bounds_of_sets = [getattr(known[devices], name) if devices in known else NOTHING for devices in family.sets]
+        shown.append(figure(title, unit, [bounds_of_sets], least=name != "gbs", by_size=False))
+    return shown
 
 
 # Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
@@ -264,7 +267,14 @@ def _of_family(
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(run, work, sets)
-    rankings = [_ranking(family, run_outcome, size) for size in sizes]
+    rankings, tiers = list[Ranking | None](), list[list[Any]]()
+    for size in sizes:  # `rank_links` reads all data points, so it gets only these
+        points = [measurement for (at, _), measurement in family.points.items() if at == size]
+        part = replace(run, measurements=points)
+        ranking = rank_links(part, work, size, run_outcome) if family.ranked else None
+        rankings.append(ranking)
+        of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
+        tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
     return Series(
         name=family.name,
@@ -278,7 +288,7 @@ def _of_family(
         theory=[short(limits.get(devices)) for devices in sets],
         ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         figures=[*figures(family, limits), *fitted(family, fits)],
-        tiers=[_tiers(family, ranking) for ranking in rankings],
+        tiers=tiers,  # of each set the number and the first letter of its relation to the best
         verdicts=["" if ranking is None else choice_text.tiers(ranking) for ranking in rankings],
         notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
         failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
@@ -286,28 +296,11 @@ def _of_family(
     ).as_json()
 
 
-def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
-    """Return the tiers of a family at one size. `rank_links` reads all data points, so it gets only these."""
-    if not family.ranked:
-        return None
-    points = [measurement for (at, _), measurement in family.points.items() if at == size]
-    return rank_links(replace(family.run, measurements=points), family.work, size, run_outcome)
-
-
 def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without samples: rankings take them into account."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
     known = {measurement.point for measurement in present} if bad else set()
     return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
-
-
-def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return for each set of devices [tier, first letter of its relation to the best]; nothing without tiers."""
-    if ranking is None:
-        return []
-    standings = {standing.members: standing for standing in ranking.standings}
-    ordered = (standings.get(devices) for devices in family.sets)
-    return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
 def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:
