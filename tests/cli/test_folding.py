@@ -67,11 +67,13 @@ def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_ali
     ]
 
 
-def test_further_lines_of_a_cell_leave_no_empty_rows_in_other_parts() -> None:
-    tiers = layout.table("tier", "GB/s", "pairs", left=("tier", "pairs"))
-    tiers.add_row("1", "44.3", "GPU0-GPU1")
-    tiers.add_row("", "", "GPU0-GPU2")
-    assert [part.row_count for part in fold(tiers, 16)] == [1, 2]
+def test_the_longest_line_of_a_cell_decides_where_a_table_is_folded() -> None:
+    tiers = layout.table("tier", "GB/s", "pairs", rows=[("1", "44.3", "GPU0-GPU1\nGPU0-GPU2")], left=("tier", "pairs"))
+    assert len(fold(tiers, 4 + 2 + 4 + 2 + 9)) == 1
+    assert [[str(column.header) for column in part.columns] for part in fold(tiers, 20)] == [
+        ["tier", "GB/s"],
+        ["tier", "pairs"],
+    ]
 
 
 @given(
