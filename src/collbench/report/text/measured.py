@@ -104,6 +104,15 @@ def _largest(run: Run, operation: Operation) -> int:
     return max(m.point.size_bytes for m in run.measured() if m.point.operation is operation)
 
 
+def rankings_of_pairs(run: Run, deciding: Ranking) -> Iterator[Ranking | None]:
+    """Yield the ranking by which devices are chosen, then that of each other operation at its largest size on pairs."""
+    yield deciding
+    of_pairs = [measurement for measurement in run.measured() if len(measurement.point.members) == 2]
+    for operation in operations_of(of_pairs):
+        if operation is not deciding.operation:
+            yield rank_pairs(run, operation, at_largest(of_pairs, operation)[0].point.size_bytes)
+
+
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
     """Yield the table of pairs, best first; `rows` says how many it shows, as _PAIR_ROWS does."""
     size = format_size(ranking.size_bytes)
@@ -117,7 +126,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *operations[1:]]
     for head in heads:
         pairs_table.add_column(head, justify="right" if head in ("interval", *operations) else "left")
-    others = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations[1:])
+    _, *others = rankings_of_pairs(run, ranking)
     figures = [
         {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in others
     ]
