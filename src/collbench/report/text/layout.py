@@ -90,25 +90,36 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": ""}  # of a table: no lines, no colors
 
 
-class Keyed(Table):
-    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded."""
+class Folding(Table):
+    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded.
 
-    def __init__(self, keys: int) -> None:
+    Of many rows a narrow terminal leaves out columns instead of printing all rows twice: `spare` are the heads of these
+    columns, the first to go first; `elsewhere` says in a clause where to find them.
+    """
+
+    def __init__(self, keys: int, spare: Sequence[str], elsewhere: str) -> None:
         super().__init__(**_PLAIN)
-        self.keys = keys
+        self.keys, self.spare, self.elsewhere = keys, spare, elsewhere
 
 
 def table(
-    *heads: str, rows: Iterable[Iterable[str]] = (), left: Collection[str] | None = None, keys: int | None = None
-) -> Table:
+    *heads: str,
+    rows: Iterable[Iterable[str]] = (),
+    left: Collection[str] | None = None,
+    keys: int | None = None,
+    spare: Sequence[str] = (),
+    elsewhere: str = "",
+) -> Folding:
     """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
-    The first `keys` columns name its rows; None: those aligned left at the start, or the first.
+    The first `keys` columns name its rows; None: those aligned left at the start, or the first. The rest is as in
+    Folding.
     """
-    filled = Table(**_PLAIN) if keys is None else Keyed(keys)
-    for index, head in enumerate(heads):
-        is_left = index == 0 if left is None else head in left
-        filled.add_column(head, justify="left" if is_left else "right")
+    is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
+    at_start = len([*takewhile(bool, is_left)]) or 1
+    filled = Folding(at_start if keys is None else keys, spare, elsewhere)
+    for head, aligned in zip(heads, is_left, strict=True):
+        filled.add_column(head, justify="left" if aligned else "right")
     for row in rows:
         filled.add_row(*row)
     return filled
@@ -144,38 +155,36 @@ def _folded(line: Text, width: int) -> Iterator[Text]:
         yield Text(piece[: len(piece) - len(text)]).append_text(line[start:end])
 
 
-def trim(table: Summary, width: int) -> list[RenderableType]:
+def trim(table: Folding, width: int) -> list[RenderableType]:
     """Return a table without as many of its spare columns as `width` requires, and a line that names these.
 
     The table is folded if that does not suffice, or if it has few rows.
     """
     spare = [column for name in table.spare for column in table.columns if column.header == name]
     if table.row_count <= _FEW_ROWS:
-        return list(fold(table, width))
+        spare = []
     kept, hidden = list(table.columns), list[str]()
     while spare and _width(kept) > width:
         hidden.append(str(spare[0].header))
         kept.remove(spare.pop(0))
     pieces = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
-    return [*fold(_of(kept) if hidden else table, width), *map(Text, pieces)]
+    return [*fold(_of(kept, table.keys) if hidden else table, width), *map(Text, pieces)]
 
 
-def fold(table: Table, width: int) -> list[Table]:
+def fold(table: Folding, width: int) -> list[Folding]:
     """Return tables of at most `width` characters that together hold every column of `table`.
 
-    Each begins with the columns that name the rows: those of a Keyed table, else the left-aligned ones at the start, or
-    the first. A column that is still too wide gets its own table, which the terminal may wrap.
+    Each begins with the columns that name the rows. A column that is still too wide gets its own table, which the
+    terminal may wrap.
     """
-    at_start = takewhile(lambda column: column.justify == "left", table.columns)
-    keys = table.keys if isinstance(table, Keyed) else len(list(at_start)) or 1
-    names, values = table.columns[:keys], table.columns[keys:]
+    names, values = table.columns[: table.keys], table.columns[table.keys :]
     parts: list[list[Column]] = []
     for column in values:
         if parts and _width([*names, *parts[-1], column]) <= width:
             parts[-1].append(column)
         else:
             parts.append([column])
-    return [_of([*names, *part]) for part in parts] if len(parts) > 1 else [table]
+    return [_of([*names, *part], table.keys) for part in parts] if len(parts) > 1 else [table]
 
 
 def _width(columns: list[Column]) -> int:
@@ -184,8 +193,8 @@ def _width(columns: list[Column]) -> int:
     return sum(max(map(len, texts)) for texts in lines) + _GAP * (len(columns) - 1)
 
 
-def _of(columns: list[Column]) -> Table:
-    part = Table(**_PLAIN)
+def _of(columns: list[Column], keys: int) -> Folding:
+    part = Folding(keys, (), "")
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
@@ -224,17 +233,6 @@ class Found:
 
 class Legend(Text):
     """The meaning of colors: shown only where there are colors."""
-
-
-class Summary(Table):
-    """A table of many rows: a narrow terminal leaves out columns instead of printing all rows twice.
-
-    `spare` are the heads of these columns, the first to go first; `elsewhere` says in a clause where to find them.
-    """
-
-    def __init__(self, spare: Sequence[str], elsewhere: str) -> None:
-        super().__init__(**_PLAIN)
-        self.spare, self.elsewhere = tuple(spare), elsewhere
 
 
 # The shades of all matrices.

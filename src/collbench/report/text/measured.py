@@ -30,7 +30,7 @@ from collbench.report import choice_text, sections
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text import verdicts
 from collbench.report.text.frame import ALARM, alarm, device_names, ending, header, headline, sim
-from collbench.report.text.layout import Block, Lines, Page, Summary, both, legend, listed, only, short, table, whole
+from collbench.report.text.layout import Block, Lines, Page, both, legend, listed, only, short, table, whole
 from collbench.report.text.ranking import pair_matrix, render_bandwidths, render_matrix, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels, render_topology
@@ -121,36 +121,29 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     yield Text(f"{sim(run)}pairs by {title}")
     operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
     spare = [operation.value for operation in reversed(operations) if operation not in _mapped(run)]
-    pairs_table = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
     # The interval and the comparison are those of the operation that ranks: a folded table keeps them beside it.
     heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *operations[1:]]
-    for head in heads:
-        pairs_table.add_column(head, justify="right" if head in ("interval", *operations) else "left")
     _, *others = rankings_of_pairs(run, ranking)
     figures = [
         {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in others
     ]
-    last = -1
+    last, shown = -1, list[tuple[str, ...]]()
     for index in _kept_rows(ranking, rows):
         standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
         if hidden:
             whole_tiers = {one.tier for one in hidden} - {standing.tier, ranking.standings[last].tier}
             of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
-            pairs_table.add_row("…", f"{len(hidden)} more{of_tiers}")
+            shown.append(("…", f"{len(hidden)} more{of_tiers}"))
         last = index
         middle = value(standing.seconds, standing.gbs, unit)
         # A time is the longer, the lower the rate.
         ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
-        pairs_table.add_row(
-            str(standing.tier),
-            tags(standing.pair, run.devices, "-"),
-            standing.label,
-            f"{middle:.1f}",
-            "-".join(f"{end:.1f}" for end in ends) or "-",
-            standing.relation.value,
-            *(f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures),
-        )
-    yield pairs_table
+        interval, relation = "-".join(f"{end:.1f}" for end in ends) or "-", standing.relation.value
+        rates = (f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures)
+        pair = tags(standing.pair, run.devices, "-")
+        shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
+    elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --operation OP", heads[:3] + heads[5:6]
+    yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
     yield Text(sentence(choice_text.tiers(ranking)))
 
 
