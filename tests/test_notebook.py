@@ -18,7 +18,7 @@ import collbench
 from collbench.choose.select import choose
 from collbench.model.operations import COLLECTIVES
 from collbench.overlaps.results import overlaps_of
-from collbench.report import formats, rows
+from collbench.report import rows
 
 FABRIC: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v"}
 QUICK: dict[str, Any] = {**FABRIC, "quick": True, "seed": 7, "save": False}
@@ -143,7 +143,7 @@ def test_figures_follow_from_the_seconds_in_the_file(pairs: Path, allreduce: Pat
 def test_the_rows_are_those_that_export_writes(pairs: Path, allreduce: Path) -> None:
     for path in (pairs, allreduce):
         table = collbench.load(path).table()
-        assert formats.as_csv(list(table)) == formats.as_csv(rows.rows(collbench.load(path)))
+        assert rows.as_csv(list(table)) == rows.as_csv(rows.rows(collbench.load(path)))
 
 
 def test_a_table_prints_as_a_table(pairs: Path) -> None:

@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from collbench.report.text import layout
-from collbench.report.text.layout import fold
+from collbench.report.text.layout import Folding, fold
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 
 
-def table(*columns: tuple[str, ...], keys: int = 0) -> Table:
-    """Return a table of columns, each a header and its cells; the first `keys` are left-aligned."""
-    rich_table = Table(box=None, pad_edge=False, header_style="")
-    for number, (header, *_) in enumerate(columns):
-        rich_table.add_column(header, justify="left" if number < keys else "right")
+def table(*columns: tuple[str, ...], keys: int = 1) -> Folding:
+    """Return a table of columns, each a header and its cells; the first `keys` name its rows."""
+    made = Folding(keys, (), "")
+    for header, *_ in columns:
+        made.add_column(header)
     for row in zip(*(column[1:] for column in columns), strict=True):
-        rich_table.add_row(*row)
-    return rich_table
+        made.add_row(*row)
+    return made
 
 
 def text(part: Table) -> str:
@@ -54,7 +54,7 @@ def test_the_columns_that_name_the_rows_come_again(case: str, width: int, parts:
 
 
 def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
-    sizes = table(("size", "1K"), ("time", "5.0"), ("busbw", "0.2"))
+    sizes = layout.table("size", "time", "busbw", rows=[("1K", "5.0", "0.2")], left=())
     assert [headers(part) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
 
 
@@ -67,24 +67,25 @@ def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_ali
     ]
 
 
-def test_further_lines_of_a_cell_leave_no_empty_rows_in_other_parts() -> None:
-    tiers = layout.table("tier", "GB/s", "pairs", left=("tier", "pairs"))
-    tiers.add_row("1", "44.3", "GPU0-GPU1")
-    tiers.add_row("", "", "GPU0-GPU2")
-    assert [part.row_count for part in fold(tiers, 16)] == [1, 2]
+def test_the_longest_line_of_a_cell_decides_where_a_table_is_folded() -> None:
+    tiers = layout.table("tier", "GB/s", "pairs", rows=[("1", "44.3", "GPU0-GPU1\nGPU0-GPU2")], left=("tier", "pairs"))
+    assert len(fold(tiers, 4 + 2 + 4 + 2 + 9)) == 1
+    assert [[str(column.header) for column in part.columns] for part in fold(tiers, 20)] == [
+        ["tier", "GB/s"],
+        ["tier", "pairs"],
+    ]
 
 
 @given(
     st.lists(st.lists(CELLS, min_size=3, max_size=3).map(tuple), min_size=2, max_size=8),
-    st.integers(0, 2),
+    st.integers(1, 2),
     st.integers(1, 100),
 )
 def test_every_cell_is_kept_and_every_line_that_can_fit_does(
     columns: list[tuple[str, ...]], keys: int, width: int
 ) -> None:
-    whole = table(*columns, keys=min(keys, len(columns) - 1))
-    parts = fold(whole, width)
-    names = max(1, min(keys, len(columns) - 1))
+    names = min(keys, len(columns) - 1)
+    parts = fold(table(*columns, keys=names), width)
     kept = [column for part in parts for column in part.columns[names:]]
     assert [(str(column.header), *map(str, column.cells)) for column in kept] == columns[names:]
     for part in parts:

@@ -13,8 +13,7 @@ from collbench.judge.physics import Hardware, impossible
 from collbench.judge.stats import rate_gbs
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.report.formats import as_json
-from collbench.report.rows import rows
+from collbench.report.rows import as_json, rows
 from collbench.report.text import verdicts
 from tests.invariants.machines import (
     COLLECTIVES,

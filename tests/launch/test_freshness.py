@@ -13,7 +13,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Machine, Measurement, Run, Sample, Settings
 from collbench.model.units import parse_duration
-from collbench.report.stale_runs import unfit
+from collbench.report.saved_runs import unfit
 
 NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
 GPUS = tuple(Device(index, f"GPU-{index}", "H200") for index in range(3))

@@ -81,7 +81,7 @@ def test_the_answer_is_that_of_the_pages_and_of_the_other_commands(program: Prog
     found = checked(program("pairs", *sim, "--sizes", "64M", "-o", "run.json", "--json").out)["answer"]
     faults = [verdict for verdict in found["check"]["verdicts"] if verdict["severity"] != "info"]
     assert {0, 3} in [set(verdict["members"]) for verdict in faults]
-    assert found["check"] == json.loads(program("check", "run.json", "--json").out)
+    assert found["check"] | {"p2p": None} == json.loads(program("check", "run.json", "--json").out)  # nothing examined
     works = json.loads(program("show", "--ranking", "run.json", "--operation", "allreduce", "--json").out)["works"]
     standings = [
         {**one, "devices": [f"GPU{member}" for member in one["members"]]}

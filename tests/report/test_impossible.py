@@ -18,11 +18,10 @@ from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
 from collbench.report import nccl_tests
-from collbench.report.formats import as_csv, as_json, as_markdown, as_parquet
 from collbench.report.html.content import content
 from collbench.report.plot.figure import Named, origins
 from collbench.report.prometheus import as_prometheus
-from collbench.report.rows import rows
+from collbench.report.rows import as_csv, as_json, as_markdown, as_parquet, rows
 from collbench.report.text import ranking
 from collbench.report.text.layout import shown
 from collbench.report.text.measured import page
@@ -60,7 +59,7 @@ def marks(run: Run) -> dict[str, bool]:
         "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "nccl-tests' JSON": json.loads(nccl_tests.dumps(run))["out_of_bounds"]["okay"] == "false",
-        "html": "impossible" in json.dumps(content([("run.json", run)], "1")),
+        "html": "impossible" in json.dumps(content([("run.json", run)], "1")["runs"][0]["data"]),
         "a plot": "IMPOSSIBLE" in origins([Named("run", run)]),
         "the page": "impossible" in shown.lower(),
     }

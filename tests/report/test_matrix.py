@@ -6,7 +6,7 @@ import pytest
 from collbench.judge.stats import summarize
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
-from collbench.report.text.matrix import Matrix, pair_matrix, render_bandwidths
+from collbench.report.text.ranking import Matrix, pair_matrix, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import text
 

@@ -8,7 +8,7 @@ import pytest
 
 from collbench.model.operations import Operation, Registration, Work
 from collbench.model.run import CommandKind, Run
-from collbench.report.text.nccl_notes import nccl_notes
+from collbench.report.text.frame import nccl_notes
 from tests.builders import gpus, measured, run_of
 
 _BUFFER, _WINDOW = Registration.BUFFER, Registration.WINDOW

@@ -10,7 +10,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
-from collbench.report.text.operation import page
+from collbench.report.text.curves import page
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.report.pages import text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from collbench.report.formats import as_parquet
-from collbench.report.rows import COLUMNS, Type, rows
+from collbench.report.rows import COLUMNS, Type, as_parquet, rows
 from tests.report.hostile import hostile_run
 from tests.report.test_text import same
 

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report import formats
+from collbench.report import rows as formats
 from collbench.report.rows import COLUMNS, Row, Type, rows
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import NAME, hostile_run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
-    from collbench.report.table import Table
+    from collbench.report.rows import Table
 
 
 class MeasuredRun(Run):
@@ -24,7 +24,7 @@ class MeasuredRun(Run):
 
     def table(self) -> Table:
         """Return the figures: a row for each data point, with the columns of `collbench export` (docs/columns.md)."""
-        from collbench.report.table import Table  # late: numpy
+        from collbench.report.rows import Table  # late: numpy
 
         return Table.of(self)
 

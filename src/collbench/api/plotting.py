@@ -29,10 +29,10 @@ def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int 
             return measured_by.draw(kind, runs, operations, size)
     if kind == "heatmap":
         return _heatmap(runs, operations, size)
-    from collbench.report.plot import curves, scaling
+    from collbench.report.plot import curves
 
     shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
-    return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
+    return curves.draw(shown) if kind == "curves" else curves.draw_scaling(shown, size)
 
 
 def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:

@@ -105,7 +105,7 @@ class RequestSession(OpenSession):
             try:
                 self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             except NotResumed as error:
-                from collbench.report.stale_runs import unfit  # late: only for a refusal
+                from collbench.report.saved_runs import unfit  # late: only for a refusal
 
                 # A run file names no library to load: the user repeats --nccl.
                 nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""

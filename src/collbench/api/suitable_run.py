@@ -25,7 +25,7 @@ from collbench.model.errors import CollbenchError, Interrupted, RunFileError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
-from collbench.report.stale_runs import unfit
+from collbench.report.saved_runs import unfit
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
 

@@ -76,15 +76,14 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
 
 
 def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
-    from collbench.report import formats, nccl_tests, prometheus  # late: numpy
-    from collbench.report.rows import columns_of, rows
+    from collbench.report import nccl_tests, prometheus, rows  # late: numpy
 
     writers: dict[str, Callable[[], str | bytes]] = {
-        "csv": lambda: formats.as_csv(rows(run), columns_of(run)),
-        "json": lambda: formats.as_json(rows(run)),
-        "markdown": lambda: formats.as_markdown(run, rows(run)),
+        "csv": lambda: rows.as_csv(rows.rows(run), rows.columns_of(run)),
+        "json": lambda: rows.as_json(rows.rows(run)),
+        "markdown": lambda: rows.as_markdown(run, rows.rows(run)),
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
-        "parquet": lambda: formats.as_parquet(rows(run), columns_of(run)),
+        "parquet": lambda: rows.as_parquet(rows.rows(run), rows.columns_of(run)),
         "prometheus": lambda: prometheus.as_prometheus(run, per_link=per_link),
     }
     return writers[layout]()

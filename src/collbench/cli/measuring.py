@@ -207,13 +207,8 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
             launched().serve_rank_0(launch, request)
         ranks = functools.partial(launched().open_ranks, launch)
     path = path or new_file(request.command_name, request.backend)
-    page = "collbench.report.text.measured"
-    title = f"measuring {request.command_name}"
-
-    def meanwhile() -> None:  # the page takes as long to load as the GPUs to open
-        from collbench.report.text.measured import page_of
-
-        page_of(request.kind, collectives_only=not request.copies)
+    page, title = "collbench.report.text.measured", f"measuring {request.command_name}"
+    meanwhile = functools.partial(import_module, page)  # which takes as long to load as the GPUs to open
 
     open_session = functools.partial(RequestSession, request, path, NOTICES, title, ranks=ranks, meanwhile=meanwhile)
     return _measured_in(open_session, printer, page, begun)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from collbench.api.runs import newest
 from collbench.api.runs import runs as newest_runs
 from collbench.cli.terminal import NOTICES, echo
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import document, plain
 
 _LIMIT = 20
 
@@ -50,10 +49,9 @@ def runs(limit: int, as_json: bool) -> None:
     saved_list = newest_runs(limit, notices=NOTICES)
     if as_json:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
-        answer = {"format": "collbench-runs", "format_version": 1, "runs": rows}
-        echo(json.dumps(answer, ensure_ascii=False, indent=1, allow_nan=False))
+        echo(document("runs", {"runs": rows}), end="")
         return
-    from collbench.report.text.saved_runs import lines
+    from collbench.report.saved_runs import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
 # The JSON's version: raised when a field changes its meaning or goes.
-_VERSION = 1
 
 
 class _Select(click.Command):
@@ -205,7 +203,6 @@ def _print(answer: Selection, layout: str) -> None:
 
 def _json(answer: Selection) -> str:
     """Return the selection as one JSON object, for docs/python.md describes its fields."""
-    from collbench.runfile.codec import plain
+    from collbench.runfile.codec import document, plain
 
-    head = {"format": "collbench-selection", "format_version": _VERSION}
-    return json.dumps({**head, **plain(answer)}, ensure_ascii=False, indent=2, allow_nan=False)
+    return document("selection", plain(answer)).rstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.report.text.layout import SECTIONS
 from collbench.runfile import run_file as runfile_run_file
+from collbench.runfile.codec import document
 
 
 @click.command()
@@ -114,7 +114,7 @@ def _show_run(
     works = find_works(run, operation, run_file)
     if size_bytes is not None:
         works = check_size(run, works, size_bytes, run_file)
-    from collbench.report.text.operation import page  # late: numpy takes as long to load as the rest of the program
+    from collbench.report.text.curves import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
 
@@ -134,7 +134,7 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
             f"{run_file} has nothing to rank{_of_operation_at_size(operation, size_bytes)}: {_present(run)}"
         )
     if as_json:
-        echo(json.dumps(ranking.as_json(run, summary), indent=1, allow_nan=False))
+        echo(document("ranking", ranking.as_json(run, summary)), end="")
     else:
         show_page(ranking.page(run, summary))
     leave(max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED))

@@ -115,9 +115,8 @@ def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
 
 def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
     """Return a block for this output: all of it for a pipe, the columns that fit for a terminal."""
-    from rich.table import Table
 
-    from collbench.report.text.layout import Legend, Lines, Summary, fold, folded, trim
+    from collbench.report.text.layout import Folding, Legend, Lines, folded, trim
 
     if isinstance(block, Legend) and not coloured:
         return []
@@ -125,10 +124,7 @@ def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
         return [block]
     if isinstance(block, Lines):
         return [folded(block, prose_width())]
-    width = shutil.get_terminal_size().columns
-    if isinstance(block, Summary):
-        return trim(block, width)
-    return list(fold(block, width)) if isinstance(block, Table) else [block]
+    return trim(block, shutil.get_terminal_size().columns) if isinstance(block, Folding) else [block]
 
 
 @dataclass(frozen=True, slots=True)

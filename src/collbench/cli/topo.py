@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from collbench.api import inspecting
@@ -53,18 +51,10 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
     if as_json:
-        from collbench.runfile.codec import plain
+        from collbench.runfile.codec import document, plain
 
-        head = {"format": "collbench-topology", "format_version": 1}
-        head |= {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
-        echo(
-            json.dumps(
-                {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)},
-                ensure_ascii=False,
-                indent=1,
-                allow_nan=False,
-            )
-        )
+        head = {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
+        echo(document("topology", {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}), end="")
         return
     if topology_shown.fabric:
         echo(f"the simulated machine {topology_shown.fabric} (sim)")

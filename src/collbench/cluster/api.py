@@ -267,7 +267,7 @@ def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run
 def _same_run(previous: Previous, opened: Opened) -> Run:
     """Return the saved run, to continue with. Raises RunFileError if it is of other hosts, GPUs, or versions."""
     from collbench.measurement.session import NotResumed, taken_up  # late: numpy
-    from collbench.report.stale_runs import unfit
+    from collbench.report.saved_runs import unfit
 
     complete, then, now = previous.run.complete, previous.run.devices, opened.backend.devices()
     anew = "start the same hosts, or measure again, without --resume"

@@ -16,7 +16,7 @@ from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Run
+from collbench.model.run import DataPoint, Measurement, Run
 from collbench.model.skew import Skew
 from collbench.model.units import DTYPE_BYTES
 from collbench.report import sentences
@@ -123,13 +123,17 @@ def config(run: Run, table: Table) -> Json:
     The step is a factor or a number of bytes, 0 if sizes are a list.
     """
     sizes = [row.size_bytes for row in table.rows]
-    step, kind = _step(sizes)
+    pairs = [*pairwise(sizes)]
+    factors = {large // small if large % small == 0 else 0 for small, large in pairs}
+    steps, kind = {large - small for small, large in pairs} or {_ONE_SIZE_STEP}, "bytes"
+    if len(factors) == 1 and min(factors) > 1:
+        steps, kind = factors, "factor"
     return {
         "nthreads": 1 if run.settings.processes > 1 else len(table.members),
         "ngpus": 1,
         "minimum_bytes": sizes[0],
         "maximum_bytes": sizes[-1],
-        f"step_{kind}": step,
+        f"step_{kind}": min(steps) if len(steps) == 1 else 0,
         "warmup_iters": _WARMUP if run.settings.warmup is None else run.settings.warmup,
         "iterations": run.settings.iterations or _ITERATIONS,
         "aggregated_iterations": 1,
@@ -142,26 +146,34 @@ def config(run: Run, table: Table) -> Json:
     }
 
 
-def healthy(run: Run, communicators: tuple[Table, ...]) -> bool:
-    """Return whether every value is right, no data point failed or is impossible, and no row is missing."""
-    return run.complete and not any(table.errors or table.failures or table.impossible for table in communicators)
+def _sound(communicators: tuple[Table, ...]) -> bool:
+    """Return whether every value is right, and no data point failed or is impossible."""
+    return not any(table.errors or table.failures or table.impossible for table in communicators)
 
 
-def average_busbw(communicators: tuple[Table, ...]) -> float:
+def _average_busbw(communicators: tuple[Table, ...]) -> float:
     """Return the mean busbw of all sizes and halves, GB/s, the figure that parsers look for; 0 without any."""
     rates = [half.busbw for table in communicators for row in table.rows for half in row.halves]
     return sum(rates) / len(rates) if rates else 0.0
 
 
-def hostname(run: Run, device: Device) -> str:
-    """Return the short name of the device's host: nccl-tests cuts it at the first dot."""
-    return (device.host or run.machine.hostname).partition(".")[0]
+# "00000000:1B:00.0", which nccl-tests prints as "0000:1b:00".
+_PCI = re.compile(r"0*([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-9a-f]")
 
 
-def pci_address(device: Device) -> str:
-    """Return "0000:1b:00" of "00000000:1B:00.0", "none" for a device that is not on the PCI bus."""
-    match = re.fullmatch(r"0*([0-9a-f]{4,}):([0-9a-f]{2}):([0-9a-f]{2})\.[0-9a-f]", device.pci_bus_id.lower())
-    return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
+def _devices(run: Run, table: Table) -> Iterator[Json]:
+    """Yield the devices in rank order; nccl-tests cuts a host's name at the first dot."""
+    for rank, device in enumerate(run.devices[index] for index in table.members):
+        address = _PCI.fullmatch(device.pci_bus_id.lower())
+        yield {
+            "rank": rank,
+            "group": table.group,
+            "pid": 0,
+            "hostname": (device.host or run.machine.hostname).partition(".")[0],
+            "device": device.index,
+            "device_hex": address[1] if address else "none",
+            "device_info": device.name,
+        }
 
 
 def _table(
@@ -169,24 +181,28 @@ def _table(
 ) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
+    failures, beyond = [], []
     for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
         sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
     for measurement in measurements:
+        point = measurement.point
+        where = f"{point.size_bytes} {'in' if point.variant is Variant.IN_PLACE else 'out of'} place"
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            flags.setdefault(sentences.flag(flag, run.devices), {})[_size_and_placement(measurement)] = None
+            flags.setdefault(sentences.flag(flag, run.devices), {})[where] = None
+        if measurement.failure:
+            failures.append(f"{where}: {_one_line(sentences.failure(measurement.failure, run.devices))}")
+        if one := impossible_points.get(point):
+            rate = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
+            beyond.append(f"{where}: {rate}, {one.batches} of {one.of} times")
     return Table(
         operation=measurements[0].point.operation,
         members=measurements[0].point.members,
         skew=measurements[0].point.skew,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
-        failures=tuple(
-            f"{_size_and_placement(m)}: {_one_line(sentences.failure(m.failure, run.devices))}"
-            for m in measurements
-            if m.failure
-        ),
+        failures=tuple(failures),
         flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
-        impossible=tuple(_beyond(m, impossible_points[m.point]) for m in measurements if m.point in impossible_points),
+        impossible=tuple(beyond),
     )
 
 
@@ -228,28 +244,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _beyond(measurement: Measurement, one: Impossible) -> str:
-    rate = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
-    return f"{_size_and_placement(measurement)}: {rate}, {one.batches} of {one.of} times"
-
-
-def _size_and_placement(measurement: Measurement) -> str:
-    return f"{measurement.point.size_bytes} {'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
-
-
-def _step(sizes: list[int]) -> tuple[int, str]:
-    if len(sizes) < 2:
-        return _ONE_SIZE_STEP, "bytes"
-    factors = {large // small if large % small == 0 else 0 for small, large in pairwise(sizes)}
-    if len(factors) == 1 and min(factors) > 1:
-        return factors.pop(), "factor"
-    steps = {large - small for small, large in pairwise(sizes)}
-    return (steps.pop() if len(steps) == 1 else 0), "bytes"
-
-
 # The text. Comment lines of collbench avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
 
+_DEVICE = (
+    "#  Rank {rank:2d} Group {group:2d} Pid {pid:6d} on {hostname:>10} device {device:2d} [{device_hex}] {device_info}"
+)
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column narrower than a number, as in nccl-tests
@@ -273,12 +273,7 @@ def lines(run: Run) -> list[str]:
 def _report(run: Run, table: Table) -> Iterator[str]:
     yield from _origin(run, table)
     yield "# Using devices"
-    for rank, index in enumerate(table.members):
-        device = run.devices[index]
-        yield (
-            f"#  Rank {rank:2d} Group {table.group:2d} Pid {0:6d} on {hostname(run, device):>10} "
-            f"device {device.index:2d} [{pci_address(device)}] {device.name}"
-        )
+    yield from map(_DEVICE.format_map, _devices(run, table))
     yield "#"
     yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
     half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
@@ -337,20 +332,9 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
     INTERRUPTED means that rows are missing, and no value was wrong. Notes follow the figures, because a machine's
     report of a failure may contain the words that scripts search for.
     """
-    verdict = "OK" if healthy(replace(run, complete=True), (table,)) else "FAILED"
-    if verdict == "OK" and not run.complete:
-        verdict = "INTERRUPTED"
+    verdict = "FAILED" if not _sound((table,)) else "OK" if run.complete else "INTERRUPTED"
     yield f"# {'Out of bounds values':<20} : {table.errors} {verdict}"
-    yield f"# {'Avg bus bandwidth':<20} : {average_busbw((table,)):g} "
-    yield from _notes(run, table)
-    yield "#"
-    yield f"# Collective test concluded: {table.program}"
-    yield "#"
-    yield ""
-
-
-def _notes(run: Run, table: Table) -> Iterator[str]:
-    """Yield a line for everything that failed, was impossible, disturbed, skipped or interrupted."""
+    yield f"# {'Avg bus bandwidth':<20} : {_average_busbw((table,)):g} "
     yield from (f"# failed: {failure}" for failure in table.failures)
     yield from (f"# IMPOSSIBLE: {line}" for line in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
@@ -358,6 +342,10 @@ def _notes(run: Run, table: Table) -> Iterator[str]:
         yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
+    yield "#"
+    yield f"# Collective test concluded: {table.program}"
+    yield "#"
+    yield ""
 
 
 # The JSON (its -J, version 3), without the environment variables, which may be private. Keys, nesting and types are as
@@ -399,9 +387,9 @@ def dumps(run: Run) -> str:
         ],
         "out_of_bounds": {
             "count": sum(table.errors for table in communicators),
-            "okay": "true" if healthy(run, communicators) else "false",
+            "okay": "true" if run.complete and _sound(communicators) else "false",
         },
-        "average_bus_bandwidth": {"bandwidth": round(average_busbw(communicators), 6), "okay": "unchecked"},
+        "average_bus_bandwidth": {"bandwidth": round(_average_busbw(communicators), 6), "okay": "unchecked"},
         "errors": [
             *(failure for table in communicators for failure in table.failures),
             *(f"IMPOSSIBLE: {line}" for table in communicators for line in table.impossible),
@@ -409,19 +397,6 @@ def dumps(run: Run) -> str:
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
     return json.dumps(document, allow_nan=False) + "\n"
-
-
-def _devices(run: Run, table: Table) -> Iterator[Json]:
-    for rank, device in enumerate(run.devices[index] for index in table.members):
-        yield {
-            "rank": rank,
-            "group": table.group,
-            "pid": 0,
-            "hostname": hostname(run, device),
-            "device": device.index,
-            "device_hex": pci_address(device),
-            "device_info": device.name,
-        }
 
 
 def _half_json(half: Half | None) -> Json | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
 from collbench.report.rows import Row, Value, rows, run_id
+from collbench.runfile.codec import picked
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -60,24 +61,12 @@ def as_prometheus(run: Run, *, per_link: bool = False) -> str:
 
 
 def _about(run: Run) -> Iterator[Metric]:
-    machine = run.machine
-    labels = {
-        "run": run_id(run),
-        "backend": run.backend,
-        "fabric": machine.fabric,
-        "hostname": machine.hostname,
-        "driver": machine.driver,
-        "cuda": machine.cuda,
-        "nccl": machine.nccl,
-        "collbench": run.version,
-    }
+    machine = picked(run.machine, "fabric", "hostname", "driver", "cuda", "nccl")
+    labels = {"run": run_id(run), "backend": run.backend, **machine, "collbench": run.version}
     yield _gauge("run_info", "What was measured, and by what.", [(labels, 1)])
     yield _gauge("run_started_timestamp_seconds", "When the run began, Unix time.", [({}, _started(run))])
     yield _gauge("run_complete", "1 if the run finished.", [({}, run.complete)])
-    devices = [
-        ({"device": device.tag, "uuid": device.uuid, "name": device.name, "pci_bus_id": device.pci_bus_id}, 1)
-        for device in run.devices
-    ]
+    devices = [({"device": one.tag, **picked(one, "uuid", "name", "pci_bus_id")}, 1) for one in run.devices]
     yield _gauge("device_info", "The devices of the run.", devices)
 
 

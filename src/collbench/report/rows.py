@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import io
+import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, overload
 
 from collbench.judge.physics import Check, nvls
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import UsageError
 from collbench.model.failures import Failure
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run
 from collbench.model.sections import Trial
 from collbench.model.skew import imbalance
+from collbench.model.units import columns as aligned
+from collbench.model.units import fixed
 from collbench.report import sentences
 from collbench.report.sections import section
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
 
 
 class Type(StrEnum):
@@ -276,3 +290,215 @@ def _launches(run: Run, launches: Tails) -> Row:
 def _to_ps(seconds: float | None) -> float | None:
     """Return a time in whole picoseconds: no clock resolves less."""
     return None if seconds is None else round(seconds, 12)
+
+
+# Rows in the formats of other tools: CSV, JSON records, a Markdown table, Parquet.
+
+
+# CSV, JSON and Parquet keep all digits of numbers. Markdown is for readers: it has as many as the interval warrants.
+
+_MOST_DIGITS, _FEWEST_DIGITS = 4, 3
+_NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
+_SMALL = 1e-4  # smaller numbers are shorter in scientific notation: 2.1934e-06
+# What CommonMark allows a backslash to escape; before letters it would be shown. Inside a word, _ is no markup.
+_MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
+_FORMULA = re.compile(r"[=+\-@\t\r]")  # what a cell begins with that a spreadsheet computes
+_LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+
+
+def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
+    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, None is empty.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
+    file = io.StringIO()
+    lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    lines.writerow([column.name for column in columns])
+    lines.writerows([_no_formula(value) for value in row.values()] for row in rows)
+    return file.getvalue()
+
+
+def _no_formula(value: Value) -> Value:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """Return a JSON list of records, one per line; None is null."""
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows) + "\n]\n"
+
+
+def as_markdown(run: Run, rows: Sequence[Row]) -> str:
+    """Return a list of the values that all rows share, the backend first, and a table of the other columns."""
+    names = [column.name for column in columns_of(run)]
+    shared = [name for name in names if len({row[name] for row in rows}) == 1]
+    kept = [name for name in names if name not in shared]
+    origin = (
+        "sim: SIMULATED, nothing here was measured on a GPU" if capabilities(run.backend).simulated else run.backend
+    )
+    head = [f"- backend: {_escaped(origin)}"]
+    head += [
+        f"- {_escaped(name)}: {_shown(rows[0][name], _digits(rows[0]))}"
+        for name in shared
+        if name != "backend" and rows[0][name] is not None
+    ]
+    if not kept:  # one data point: the head is all of it
+        return "\n".join(head) + "\n"
+    table = [_line(map(_escaped, kept)), _line("---" for _ in kept)]
+    table += [_line(_shown(row[name], _digits(row)) for name in kept) for row in rows]
+    return "\n".join([*head, "", *table]) + "\n"
+
+
+def _digits(row: Row) -> int:
+    """Return how many significant digits a row's numbers have: the last one is noisy."""
+    low, middle, high = (row.get(name) for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
+    if not (isinstance(low, float) and isinstance(middle, float) and isinstance(high, float)) or not middle:
+        return _FEWEST_DIGITS
+    return _MOST_DIGITS if (high - low) / 2 <= _NARROW * middle else _FEWEST_DIGITS
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def number(value: float, digits: int = _MOST_DIGITS) -> str:
+    """Return a number for readers: a small one with an exponent."""
+    return fixed(value, digits) if abs(value) >= _SMALL or value == 0 else f"{value:.{digits - 1}e}"
+
+
+def _shown(value: Value, digits: int) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return number(value, digits)
+    return _escaped(value) if isinstance(value, str) else str(value)
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown renders unchanged: on one line, with all markup escaped."""
+    marked = _LINES.sub(lambda match: f"&#{ord(match[0])};", _MARKS.sub(r"\\\1", text))
+    return re.sub(r"^ | $", "&#32;", marked)  # Markdown strips blanks at the ends of a cell
+
+
+def as_parquet(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
+    """Return the file's bytes; each column has its type, even if all its values are None, and its meaning.
+
+    Raises UsageError without pyarrow.
+    """
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
+    except ImportError as error:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: pip install pyarrow, or write --format csv"
+        ) from error
+    types = {
+        Type.TEXT: arrow.string(),
+        Type.WHOLE: arrow.int64(),
+        Type.REAL: arrow.float64(),
+        Type.YES_NO: arrow.bool_(),
+    }
+    fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in columns]
+    table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(fields))
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+# A run's rows as an object to look at in Python: its text, its HTML in a notebook, and a data frame.
+
+
+_HOW = {"variant": "plain", "numa_node": None, "registration": "none"}  # how an operation ran, by default so
+# What the text and the HTML show of a row, where any row has it; a row holds much more.
+_SHOWN = (
+    *("operation", *_HOW, "compute", "without", "members", "size_bytes", "ranks", "count", "seconds", "algbw_gbs"),
+    *("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "call_seconds", "recorded_call_seconds", "collective_factor"),
+    *("collective_factor_low", "collective_factor_high", "compute_factor", "failure"),
+)
+_MOST = 20  # rows
+_DTYPES = {Type.WHOLE: "Int64", Type.REAL: "float64", Type.YES_NO: "boolean"}  # the first and the last know "missing"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Table(Sequence[Row]):
+    """Figures of a run: a row for each data point, a dict by the names of `columns`, as `collbench export` writes it.
+
+    A name ends in its unit (`size_bytes`, `seconds`, `busbw_gbs`); a column also has its type and meaning. What is
+    unknown or does not apply is None.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> Table:
+        """Return a run's table."""
+        return cls(columns_of(run), tuple(rows(run)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Table: ...
+    def __getitem__(self, index: int | slice) -> Row | Table:
+        return Table(self.columns, self.rows[index]) if isinstance(index, slice) else self.rows[index]
+
+    def main(self) -> list[Row]:
+        """Return of each row what the text shows, without what is unknown."""
+        return [{name: row[name] for name in _SHOWN if row.get(name) is not None} for row in self.rows]
+
+    def ends(self) -> Table:
+        """Return each operation's fastest and slowest row at its largest size, and all rows that have no time."""
+        works: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
+        kept = [row for row in self.rows if row.get("seconds") is None]
+        for row in self.rows:
+            if row.get("seconds") is not None:
+                works[tuple(row[name] for name in ("operation", *_HOW))].append(row)
+        for of_work in works.values():
+            largest = max(float(row["size_bytes"] or 0) for row in of_work)
+            by_time = sorted((row for row in of_work if row["size_bytes"] == largest), key=_seconds)
+            kept += by_time[:1] + by_time[1:][-1:]
+        return Table(self.columns, tuple(kept))
+
+    def __repr__(self) -> str:
+        return "\n".join([*aligned(self._cells()), *self._more()]) if self.rows else "no rows"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        head, *body = self._cells()
+        lines = ["".join(f"<th>{html.escape(name)}</th>" for name in head)]
+        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in body]
+        table = "".join(f"<tr>{line}</tr>\n" for line in lines)
+        return f"<table>\n{table}</table>\n" + "".join(f"<p>{line}</p>\n" for line in self._more())
+
+    def _cells(self) -> list[list[str]]:
+        """Return the names of the columns that are shown, and the first rows as texts."""
+        names = [name for name in _SHOWN if any(row.get(name) not in (None, _HOW.get(name)) for row in self.rows)]
+        return [names, *([_text(row[name]) for name in names] for row in self.rows[:_MOST])]
+
+    def _more(self) -> list[str]:
+        left = len(self.rows) - _MOST
+        return [f"… and {left} more rows"] if left > 0 else []
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas.DataFrame with all columns, typed. Raises Error without pandas."""
+        try:
+            frames = import_module("pandas")  # late: only users who have it ask for it
+        except ImportError as error:
+            raise UsageError("to_pandas needs pandas, which is not installed: pip install pandas") from error
+        names = [column.name for column in self.columns]
+        frame = frames.DataFrame(list(self.rows), columns=names)
+        types = {column.name: _DTYPES[column.type] for column in self.columns if column.type in _DTYPES}
+        return frame.astype(types)
+
+
+def _seconds(row: Row) -> float:
+    return float(row["seconds"] or 0)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return ""
+    return number(value) if isinstance(value, float) else str(value)

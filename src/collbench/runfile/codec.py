@@ -9,7 +9,7 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,17 @@ MOST_BYTES = 2**28
 
 # Most values of a run file have these types, and stay as they are.
 _PLAIN = {float, int, str, bool, types.NoneType}
+
+
+def picked(thing: object, *names: str) -> dict[str, Any]:
+    """Return these attributes in JSON's own types."""
+    return {name: plain(getattr(thing, name)) for name in names}
+
+
+def document(name: str, body: Mapping[str, Any]) -> str:
+    """Return what a command prints with --json: text that ends in a line break, its first keys format and version."""
+    head = {"format": f"collbench-{name}", "format_version": 1}
+    return json.dumps({**head, **body}, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path as FilePath
 from statistics import median
 from typing import Any
 
+from rich.table import Table
+
 from collbench.measurement.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Chosen, Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
@@ -112,6 +114,16 @@ def hostile() -> Run:
         health_before=(state,) * 4,
         health_after=(state,) * 4,
     )
+
+
+def printed(page: dict[str, Any], key: str) -> list[Any]:
+    """Return the parts of a section of a run's page, or of a comparison's; a table is a list of its rows."""
+    section = next(one for one in page["sections"] if one.key == key)
+    parts = [part for group in section.groups for part in group.parts]
+    return [
+        list(zip(*(column.cells for column in part.columns), strict=True)) if isinstance(part, Table) else part
+        for part in parts
+    ]
 
 
 def series(reported: dict[str, Any], name: str) -> dict[str, Any]:

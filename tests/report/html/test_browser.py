@@ -374,7 +374,7 @@ def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
     tab = opened(page(by_hand(), hostile()))
     open_run(tab, "b.json over a.json")
     whole = tab.locator("article:visible")
-    assert EVIL in whole.get_by_role("region", name="What else differs").inner_text()
+    assert EVIL in whole.locator("section", has_text="What compare finds").inner_text()
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
 
 

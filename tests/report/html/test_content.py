@@ -12,8 +12,19 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Chosen, Health, Measurement, Run, Sample, StopReason
 from collbench.report.html.content import content
+from collbench.report.text.layout import Found
 from tests.builders import GIB, gpus, in_words, measured, noisy, pair_run, paths, run_of, shared
-from tests.report.html.runs import MIB, SIM_PAIRS, by_hand, figures, recorded_content, recorded_gbs, series, simulated
+from tests.report.html.runs import (
+    MIB,
+    SIM_PAIRS,
+    by_hand,
+    figures,
+    printed,
+    recorded_content,
+    recorded_gbs,
+    series,
+    simulated,
+)
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
 
@@ -179,7 +190,7 @@ def short_answers(run: Run) -> dict[str, tuple[str, str]]:
             "one communicator of all",
             run_of(gpus(4), [measured(Operation.ALLREDUCE, range(4), 200.0)]),
             "nothing to choose",
-            "300.0 GB/s",  # × 2(4−1)/4
+            "300.0 GB/s busbw",  # × 2(4−1)/4
             ("not judged", "warn"),
         ),
     ],
@@ -211,42 +222,45 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
     run = replace(by_hand(), health_before=(well,) * 4, health_after=(well, well, hot, replace(well, nvlink_errors=5)))
     page = reported(run)["runs"][0]
     assert short_answers(run)["Is anything wrong"] == ("GPU2, GPU3 not fit", "warn")
-    assert page["left_out"] == ["GPU2: throttled: HW thermal slowdown", "GPU3: faulty: 5 new NVLink errors"]
-    rows = {row["tag"]: row for row in page["health"]["rows"]}
-    assert rows["GPU2"]["temperature"] == "40 → 88"
-    assert rows["GPU2"]["throttle"] == "HW thermal slowdown"
-    assert rows["GPU3"]["nvlink_errors"] == "0 → 5"
-    assert [choice["devices"] for choice in page["choices"]][:2] == ["GPU0", "GPU0, GPU1"]
-    assert page["choices"][2]["devices"] == "–"
-    assert page["choices"][2]["reason"].startswith("cannot choose 3 of 4 devices")
+    choices, _, left = printed(page, "choice")[:3]
+    assert left == ["GPU2: throttled: HW thermal slowdown", "GPU3: faulty: 5 new NVLink errors"]
+    states = next(part for part in printed(page, "health") if isinstance(part, list) and isinstance(part[0], tuple))
+    assert [row[:2] for row in states] == [("GPU0", "40"), ("GPU1", "40"), ("GPU2", "40 → 88"), ("GPU3", "40")]
+    assert [row[5] for row in states] == ["none", "none", "none → HW thermal slowdown", "none"]
+    assert states[3][6] == "0 → 5"  # NVLink errors
+    assert [row[:2] for row in choices] == [("1", "GPU0"), ("2", "GPU0, GPU1"), ("3", "–"), ("4", "–")]
+    assert choices[2][3].startswith("cannot choose 3 of 4 devices")
 
 
 def test_a_run_of_all_devices_says_once_that_nothing_can_be_chosen() -> None:
     four = measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)
     page = reported(run_of(gpus(4), [four]))["runs"][0]
-    assert (page["choices"], page["no_choice"]) == ([], "the run has no pair: measure with 'collbench pairs' first")
+    assert [str(part) for part in printed(page, "choice")] == [
+        "Nothing: the run has no pair: measure with 'collbench pairs' first."
+    ]
 
 
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
     # docs/method/choosing.md 6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
     page = reported(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
-    chosen = {choice["k"]: choice["devices"] for choice in page["choices"]}
-    assert chosen[2] in ("GPU0, GPU3", "GPU0, GPU4")
-    assert chosen[4] == "GPU0, GPU1, GPU2, GPU3"
+    chosen = {row[0]: row[1] for row in printed(page, "choice")[0]}
+    assert chosen["2"] in ("GPU0, GPU3", "GPU0, GPU4")
+    assert chosen["4"] == "GPU0, GPU1, GPU2, GPU3"
     assert len(chosen) == 8
 
 
 def test_verdicts_have_their_cause_and_command() -> None:
     run = run_of(gpus(4), by_hand(slow=100.0).measurements, by_hand().paths)
-    verdicts = [one for one in reported(run)["runs"][0]["verdicts"]["found"] if one["state"] == "warn"]
-    assert [one["kind"] for one in verdicts] == ["NV_DEGRADED"]
-    assert verdicts[0]["devices"] == ["GPU0", "GPU1"]
-    assert ("theory", "450 GB/s") in verdicts[0]["lines"]
-    assert "nvidia-smi nvlink" in verdicts[0]["command"]
+    found = [part for part in printed(reported(run)["runs"][0], "verdicts") if isinstance(part, Found)]
+    assert [(one.kind, one.where) for one in found if one.kind.startswith("NV_")] == [
+        ("NV_DEGRADED", "GPU0, GPU1 (NV18)")
+    ]
+    assert ("theory", "450 GB/s: 18 × 25 GB/s") in found[0].fields
+    assert "nvidia-smi nvlink" in found[0].check
 
 
 def test_all_that_the_header_says_is_in_the_environment() -> None:
-    environment = dict(recorded_content()["runs"][0]["environment"])
+    environment = dict(printed(recorded_content()["runs"][0], "environment")[0])
     assert environment["machine"] == "vm: 4 × NVIDIA H200; Linux 6.18.44-fc-v657-gpu x86_64"
     assert environment["driver"] == "580.159.04, CUDA 13.0, kernels from fatbin"
     assert environment["NVLS"] == "off (NCCL_NVLS_ENABLE=0)"
@@ -301,7 +315,7 @@ def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None
 def test_runs_of_different_backends_are_not_compared() -> None:
     comparison = reported(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
     assert comparison["how"] == "not compared: cuda and host backend"
-    assert (comparison["overview"], comparison["data"]["series"], comparison["differences"]) == ([], [], [])
+    assert (comparison["sections"], comparison["data"]["series"]) == ([], [])
 
 
 def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whole() -> None:
@@ -310,11 +324,11 @@ def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whol
     slower = [measured(m.point.operation, m.point.members, 150.0, m.point.size_bytes) for m in base.measurements[-6:]]
     other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
     comparison = reported(base, other)["comparisons"][0]
-    assert [what for what, _, _ in comparison["differences"]] == ["driver", "NCCL"]
-    assert comparison["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
-    assert (
-        "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.497–0.503, 6 data points)" in comparison["whole"]
-    )
+    head, _, whole, *_ = printed(comparison, "compare")
+    differences = [line[10:] for line in str(head).split("\n") if line.startswith("differs   ")]
+    assert [line.partition(":")[0] for line in differences] == ["driver", "NCCL"]
+    assert differences[1] == f"NCCL: {base.machine.nccl or 'none'} → 2.30.0"
+    assert ("allreduce at 1G: everywhere", "6", "0.500×", "0.497-0.503") in whole
 
 
 def test_latencies_are_compared_as_speeds() -> None:
@@ -327,14 +341,16 @@ def test_latencies_are_compared_as_speeds() -> None:
 def test_runs_with_nothing_in_common_are_distinguished() -> None:
     other = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, 1.0, size=8) for pair in combinations(range(3), 2)])
     comparison = reported(by_hand(), other)["comparisons"][0]
-    assert (comparison["overview"], comparison["data"]["series"]) == ([], [])
+    assert (printed(comparison, "overview")[0], comparison["data"]["series"]) == ([], [])
 
 
 def test_the_same_runs_give_the_same_json() -> None:
-    first, second = (json.dumps(reported(by_hand()), allow_nan=False) for _ in range(2))
+    first, second = (json.dumps(reported(by_hand())["runs"][0]["data"], allow_nan=False) for _ in range(2))
     assert first == second
 
 
 def test_labels_stand_where_the_devices_do() -> None:
     run = run_of(gpus(3), [], paths(3, "SYS", {(0, 2): "NV2"}))
-    assert reported(run)["runs"][0]["labels"] == [["X", "SYS", "NV2"], ["SYS", "X", "SYS"], ["NV2", "SYS", "X"]]
+    assert [("GPU0", "X", "SYS", "NV2"), ("GPU1", "SYS", "X", "SYS"), ("GPU2", "NV2", "SYS", "X")] in printed(
+        reported(run)["runs"][0], "environment"
+    )

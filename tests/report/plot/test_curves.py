@@ -11,7 +11,7 @@ import pytest
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
-from collbench.report.plot import figure, scaling
+from collbench.report.plot import curves, figure
 from collbench.report.plot.figure import Named, Picture
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, paths, run_of
@@ -115,7 +115,7 @@ def test_the_recorded_run_draws_its_own_figures() -> None:
 
 def scaled(*runs: Named, size: int | None = None, work: Work = SUM) -> Picture:
     with figure.drawing():
-        return scaling.draw([(one, work) for one in runs], size)
+        return curves.draw_scaling([(one, work) for one in runs], size)
 
 
 def bars(picture: Picture) -> dict[str, dict[int, float]]:

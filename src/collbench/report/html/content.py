@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.text import Text
+
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose, choose_each, evidence
 from collbench.judge.compare import compare
-from collbench.judge.diagnose import Kind, Severity, Verdict, coverage, judge
-from collbench.judge.fits import Fit, Unfitted
+from collbench.judge.diagnose import Severity, Verdict, coverage, judge
+from collbench.judge.fits import Fit
 from collbench.judge.outcome import outcome
-from collbench.judge.stats import summarize
 from collbench.judge.summary import RankedWork, rank_summary
-from collbench.judge.tails import Tails, histogram
-from collbench.judge.tiers import RankedLink, Ranking
+from collbench.judge.tails import Tails
+from collbench.judge.tiers import Ranking
 from collbench.machine import labels
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
-from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
+from collbench.model.units import counted, figure, fixed, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
-from collbench.report.html.series import as_a_whole, broken, families, overview, ratio_series, series
-from collbench.report.prose import NAME_WIDE
+from collbench.report.html.page import Group, Part, Section
+from collbench.report.html.series import broken, families, overview, ratio_series, series
 from collbench.report.sections import Html, section
-from collbench.report.text import tails as tails_text
-from collbench.report.text import verdicts
-from collbench.report.text.comparison import described, matched
+from collbench.report.text import measured, tails, verdicts
+from collbench.report.text import ranking as ranking_page
+from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
-from collbench.report.text.ranking import by_tier, figures_span, fitted, name, relations
+from collbench.report.text.layout import Lines, only, shown, table
 from collbench.report.text.topology import explain_pair, known_limits, label_matrix
 
-# Where a run was measured: environment, devices, labels, health.
+# The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
+_UNWRAPPED = 10**9  # columns: the browser wraps
 _MOST_PATHS = 64  # of more paths the page has only the labels
 
 
@@ -46,24 +47,124 @@ def _pcie(one: Device | Health) -> str | None:
     return f"gen {one.pcie_generation} ×{one.pcie_width}" if one.pcie_generation and one.pcie_width else None
 
 
-# The page's name of each reading, and its value.
+# The columns of the devices' states.
 _READINGS: dict[str, Callable[[Health], object]] = {
-    "sm": lambda state: state.sm_clock,
-    "memory_clock": lambda state: state.memory_clock,
-    "temperature": lambda state: state.temperature,
-    "power": lambda state: None if state.power is None else round(state.power),
-    "nvlink_errors": lambda state: state.nvlink_errors,
-    "nvlink_replays": lambda state: state.nvlink_replays,
-    "ecc": lambda state: state.ecc_errors,
-    "processes": lambda state: state.processes,
-    "used": lambda state: None if state.memory_used is None else format_approximate_size(state.memory_used),
-    "pcie": _pcie,
+    "°C": lambda state: state.temperature,
+    "W": lambda state: None if state.power is None else round(state.power),
+    "SM MHz": lambda state: state.sm_clock,
+    "memory MHz": lambda state: state.memory_clock,
+    "throttled": lambda state: ", ".join(state.throttle) or "none",
+    "NVLink errors": lambda state: state.nvlink_errors,
+    "NVLink replays": lambda state: state.nvlink_replays,
+    "ECC errors": lambda state: state.ecc_errors,
+    "other processes": lambda state: state.processes,
+    "memory used": lambda state: None if state.memory_used is None else format_approximate_size(state.memory_used),
+    "PCIe now": _pcie,
 }
 
 
-def environment(run: Run) -> list[tuple[str, str]]:
-    """Return (name, text) of the header of every page, and of the settings of the run."""
-    settings = run.settings
+def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) -> list[Section]:
+    verdict_blocks = [*verdicts.page(run, judged, _UNWRAPPED)]
+    undone = [*only(verdict_blocks, "notes")]
+    groups = [Group([*only(verdict_blocks, "verdicts")])]
+    groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
+    communicators = tails.by_communicator(run)[:_MOST_COMMUNICATORS]
+    launches = [group for by_size in communicators for group in _single_launches(run, by_size)]
+    return [
+        *([Section("tails", "Tails and stragglers", launches)] if launches else []),
+        Section("verdicts", "Verdicts", groups),
+        Section("choice", "What select would choose", _choices(run)),
+        Section("tiers", "Tiers", [*_tiers(run, works)], ranking_page.RELATIONS_LEGEND),
+        Section("fits", "Latency and bandwidth", [*_fits(run, works)], ranking_page.FITS_LEGEND),
+        Section("health", "Health", [*_health(run)]),
+        Section("environment", "Environment", [*_environment(run)]),
+    ]
+
+
+def _choices(run: Run) -> list[Group]:
+    """Return what `collbench select` would choose for each number of devices, or why it would refuse."""
+    rows, finalists, reasons = [], [], []
+    for k in range(1, len(run.devices) + 1):
+        try:
+            chosen = choose(run, k)
+        except UsageError as error:
+            reasons.append(choice_text.refusal(error))
+            rows.append((str(k), _NO_DATA, _NO_DATA, reasons[-1], _NO_DATA))
+            continue
+        why = choice_text.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else "")
+        predicted = choice_text.band(chosen.band) if chosen.band else ""
+        decided = choice_text.tie_breaks(chosen.decided_by)
+        rows.append((str(k), tags(chosen.members, run.devices), predicted or _NO_DATA, why, decided or _NO_DATA))
+        reasons.append("" if predicted or chosen.finalists else why)
+        finalists += [
+            (str(k), tags(one.members, run.devices), choice_text.band(one.band), choice_text.band_basis(one.band))
+            for one in chosen.finalists
+            if len(chosen.finalists) > 1
+        ]
+    heads = ("k", "devices", "predicted busbw", "why", "tie-break")
+    blocks: list[Part] = [table(*heads, rows=rows, left=heads[1:])]
+    # Where several numbers of devices, but not all, are refused alike, the reason suffices.
+    several = {*(reasons[1:-1] or reasons[:1])}
+    refused = several.pop() if len(several) == 1 else ""
+    if refused:
+        blocks = [Text(f"Nothing: {refused}.")]
+    if out := _left(run):
+        blocks += [Text("\nLeft out"), out]
+    compared = table("k", "devices", "predicted busbw", "over", rows=finalists, left=("devices", "over"))
+    return [Group(blocks), *([Group([compared], "The sets that were compared")] if finalists and not refused else [])]
+
+
+def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
+    """Yield the tiers of each work and size, as `show --ranking` prints them."""
+    for number, work in enumerate(works):
+        for at, one in enumerate(work.rankings):
+            _, tiers, _, *resolution = ranking_page.section(run, one, mapped=False, labelled=True)
+            title = f"{work.work} at {format_size(one.size_bytes)}: {choice_text.tiers(one)}"
+            yield Group([tiers, *resolution], title, opened=number == at == 0, paper=at == 0)
+    if not works:
+        yield Group([Text("No link, pair or single device was measured.")])
+
+
+def _fits(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
+    for work in works:
+        if count := sum(isinstance(fit, Fit) for fit in work.fits):
+            _, *blocks = ranking_page.fits(run, work)
+            yield Group(blocks, f"{work.work}: {count} fits", paper=work.work == Work(Operation.ALLREDUCE))
+    if unfitted := [*ranking_page.no_fits(works)]:
+        yield Group([Lines("\n".join(unfitted))])
+
+
+def _health(run: Run) -> Iterator[Group]:
+    """Yield the health before and after the run, how it was measured, and each pair's isolated and concurrent rate."""
+    blocks: list[Part] = [health_lines(run) or ["These devices report no clocks, temperatures or errors."]]
+    after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
+    rows = []
+    for device, *states in zip(run.devices, run.health_before, after_run, strict=False):
+        readings = [[str(value) for value in map(read, states) if value is not None] for read in _READINGS.values()]
+        rows.append((device.tag, *(" → ".join(dict.fromkeys(known)) or _NO_DATA for known in readings)))
+    if rows:
+        blocks += [Text("\nEach device before → after the run"), table("device", *_READINGS, rows=rows)]
+    if remarks := notes(run, health=False):
+        blocks += [Text("\nHow it was measured"), Lines("\n".join(remarks))]
+    yield Group(blocks)
+    checks = [
+        (
+            f"{Work(check.operation, check.variant)} on {tags(check.members, run.devices)}",
+            check.label,
+            *map(fixed, (check.isolated_gbs, check.concurrent_gbs)),
+            f"{check.ratio:.3f}",
+            "yes" if check.trusted else f"no: ±{check.delta:.1%} was allowed",
+        )
+        for check in run.interference_checks
+    ]
+    if checks:
+        heads = ("what", "label", "isolated, GB/s", "concurrently, GB/s", "ratio", "trusted")
+        shown = table(*heads, rows=checks, left=("what", "label", "trusted"))
+        yield Group([shown], f"Pairs measured isolated and concurrently ({len(checks)})")
+
+
+def _environment(run: Run) -> Iterator[Group]:
+    settings, devices = run.settings, run.devices
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
         ("elements", f"{settings.dtype}, {settings.redop}, root {settings.root}"),
@@ -73,81 +174,46 @@ def environment(run: Run) -> list[tuple[str, str]]:
         ("variables", ", ".join(f"{name}={value}" for name, value in sorted(settings.environment.items())) or "none"),
         ("collbench", run.version),
     ]
-    return [*provenance(run), *(pair for pair in asked if pair[1])]
-
-
-def devices(run: Run) -> list[dict[str, str]]:
-    """Return each device's identity and its attachment to the machine."""
-    return [
-        {
-            "tag": device.tag,
-            "name": device.name,
-            "uuid": device.uuid,
-            "pci": device.pci_bus_id or _NO_DATA,
-            "memory": format_approximate_size(device.memory_bytes) if device.memory_bytes else _NO_DATA,
-            "numa": _NO_DATA if device.numa_node is None else str(device.numa_node),
-            "cpus": device.cpu_affinity or _NO_DATA,
-            "pcie": _pcie(device) or _NO_DATA,
-        }
-        for device in run.devices
+    rows = [
+        (
+            device.tag,
+            device.name,
+            device.pci_bus_id or _NO_DATA,
+            format_approximate_size(device.memory_bytes) if device.memory_bytes else _NO_DATA,
+            _NO_DATA if device.numa_node is None else str(device.numa_node),
+            device.cpu_affinity or _NO_DATA,
+            _pcie(device) or _NO_DATA,
+            device.uuid,
+        )
+        for device in devices
     ]
-
-
-def limits(run: Run) -> list[tuple[str, str]]:
-    """Return (label, one-way limit with its source) of each distinct one, best label first."""
-    return [
-        (label, f"{fixed(gbs, 6)} GB/s: {source}" if source else f"{fixed(gbs, 6)} GB/s")
+    heads = ("device", "name", "PCI bus id", "memory", "NUMA node", "CPU affinity", "PCIe at best", "UUID")
+    names = [device.tag for device in devices]
+    matrix = [(name, *row) for name, row in zip(names, label_matrix(len(devices), run.paths), strict=True)]
+    blocks: list[Part] = [[*provenance(run), *(pair for pair in asked if pair[1])]]
+    blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
+    blocks += [Text("\nLabels"), table("", *names, rows=matrix), [*labels.legend(path.label for path in run.paths)]]
+    limits = [
+        (label, ": ".join(filter(None, (f"{fixed(gbs, 6)} GB/s", source))))
         for label, gbs, source in known_limits(run.paths)
     ]
-
-
-def paths(run: Run) -> list[str]:
-    """Return a sentence on each path; nothing if there are too many to read."""
-    return [explain_pair(run.devices, path) for path in run.paths] if len(run.paths) <= _MOST_PATHS else []
-
-
-def health(run: Run) -> dict[str, Any]:
-    """Return the lines of `frame.health_lines`, and each device's state before and after; no rows for CPU cores."""
-    rows = []
-    after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
-    for device, before, after in zip(run.devices, run.health_before, after_run, strict=False):
-        throttle = dict.fromkeys((*before.throttle, *after.throttle))
-        row = {"tag": device.tag, "throttle": ", ".join(throttle) or "none"}
-        for reading, read in _READINGS.items():  # "before → after", one figure where it did not change
-            known = [str(value) for value in (read(before), read(after)) if value is not None]
-            row[reading] = " → ".join(dict.fromkeys(known)) or _NO_DATA
-        rows.append(row)
-    return {"lines": health_lines(run), "rows": rows}
-
-
-def interference_checks(run: Run) -> Iterator[dict[str, str]]:
-    """Yield each pair's isolated and concurrent rate."""
-    for check in run.interference_checks:
-        yield {
-            "what": f"{Work(check.operation, check.variant)} on {tags(check.members, run.devices)}",
-            "label": check.label,
-            "isolated": fixed(check.isolated_gbs),
-            "concurrent": fixed(check.concurrent_gbs),
-            "ratio": f"{check.ratio:.3f}",
-            "trusted": "yes" if check.trusted else f"no: ±{check.delta:.1%} was allowed",
-        }
+    yield Group(blocks + ([Text("\nTheory, one direction"), limits] if limits else []))
+    if 0 < len(run.paths) <= _MOST_PATHS:
+        sentences_ = [explain_pair(devices, path) for path in run.paths]
+        yield Group([sentences_], f"Each path in a sentence ({len(sentences_)})")
 
 
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
 
-_MOST_FITS = 64  # rows; the map shows α, β and n½ of every set
-_MOST_NAMES = 24  # of a tier
 _SEVERITIES = {
     Severity.HARD: "hard",
     Severity.CONTRADICTION: "warn",
     Severity.FAILURE: "hard",
     Severity.INFO: "info",
 }
-# What a verdict's limit is where it is not the theory of a path (docs/check.md).
-_LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTION: "isolated"}
 
 
-def answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[dict[str, Any]]:
+def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[dict[str, Any]]:
     """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines.
 
     Where an annex measured the run, `shown` is what it shows instead of the first two.
@@ -159,45 +225,34 @@ def answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> l
 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
-    out = [f"left out {line}" for line in left(run)]
     chosen = [] if ranking is None else [*choose_each(run)]
+    lines, state = measured.recommended(run, chosen), "warn" if left_out(run) else ""
     if not chosen:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
-        return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
-    if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
-        short, lines = "any of them", [choice_text.reason(chosen[0], run.devices)]
-    else:
-        short = tags(chosen[0].members, run.devices)
-        lines = [f"the best {len(chosen[0].members)}: {choice_text.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {tags(one.members, run.devices)}" for one in chosen[1:]]
-    return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
+        return _answer("Which devices", "nothing to choose", [why, *lines], state)
+    any_of_them = all(one.tied or len(one.members) == len(run.devices) for one in chosen)
+    short = "any of them" if any_of_them else tags(chosen[0].members, run.devices)
+    return _answer("Which devices", short, lines, state)
 
 
 def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
+    """Return the rates of the pairs that were ranked; without pairs, those of the first work at its largest size."""
     if ranking is None:
-        return _fastest_of_the_rest(run)
+        timed = [one for one in run.measured() or run.measurements if one.samples]
+        if not timed:
+            return _answer("How fast", "nothing measured", [])
+        first = measured.operations_of(timed)[0]
+        line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
+        return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line])
     best, worst = ranking.standings[0], ranking.standings[-1]
     what = f"{ranking.operation} at {format_size(ranking.size_bytes)} on each of {len(ranking.standings)} pairs"
     quantity = "bus bandwidth" if ranking.operation.is_collective else "slower direction"
     rate = f"{figure(best.gbs)} GB/s"
     if best.interval is not None:
         rate += f" (95%: {figure(best.interval[0])}–{figure(best.interval[1])})"
-    lines = [f"{what}, {quantity}", f"best {name(run, ranking.work, best.members)}: {rate}", choice_text.tiers(ranking)]
-    return _answer("How fast", f"{figures_span([worst.gbs, best.gbs], '–')} GB/s", lines)
-
-
-def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
-    """Return the answer for a run without pairs: its first work at its largest size."""
-    family = next((f for f in families(run) if any(measurement.samples for measurement in f.points.values())), None)
-    if family is None:
-        return _answer("How fast", "nothing measured", [])
-    size = max(size for (size, _), measurement in family.points.items() if measurement.samples)
-    summaries = [summarize(one) for (at, _), one in family.points.items() if at == size and one.samples]
-    if family.work.operation is Operation.CHASE:
-        rates = f"{figures_span([one.seconds * 1e9 for one in summaries], '–')} ns"
-    else:
-        rates = f"{figures_span([one.busbw for one in summaries], '–')} GB/s"
-    return _answer("How fast", rates, [f"{family.name} at {format_size(size)}"])
+    at_best = f"best {ranking_page.name(run, ranking.work, best.members)}: {rate}"
+    rates = f"{ranking_page.figures_span([worst.gbs, best.gbs], '–')} GB/s"
+    return _answer("How fast", rates, [f"{what}, {quantity}", at_best, choice_text.tiers(ranking)])
 
 
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
@@ -225,157 +280,23 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
     return {"question": question, "short": short, "lines": list(lines), "state": state}
 
 
-def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
-    """Return the verdicts as `collbench check` prints them, and what could not be judged."""
-    data = verdicts.as_json(run, judged)
-    shown = []
-    for verdict, one in zip(judged, data["verdicts"], strict=True):
-        lines = []
-        if verdict.theory_gbs is not None:
-            lines.append((_LIMITS.get(verdict.kind, "theory"), f"{fixed(verdict.theory_gbs)} GB/s"))
-        if verdict.measured is not None:
-            low, middle, high = map(figure, verdict.measured)
-            confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
-            lines.append(("measured", f"{middle} GB/s ({low}–{high}){confirmed}"))
-        lines.append(("cause", one["cause"]))
-        lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
-        keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
-        shown.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
-    conclusion = verdicts.conclusion(run, coverage(run), judged)
-    return {"found": shown, "not_judged": data["not_judged"], "conclusion": conclusion}
-
-
-def choice(run: Run, k: int) -> dict[str, Any]:
-    """Return what `collbench select` would choose from this run, with the reason, or why it would refuse."""
-    try:
-        chosen = choose(run, k)
-    except UsageError as error:
-        return {
-            "k": k,
-            "devices": "–",
-            "predicted": "",
-            "reason": choice_text.refusal(error),
-            "decided_by": "",
-            "finalists": [],
-        }
-    return {
-        "k": k,
-        "devices": tags(chosen.members, run.devices),
-        "predicted": choice_text.band(chosen.band) if chosen.band else "",
-        "reason": choice_text.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
-        "decided_by": choice_text.tie_breaks(chosen.decided_by),
-        "finalists": [
-            {
-                "devices": tags(one.members, run.devices),
-                "predicted": f"{choice_text.band(one.band)} ({choice_text.band_basis(one.band)})",
-                "note": f"the first {k}" if one.default else "",
-            }
-            for one in chosen.finalists
-        ],
-    }
-
-
-def choices(run: Run) -> dict[str, Any]:
-    """Return the choice for each number of devices; where several but not all are refused alike, the reason."""
-    of_each = [choice(run, k) for k in range(1, len(run.devices) + 1)]
-    several = of_each[1:-1] or of_each[:1]
-    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in several}
-    no_choice = reasons.pop() if len(reasons) == 1 else ""
-    return {"choices": [] if no_choice else of_each, "no_choice": no_choice}
-
-
-def left(run: Run) -> list[str]:
+def _left(run: Run) -> list[str]:
     """Return a line for each device that is left out of every choice."""
     return [f"{run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
-
-
-def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
-    """Return a work's tiers and fits, as `show --ranking` prints them."""
-    fits = [fit for fit in work.fits if isinstance(fit, Fit)]
-    reasons = Counter(sentences.no_line(fit) for fit in work.fits if isinstance(fit, Unfitted))
-    heads = ("latency", "gbs", "half", "misfit")
-    return {
-        "work": str(work.work),
-        "rankings": [_ranking(run, ranking) for ranking in work.rankings],
-        "fits": [
-            {"name": name(run, work.work, fit.members), "label": fit.label} | dict(zip(heads, fitted(fit), strict=True))
-            for fit in fits[:_MOST_FITS]
-        ],
-        "more_fits": max(0, len(fits) - _MOST_FITS),
-        "unfitted": [f"{count} without a fit: {reason}" for reason, count in reasons.items()],
-    }
-
-
-def _ranking(run: Run, ranking: Ranking) -> dict[str, Any]:
-    small = ranking.size_bytes < TELLING_BYTES
-    return {
-        "size": format_size(ranking.size_bytes),
-        "unit": "µs" if small else "GB/s",
-        "kind": ranking.kind,
-        "verdict": choice_text.tiers(ranking),
-        "tiers": [
-            {
-                "tier": tier,
-                "range": figures_span([s.seconds * 1e6 if small else s.gbs for s in standings], "–"),
-                "count": len(standings),
-                "names": _names(run, ranking, standings),
-                "labels": ", ".join(dict.fromkeys(standing.label for standing in standings)),
-                "relation": relations(standings),
-            }
-            for tier, standings in by_tier(ranking).items()
-        ],
-    }
-
-
-def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
-    if len(standings) == len(ranking.standings) > 1:
-        return f"all {len(standings)}"
-    return abridged([name(run, ranking.work, standing.members) for standing in standings], _MOST_NAMES)
 
 
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.
 
 _MOST_COMMUNICATORS = 8  # all pairs of eight GPUs are 28
-_BINS, _BAR, _HIGH, _TEXT = 32, 18, 120, 20  # bins; pixels: a bar's width, the picture's height, the ticks' height
-_TICKS_EVERY = 8
 
 
-def single_launches(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the part of each of the first communicators, with the histogram of the largest size first."""
-    for by_size in tails_text.by_communicator(run)[:_MOST_COMMUNICATORS]:
-        yield {
-            "title": f"{sim(run)}{tails_text.title(run, by_size)}",
-            "lines": [line[NAME_WIDE:] for line in tails_text.lines(run, by_size)],
-            "heads": tails_text.HEADS,
-            "rows": list(tails_text.figures(by_size)),
-            "histograms": [_histogram(one, sim(run)) for one in reversed(by_size)],
-        }
-
-
-def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
-    """Return a histogram's bars and ticks in pixels, and its title after `prefix`.
-
-    Heights are logarithmic, so that a single launch among thousands is visible.
-    """
-    edges, counts = histogram(one.transfer_seconds or one.waited_seconds, _BINS)
-    names = [tails_text.micro(edge) for edge in edges]
-    unit = _HIGH / math.log1p(max(counts))
-    bars = []
-    for index, count in enumerate(counts):
-        height = round(math.log1p(count) * unit, 1)
-        title = f"{names[index]} to {names[index + 1]} µs: {count}"
-        bars.append(
-            {"x": index * _BAR, "y": round(_HIGH - height, 1), "width": _BAR - 1, "height": height, "title": title}
-        )
-    ticks = [{"x": _TEXT + index * _BAR, "text": names[index]} for index in range(0, _BINS, _TICKS_EVERY)]
-    size = format_size(one.point.size_bytes)
-    return {
-        "title": f"{prefix}{one.count} launches of {size} by duration in µs; the height is logarithmic",
-        "width": _BINS * _BAR,
-        "height": _HIGH + _TEXT,
-        "bars": bars,
-        "ticks": ticks,
-    }
+def _single_launches(run: Run, by_size: Sequence[Tails]) -> Iterator[Group]:
+    """Yield a communicator's table and its late ranks, then a histogram of each size, the largest first."""
+    head, late = f"\n{sim(run)}{tails.title(run, by_size)}", "\n".join(tails.lines(run, by_size))
+    yield Group([Text(head), Lines(late), tails.percentiles(by_size)])
+    for one in reversed(by_size):
+        title, bars = tails.drawn(one)
+        yield Group([bars], f"{sim(run)}{title}", opened=one is by_size[-1])
 
 
 # The whole page.
@@ -399,32 +320,22 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     judged, works, simulated = judge(run), _works(run), capabilities(run.backend).simulated
-    tags = [device.tag for device in run.devices]
     measured_by = section(run)
-    shown = None if measured_by is None else measured_by.html(run)
-    maps = () if shown is None else shown.series
+    annex = None if measured_by is None else measured_by.html(run)
+    machine, tags = run.machine, [device.tag for device in run.devices]
+    where = f"simulated machine {machine.fabric}" if simulated else machine.hostname
+    driver = f"driver {machine.driver}" if machine.driver else ""
+    nccl = f"NCCL {machine.nccl}" if machine.nccl else ""
+    every_series = [*series(run, works), *(() if annex is None else annex.series)]
     return {
         "id": key,
         "name": name,
         "sim": simulated,
         "title": counted(device.name or "device" for device in run.devices),
-        "origin": _origin(run),
-        "answers": answers(run, judged, shown),
-        "verdicts": shown_verdicts(run, judged),
-        **choices(run),
-        "left_out": left(run),
-        "ranked": [ranked(run, work) for work in works],
-        "health": health(run),
-        "environment": environment(run),
-        "remarks": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in notes(run, health=False)],
-        "devices": devices(run),
-        "labels": label_matrix(len(run.devices), run.paths),
-        "legend": list(labels.legend(path.label for path in run.paths)),
-        "limits": limits(run),
-        "paths": paths(run),
-        "interference_checks": list(interference_checks(run)),
-        "tails": list(single_launches(run)),
-        "data": {"id": key, "sim": simulated, "tags": tags, "series": [*series(run, works), *maps]},
+        "origin": [part for part in (where, f"{run.backend} backend", driver, nccl, nvls(run), run.started) if part],
+        "answers": _answers(run, judged, annex),
+        "sections": _sections(run, judged, works),
+        "data": {"id": key, "sim": simulated, "tags": tags, "series": every_series},
     }
 
 
@@ -441,30 +352,19 @@ def _works(run: Run) -> list[RankedWork]:
 
 
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:
-    key = f"{page['id']}-over-{base_page['id']}"
-    data = {"id": key, "sim": base_page["sim"] or page["sim"], "tags": base_page["data"]["tags"], "series": []}
-    shape = {"id": key, "sim": data["sim"], "base": base_page["name"], "other": page["name"], "data": data}
+    key, simulated = f"{page['id']}-over-{base_page['id']}", base_page["sim"] or page["sim"]
+    data = {"id": key, "sim": simulated, "tags": base_page["data"]["tags"], "series": []}
+    shape = {"id": key, "sim": simulated, "base": base_page["name"], "other": page["name"], "data": data}
     if base.backend != run.backend:  # `compare` refuses these runs: their backends differ
-        how = f"not compared: {base.backend} and {run.backend} backend"
-        return {**shape, "how": how, "differences": [], "whole": [], "overview": []}
+        return {**shape, "how": f"not compared: {base.backend} and {run.backend} backend", "sections": []}
     comparison = compare(base, run, 0.0)
     data["series"] = ratio_series(comparison, base_page["data"]["series"])
-    return {
-        **shape,
-        "how": matched(comparison),
-        "differences": [
-            (what, old or "none", now or "none")
-            for what, old, now in (described(one, comparison.base.devices) for one in comparison.differences)
-        ],
-        "whole": as_a_whole(comparison),
-        "overview": overview(data["series"]),
-    }
-
-
-def _origin(run: Run) -> list[str]:
-    """Return host or simulated machine, versions and start as short texts."""
-    machine = run.machine
-    where = f"simulated machine {machine.fabric}" if capabilities(run.backend).simulated else machine.hostname
-    driver = f"driver {machine.driver}" if machine.driver else ""
-    nccl = f"NCCL {machine.nccl}" if machine.nccl else ""
-    return [part for part in (where, f"{run.backend} backend", driver, nccl, nvls(run), run.started) if part]
+    heads = ("operation", "size", "median ratio", "lowest to highest", "same", "faster", "slower", "undecided")
+    ratios = table(*heads, rows=overview(data["series"]))
+    note = "Ratios are at the size in the second column; the counts are data points at all sizes."
+    said = [*shown(body(comparison, (base_page["name"], page["name"])), verbose=True)]
+    sections = [
+        Section("overview", "At a glance", [Group([ratios])], note),
+        Section("compare", "What compare finds", [Group(said)]),
+    ]
+    return {**shape, "how": matched(comparison), "sections": sections}

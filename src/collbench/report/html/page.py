@@ -10,17 +10,74 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from collbench.model.units import figure
+from collbench.report.prose import NAME_WIDE
+from collbench.report.text.layout import Found, Lines
 
 _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
+_LONG = 40  # characters of a cell that wraps
+_STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
+# A block of a command's page, or what only this page has: lines, facts of a name and a text.
+Part: TypeAlias = "RenderableType | list[str] | list[tuple[str, str]]"
 _MOST_DEVICES = 16  # with more, only the first map is written out for readers without script
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parts of a section that stand together; with a summary a reader opens them. `paper`: they are printed open."""
+
+    parts: Sequence[Part]
+    summary: str = ""
+    opened: bool = False
+    paper: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of a run's page: a key for links, its heading, its groups, and a note above them."""
+
+    key: str
+    title: str
+    groups: Sequence[Group]
+    note: str = ""
+
+
+def _kind(part: Part) -> dict[str, Any]:
+    """Return what the template draws of a part, by its kind."""
+    if isinstance(part, Table):
+        columns = [
+            (
+                str(column.header),
+                "number"
+                if column.justify == "right"
+                else "text"
+                if max(map(len, map(str, column.cells)), default=0) > _LONG
+                else "",
+            )
+            for column in part.columns
+        ]
+        return {"columns": columns, "rows": list(zip(*(column.cells for column in part.columns), strict=True))}
+    if isinstance(part, Found):
+        return {"found": part, "state": _STATES[part.style]}
+    if isinstance(part, Lines):
+        return {
+            "facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in part.plain.strip().split("\n")]
+        }
+    if isinstance(part, Text):
+        return {"head" if part.plain.startswith("\n") else "text": part.plain.strip()}
+    assert isinstance(part, list)  # noqa: S101  # of the parts that only this page has
+    return {"facts" if part and isinstance(part[0], tuple) else "lines": part}
 
 
 def render(content: Mapping[str, Any]) -> str:
@@ -35,6 +92,7 @@ def render(content: Mapping[str, Any]) -> str:
         style=Markup(style),  # noqa: S704  # our own file, not a machine's words
         script=Markup(script),  # noqa: S704  # likewise
         as_data=_as_data,
+        kind=_kind,
         written_maps=_written_maps,
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -21,7 +21,6 @@ from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
 from collbench.report import choice_text, sentences
-from collbench.report.text.comparison import group_name
 from collbench.report.text.curves import limits_of
 from collbench.report.text.frame import device_names
 
@@ -174,20 +173,23 @@ def _launch(measurement: Measurement) -> Bounds:
     return NOTHING if seconds is None else bounds(seconds, None, 1e6)
 
 
+_FITTED = (
+    ("α: latency, fitted over all sizes", "µs", "latency_us"),
+    ("β: bandwidth, fitted over all sizes", "GB/s", "gbs"),
+    ("n½: size that reaches half of β", "bytes", "half_bytes"),
+)
+
+
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
     """Return α, β and n½ of each set of devices, fitted over all sizes; nothing if no set has a fit."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
-    family_fits = [known.get(devices) for devices in family.sets]
-    alphas = [fit.latency_us if fit else NOTHING for fit in family_fits]
-    betas = [fit.gbs if fit else NOTHING for fit in family_fits]
-    halves = [fit.half_bytes if fit else NOTHING for fit in family_fits]
-    return [
-        figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
-        figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
-        figure("n½: size that reaches half of β", "bytes", [halves], least=True, by_size=False),
-    ]
+    shown = []
+    for title, unit, name in _FITTED:
+        bounds_of_sets = [getattr(known[devices], name) if devices in known else NOTHING for devices in family.sets]
+        shown.append(figure(title, unit, [bounds_of_sets], least=name != "gbs", by_size=False))
+    return shown
 
 
 # Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
@@ -234,26 +236,15 @@ class Series:
     def as_json(self) -> dict[str, Any]:
         """Return the series as JSON's own types."""
         texts = list(dict.fromkeys(["", *self.words, *(note for row in self.notes for note in row)]))
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "about": self.about,
-            "collective": self.collective,
-            "sizes": list(self.sizes),
-            "size_names": [format_size(size) for size in self.sizes],
-            "sets": [list(devices) for devices in self.sets],
-            "names": list(self.names),
-            "labels": list(self.labels) or ["" for _ in self.sets],
-            "theory": list(self.theory) or [None for _ in self.sets],
-            "ways": self.ways,
-            "figures": self.figures,
-            "tiers": self.tiers or [[] for _ in self.sizes],
-            "verdicts": list(self.verdicts) or ["" for _ in self.sizes],
-            "notes": [[texts.index(note) for note in row] for row in self.notes],  # many data points share a text
-            "words": texts,
-            "failed": self.failed or [[] for _ in self.sizes],
-            "chosen": list(self.chosen) or ["" for _ in self.sizes],
-        }
+        sizes, sets = len(self.sizes), len(self.sets)
+        empty: dict[str, Any] = dict.fromkeys(("verdicts", "chosen"), [""] * sizes)
+        empty |= dict.fromkeys(("tiers", "failed"), [[]] * sizes)
+        empty |= {"labels": [""] * sets, "theory": [None] * sets}
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown = {name: value or empty.get(name, value) for name, value in given.items()}
+        notes = [[texts.index(note) for note in row] for row in self.notes]  # many data points share a text
+        shown |= {"sets": [list(devices) for devices in self.sets], "size_names": [*map(format_size, self.sizes)]}
+        return shown | {"notes": notes, "words": texts}
 
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
@@ -276,7 +267,14 @@ def _of_family(
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(run, work, sets)
-    rankings = [_ranking(family, run_outcome, size) for size in sizes]
+    rankings, tiers = list[Ranking | None](), list[list[Any]]()
+    for size in sizes:  # `rank_links` reads all data points, so it gets only these
+        points = [measurement for (at, _), measurement in family.points.items() if at == size]
+        part = replace(run, measurements=points)
+        ranking = rank_links(part, work, size, run_outcome) if family.ranked else None
+        rankings.append(ranking)
+        of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
+        tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
     return Series(
         name=family.name,
@@ -290,7 +288,7 @@ def _of_family(
         theory=[short(limits.get(devices)) for devices in sets],
         ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         figures=[*figures(family, limits), *fitted(family, fits)],
-        tiers=[_tiers(family, ranking) for ranking in rankings],
+        tiers=tiers,  # of each set the number and the first letter of its relation to the best
         verdicts=["" if ranking is None else choice_text.tiers(ranking) for ranking in rankings],
         notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
         failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
@@ -298,28 +296,11 @@ def _of_family(
     ).as_json()
 
 
-def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
-    """Return the tiers of a family at one size. `rank_links` reads all data points, so it gets only these."""
-    if not family.ranked:
-        return None
-    points = [measurement for (at, _), measurement in family.points.items() if at == size]
-    return rank_links(replace(family.run, measurements=points), family.work, size, run_outcome)
-
-
 def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without samples: rankings take them into account."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
     known = {measurement.point for measurement in present} if bad else set()
     return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
-
-
-def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return for each set of devices [tier, first letter of its relation to the best]; nothing without tiers."""
-    if ranking is None:
-        return []
-    standings = {standing.members: standing for standing in ranking.standings}
-    ordered = (standings.get(devices) for devices in family.sets)
-    return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
 def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:
@@ -424,29 +405,15 @@ def _letter(change: Change | None) -> str:
     return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
 
 
-def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series the median and the range of ratios at its largest size, and the counts of verdicts."""
-    summaries = []
+def overview(series: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield of each series name, size, median and range of ratios at its largest size, and the counts of verdicts."""
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
         counts = Counter(one["words"][note] for row in one["notes"] for note in row)
-        summaries.append(
-            {
-                "name": one["name"],
-                "size": one["size_names"][-1],
-                "middle": f"{median(known):.3f}" if known else "–",
-                "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
-                "counts": [counts[_VERDICT_TEXTS[verdict]] for verdict in Verdict],
-            }
+        ratios = (f"{median(known):.3f}", f"{min(known):.3f}–{max(known):.3f}") if known else ("–", "–")
+        yield (
+            one["name"],
+            one["size_names"][-1],
+            *ratios,
+            *(str(counts[_VERDICT_TEXTS[verdict]]) for verdict in Verdict),
         )
-    return summaries
-
-
-def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each set of devices and each work that changed significantly as a whole."""
-    groups = [group for group in comparison.groups if group.verdict in _SIGNS]
-    return [
-        f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "
-        f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.points} data points)"
-        for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
-    ]

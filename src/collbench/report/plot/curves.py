@@ -1,15 +1,20 @@
-"""Bandwidth over message size: a line with its interval for each set of devices, or the median of each tier."""
+"""Bandwidth over message size, a line for each set of devices or tier, and over the number of GPUs."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+from collbench.judge.stats import Summary
 from collbench.judge.tiers import labels_of
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import UsageError
 from collbench.model.operations import Work
-from collbench.model.units import fixed, format_size
+from collbench.model.units import figure, fixed, format_size
 from collbench.report.plot.figure import (
     COLOURS,
     MARKERS,
@@ -55,7 +60,7 @@ def draw(shown: Sequence[Shown]) -> Picture:
     strokes = list(_strokes(shown_curves, single=single))
     works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
     title = f"{subject(works, runs)} over message size"
-    figure, axes = figure_of(SIZE, title, runs)
+    plotted, axes = figure_of(SIZE, title, runs)
     for number, line in enumerate(strokes):
         stroke(axes, line, number)
     limits = _limits(shown_curves)
@@ -67,8 +72,15 @@ def draw(shown: Sequence[Shown]) -> Picture:
         )  # fmt: skip
     frame(axes, strokes, limits, quantity(works))
     axes.set_xlabel(f"message size, bytes (bands: {'95% interval' if single else 'slowest to fastest'})")
-    theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
-    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(runs)]))
+    about = []
+    for line in strokes:
+        ends = (
+            f"{fixed(line.rates[size])} GB/s at {format_size(size)}"
+            for size in sorted({min(line.rates), max(line.rates)})
+        )
+        about.append(f"{line.name}: {', '.join(ends)}.")
+    about += [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
+    return Picture(plotted, title, " ".join([*about, origins(runs)]))
 
 
 def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
@@ -141,6 +153,86 @@ def frame(axes: Axes, strokes: Sequence[Stroke], limits: Iterable[float], label:
     lines_frame(axes, _HEADROOM * top, label)
 
 
-def _about(line: Stroke) -> str:
-    ends = dict.fromkeys((min(line.rates), max(line.rates)))
-    return f"{line.name}: {', '.join(f'{fixed(line.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
+# Bandwidth over the number of GPUs in a communicator, from one run or several.
+
+_SCALING_SIZE = 6.4, 4.2  # inches
+_BAR_HEADROOM = 1.12  # of the highest bar: room for its number
+
+
+def draw_scaling(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
+    """Return the picture at a size, or at the largest size that every number of GPUs has.
+
+    Raises UsageError for fewer than two numbers of GPUs, or if they have no size in common.
+    """
+    size = _common_size(shown) if size_bytes is None else size_bytes
+    lines = _scaling_strokes(shown, size)
+    counts = sorted({count for line in lines for count in line.rates})
+    if max((len(line.rates) for line in lines), default=0) < 2:
+        has = f"over {counts[0]} GPUs only" if counts else "nowhere"
+        raise UsageError(
+            f"no scaling to draw: {shown[0][1]} at {format_size(size)} was measured {has}; "
+            f"add a run of another number: collbench {shown[0][1].operation} --split 2, or --devices 0,1"
+        )
+    works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
+    title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
+    plotted, axes = figure_of(_SCALING_SIZE, title, runs)
+    for number, line in enumerate(lines):
+        ends = [(rate - line.band[n][0], line.band[n][1] - rate) for n, rate in line.rates.items()]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.errorbar(
+            [*line.rates], [*line.rates.values()], yerr=[*zip(*ends, strict=True)], color=colour, capsize=3,
+            linewidth=1.3, marker=marker, markersize=4.5, label=line.name, gid=f"line-{number}",
+        )  # fmt: skip
+        for count, rate in line.rates.items():  # above the bar
+            axes.annotate(
+                figure(rate), (count, line.band[count][1]), xytext=(0, 5), textcoords="offset points", ha="center",
+                fontsize=7.5,
+            )  # fmt: skip
+    axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.margins(x=0.08)
+    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95% interval of a single set)")
+    lines_frame(axes, _BAR_HEADROOM * max(high for line in lines for _, high in line.band.values()), quantity(works))
+    about = [
+        f"{line.name}: {', '.join(f'{fixed(rate)} GB/s on {count}' for count, rate in line.rates.items())}."
+        for line in lines
+    ]
+    return Picture(plotted, title, " ".join([*about, origins(runs)]))
+
+
+def _common_size(shown: Iterable[Shown]) -> int:
+    """Return the largest size in bytes at which each work was measured on each number of GPUs."""
+    sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
+    for named, work in shown:
+        for devices, curve in curves_of(named.run, work).items():
+            sizes[work, len(devices)] |= curve.keys()
+    common = set.intersection(*sizes.values())
+    if not common:
+        raise UsageError("no size was measured on every number of GPUs: choose one with --size")
+    return max(common)
+
+
+def _scaling_strokes(shown: Iterable[Shown], size: int) -> list[Stroke]:
+    """Return a line over numbers of GPUs for each work, machine and NCCL; their runs share it.
+
+    It has the median of several sets from the slowest to the fastest, and a single one with its interval.
+    """
+    groups: dict[tuple[str, Work], dict[int, list[Summary]]] = defaultdict(lambda: defaultdict(list))
+    for named, work in shown:
+        machine, nccl = (
+            named.run.machine,
+            f", NCCL {clean(named.run.machine.nccl, 20)}" if named.run.machine.nccl else "",
+        )
+        name = f"{clean(machine.hostname, 30)} ({named.run.backend}{nccl})"
+        if capabilities(named.run.backend).simulated:
+            name = f"sim {clean(machine.fabric, 30)}"
+        for devices, curve in curves_of(named.run, work).items():
+            if size in curve:
+                groups[name, work][len(devices)].append(curve[size])
+    several, strokes = len({machine for machine, _ in groups}) > 1, []
+    for (name, work), sets in groups.items():
+        rates = {n: median(one.busbw for one in sets[n]) for n in sorted(sets)}
+        ends = {n: [one.busbw for one in sets[n]] + [*(sets[n][0].interval or ())] * (len(sets[n]) == 1) for n in rates}
+        band = {n: (min(ends[n]), max(ends[n])) for n in rates}
+        strokes.append(Stroke(f"{work}, {name}" if several else str(work), rates, band))
+    return strokes

@@ -13,8 +13,7 @@ from collbench.model.units import format_size, sentence
 from collbench.report import choice_text
 from collbench.report.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.report.text.frame import sim
-from collbench.report.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
-from collbench.report.text.ranking import name
+from collbench.report.text.ranking import DEVICES_WITH_DECIMALS, name, unit_of, value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +36,7 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     from matplotlib.colors import Normalize
 
     run, count = named.run, len(named.run.devices)
+    wide = count <= DEVICES_WITH_DECIMALS
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     names = _names(run)
     # Long names (of hosts) need room of their own, or the layout takes it from the squares.
@@ -46,20 +46,28 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     title = f"{subject([ranking.work], [named])} at {format_size(ranking.size_bytes)}, {quantity}"
     figure, axes = figure_of((inches, _SQUARE * count + 1.9 + longer), title, [named])
     colours = colormaps["viridis" if unit == "GB/s" else "viridis_r"]
-    ranked, failed = _by_pair(ranking), _failed(run, ranking)
+    ranked = {link.pair: link for link in ranking.standings}
+    points = (measurement.point for measurement in run.measurements if measurement.failure)
+    failed = {point.members for point in points if (point.work, point.size_bytes) == (ranking.work, ranking.size_bytes)}
+    if ranking.kind == "pair":
+        ranked |= {pair[::-1]: link for pair, link in ranked.items()}
+        failed |= {pair[::-1] for pair in failed}
     top = max(value(link.seconds, link.gbs, unit) for link in ranked.values())
     for row, column in ((row, column) for row in range(count) for column in range(count) if row != column):
         link = ranked.get((row, column))
         look: dict[str, Any] = {"facecolor": _MISSING}
         text, ink = "–", "black"
         if link is not None:
-            colour = colours(value(link.seconds, link.gbs, unit) / top)
-            look = {"facecolor": colour}
-            text, ink = _text(link, unit, ranking, count), _ink(colour)
+            figure_of_link = value(link.seconds, link.gbs, unit)
+            colour = colours(figure_of_link / top)
+            look, text = {"facecolor": colour}, printed(figure_of_link, decimals=int(wide))
+            text += f"\ntier {link.tier}" if wide and ranking.tiers > 1 else ""  # where the square has room
+            luminance = 0.2126 * colour[0] + 0.7152 * colour[1] + 0.0722 * colour[2]  # Rec. 709
+            ink = "white" if luminance < _DARK else "black"
         elif (row, column) in failed:
             look = {"facecolor": "white", "edgecolor": _FAILED, "hatch": "////"}
             text, ink = "failed", _FAILED
-        fontsize = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
+        fontsize = 8.0 if wide else 7.0
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if text == "failed" else None
         square(axes, row, column, look, text, color=ink, fontsize=fontsize, bbox=box)
     frame(axes, names, names)
@@ -73,7 +81,10 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     # From 0, so that links that tie look alike.
     figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label=quantity, shrink=0.8)
     tips = {f"square-{row}-{column}": _tip(run, ranking, link, unit) for (row, column), link in ranked.items()}
-    return Picture(figure, title, f"{_about(ranking, unit)} {origins([named])}", tips)
+    numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
+    how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
+    many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
+    return Picture(figure, title, f"{how}: {many}. {sentence(choice_text.tiers(ranking))} {origins([named])}", tips)
 
 
 def _names(run: Run) -> list[str]:
@@ -82,18 +93,6 @@ def _names(run: Run) -> list[str]:
     hosts = ["" if one_host else device.host.partition(".")[0] for device in run.devices]
     names = [clean(replace(device, host=host).tag) for device, host in zip(run.devices, hosts, strict=True)]
     return [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in names]
-
-
-def _by_pair(ranking: Ranking) -> dict[tuple[int, int], RankedLink]:
-    ranked = {link.pair: link for link in ranking.standings}
-    mirrored = {pair[::-1]: link for pair, link in ranked.items()} if ranking.kind == "pair" else {}
-    return mirrored | ranked
-
-
-def _failed(run: Run, ranking: Ranking) -> set[tuple[int, ...]]:
-    points = (measurement.point for measurement in run.measurements if measurement.failure)
-    pairs = {point.members for point in points if (point.work, point.size_bytes) == (ranking.work, ranking.size_bytes)}
-    return pairs | {pair[::-1] for pair in pairs} if ranking.kind == "pair" else pairs
 
 
 def square(axes: Axes, row: int, column: int, look: dict[str, Any], text: str, **style: Any) -> None:
@@ -117,28 +116,9 @@ def frame(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
         spine.set_visible(False)
 
 
-def _text(link: RankedLink, unit: str, ranking: Ranking, count: int) -> str:
-    """Return the rate or time, and below it the tier if there are several and the square has room."""
-    wide = count <= DEVICES_WITH_DECIMALS
-    number = printed(value(link.seconds, link.gbs, unit), decimals=int(wide))
-    return f"{number}\ntier {link.tier}" if wide and ranking.tiers > 1 else number
-
-
-def _ink(colour: tuple[float, float, float, float]) -> str:
-    red, green, blue, _ = colour
-    return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < _DARK else "black"  # Rec. 709
-
-
 def _tip(run: Run, ranking: Ranking, link: RankedLink, unit: str) -> str:
     number = printed(value(link.seconds, link.gbs, unit), 2)
     rate = f"{sim(run)}{name(run, ranking.work, link.members)}: {number}"
     interval = link.interval if unit == "GB/s" else None
     between = f" (95%: {printed(interval[0], 2)} to {printed(interval[1], 2)})" if interval else ""
     return f"{rate} {unit}{between}, {link.label}, tier {link.tier}, {link.relation}"
-
-
-def _about(ranking: Ranking, unit: str) -> str:
-    numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
-    how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
-    many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
-    return f"{how}: {many}. {sentence(choice_text.tiers(ranking))}"

@@ -13,7 +13,6 @@ from rich.text import Text
 from collbench.judge.stats import DELTA
 from collbench.launch.ablation import (
     Ablation,
-    Arm,
     ArmResult,
     GpuResult,
     Measure,
@@ -157,20 +156,17 @@ def _header(ablation: Ablation) -> str:
     variables = settings(ablation.environment)
     if variables:
         lines.append(f"settings  {variables}")
-    lines += [f"arm       {arm.name}: {_setting(arm, ablation.backend)}" for arm in ablation.arms]
+    kind = "CPU" if capabilities(ablation.backend).cores else "GPU"
+    for arm in ablation.arms:
+        devices = ", ".join(f"{kind}{index}" for index in arm.devices)
+        changes = ", ".join(f"{name}={value}" for name, value in arm.environment.items())
+        lines.append(f"arm       {arm.name}: {devices}; {changes or 'no variable changed'}")
     why = _STOPPED[ablation.stop] if ablation.stop is not None else ""
     lines.append(
         f"trained   {ablation.started}, {ablation.repeats} repeats{why}, both arms in turn, seed {ablation.seed}"
     )
     lines.append(f"value     of a run: {_value(ablation)}")
     return "\n".join(lines)
-
-
-def _setting(arm: Arm, backend: str) -> str:
-    kind = "CPU" if capabilities(backend).cores else "GPU"
-    devices = ", ".join(f"{kind}{index}" for index in arm.devices)
-    changes = ", ".join(f"{name}={value}" for name, value in arm.environment.items())
-    return f"{devices}; {changes or 'no variable changed'}"
 
 
 def _value(ablation: Ablation) -> str:
@@ -189,18 +185,15 @@ def _table(ablation: Ablation) -> Table:
     heads = (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
     own = ("GPU's own",) if gpu is not None else ()
-    arm_table = table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
+    rows = []
     for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
         worked = (format_seconds(gpu.arms[number].seconds),) if gpu is not None else ()
-        arm_table.add_row(arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes))
-    return arm_table
-
-
-def _allreduce(arm: Arm, size: int) -> str:
-    result = next((one for one in arm.allreduce if one.size_bytes == size), None)
-    if result is None:
-        return "-"
-    return format_seconds(result.seconds) if size < TELLING_BYTES else figure(result.busbw_gbs)
+        timed = {
+            one.size_bytes: format_seconds(one.seconds) if one.size_bytes < TELLING_BYTES else figure(one.busbw_gbs)
+            for one in arm.allreduce
+        }
+        rows.append((arm.name, str(good), *took, *worked, *(timed.get(size, "-") for size in sizes)))
+    return table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads, rows=rows)

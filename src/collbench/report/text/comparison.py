@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from collbench.judge.trend import Line, Trend
 from collbench.model.run import Device, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
-from collbench.report.text.layout import Block, both, more, short, table, whole
-from collbench.runfile.codec import plain
+from collbench.report.text.layout import Block, Lines, both, listed, short, table, whole
+from collbench.runfile.codec import document, picked, plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
@@ -57,8 +56,7 @@ def _backend(run: Run) -> str:
 
 
 def _trend_table(trend: Trend, line: Line) -> RenderableType:
-    left = ("run", "date", "where", "worse than run 1")
-    rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
+    left, rows = ("run", "date", "where", "worse than run 1"), []
     devices = trend.runs[0].devices
     for point in line.points:
         where = tags([position for position in point.worst if position >= 0], devices, "-")
@@ -66,13 +64,12 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
         worst = figure(point.worst_gbs)
-        rows.add_row(str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse)
-    return rows
+        rows.append((str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse))
+    return table("run", "date", "median", "change", "worst", *left[2:], rows=rows, left=left)
 
 
 # What `collbench compare --json` prints (docs/compare.md).
 
-_VERSION = 1
 Json = dict[str, Any]
 _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
@@ -82,7 +79,7 @@ _OF_A_CHANGE = (
 
 def of_comparison(comparison: Comparison, status: int) -> str:
     """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
-    return json_text("collbench-comparison", status, _comparison(comparison))
+    return document("comparison", {"exit_status": status} | _comparison(comparison))
 
 
 def of_trend(trend: Trend, status: int) -> str:
@@ -93,13 +90,7 @@ def of_trend(trend: Trend, status: int) -> str:
         for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
     ]
     body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
-    return json_text("collbench-trend", status, body)
-
-
-def json_text(name: str, status: int, body: Json) -> str:
-    """Return what --json prints (docs/compare.md)."""
-    head = {"format": name, "format_version": _VERSION, "exit_status": status}
-    return json.dumps(head | body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return document("trend", {"exit_status": status} | body)
 
 
 def _comparison(comparison: Comparison) -> Json:
@@ -112,10 +103,7 @@ def _comparison(comparison: Comparison) -> Json:
         "history": comparison.history,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
         "groups": plain(comparison.groups),
-        "points": [
-            plain(change.key) | {name: plain(getattr(change, name)) for name in _OF_A_CHANGE}
-            for change in comparison.changes
-        ],
+        "points": [plain(change.key) | picked(change, *_OF_A_CHANGE) for change in comparison.changes],
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
@@ -127,16 +115,8 @@ def _differences(differences: Sequence[Difference], base: Run) -> list[Json]:
 
 def run_origin(run: Run) -> Json:
     """Return as JSON which run it is: its machine, devices and start."""
-    machine = run.machine
-    return {
-        "started": run.started,
-        "backend": run.backend,
-        "fabric": machine.fabric,
-        "hostname": machine.hostname,
-        "driver": machine.driver,
-        "nccl": machine.nccl,
-        "devices": [device.tag for device in run.devices],
-    }
+    machine = picked(run.machine, "fabric", "hostname", "driver", "nccl")
+    return picked(run, "started", "backend") | machine | {"devices": [device.tag for device in run.devices]}
 
 
 # The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.
@@ -145,6 +125,7 @@ _MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
 _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
+_ALL = ": --json has them all"
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
 bandwidth: new / base, with simultaneous 99% intervals, which allow for what
@@ -162,15 +143,15 @@ def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableT
 def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
     """Yield the page without its alarms; tables of the short page have `few` rows."""
     lines = list(head(comparison, names))
-    yield from whole("header", Text("\n".join(lines)))
+    yield from whole("header", Lines("\n".join(lines)))
     if few == _FEW_ROWS:
-        yield from short(Text("\n".join(lines[:_FEW_RUNS])))
+        yield from short(Lines("\n".join(lines[:_FEW_RUNS])))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
         yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
         yield from short(*_groups(comparison, verdict, few), *_points(comparison, verdict, few))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
-    yield Text("\n".join(_counts(comparison)))
+    yield Lines("\n".join(_counts(comparison)))
     yield from whole("verdicts", _verdict(comparison))
 
 
@@ -285,11 +266,11 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     if not groups:
         return
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
-    rows = table("what", "points", "bandwidth", "interval")
-    for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
-        rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
-    yield rows
-    yield from more(len(groups) - most, ": --json has them all")
+    rows = [
+        (group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
+        for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))
+    ]
+    yield from listed("what", "points", "bandwidth", "interval", rows=rows, most=most, where=_ALL)
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
@@ -303,19 +284,17 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     changes = [change for change in comparison.changes if change.verdict is verdict]
     if not changes:
         return
-    groups = _rows(comparison, changes)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
-    rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
-    for name, row_changes in groups[:most]:
+    heads, rows = ("where", "points", "size", "base", "new", "bandwidth", "interval"), []
+    for name, row_changes in _rows(comparison, changes):
         shown = max(row_changes, key=lambda change: change.key.size_bytes)
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
-        rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
-    yield rows
-    yield from more(len(groups) - most, ": --json has them all")
+        rows.append((name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval)))
+    yield from listed(*heads, rows=rows, most=most, where=_ALL, keys=3)
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -10,9 +9,8 @@ from rich.text import Text
 
 from collbench.machine.doctor.findings import Finding, Level
 from collbench.report.prose import filled
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import document, plain
 
-_VERSION = 1
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red", Level.UNKNOWN: "dim"}
 _LEVEL_WIDTH = max(map(len, Level))
 _WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own line
@@ -43,9 +41,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int) -> str:
     """Return the findings as JSON (docs/doctor.md); `head` has the machine and the version of collbench."""
-    kind = {"format": "collbench-doctor", "format_version": _VERSION}
-    body = {**kind, **head, "exit_status": exit_status, "findings": plain(tuple(findings))}
-    return json.dumps(body, ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+    return document("doctor", {**head, "exit_status": exit_status, "findings": plain(tuple(findings))})
 
 
 def printable(text: str) -> str:

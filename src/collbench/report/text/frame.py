@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from rich.text import Text
@@ -15,9 +15,10 @@ from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import (
     NCCL_START,
+    CommandKind,
     Device,
     Flag,
     FlagKind,
@@ -34,7 +35,6 @@ from collbench.model.units import abridged, amount, counted, fixed, format_size,
 from collbench.report import prose, sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
-from collbench.report.text.nccl_notes import nccl_notes
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -47,26 +47,21 @@ def sim(run: Run, mark: str = "sim ") -> str:
 
 def nvls(run: Run) -> str:
     """Return the state of NVLS: off, not supported, possible, or chosen; "" without NCCL or if unknown."""
-    known = _nvls(run)
-    return f"NVLS {known}" if known and physics.nvls(run) is not Nvls.UNKNOWN else known
-
-
-def _nvls(run: Run) -> str:
     setting = run.settings.environment.get(NVLS_VARIABLE)
     if not run.machine.nccl:
         return ""
     state = physics.nvls(run)
     if state is Nvls.OFF and setting == "0":
-        return f"off ({NVLS_VARIABLE}=0)"
+        return f"NVLS off ({NVLS_VARIABLE}=0)"
     if state is Nvls.OFF and run.machine.multicast is False:
-        return "not supported by these GPUs"
+        return "NVLS not supported by these GPUs"
     used = sum(choice.multicast for choice in run.chosen)
     if run.chosen:
-        return f"{'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
+        return f"NVLS {f'chosen for {used}' if used else 'not chosen for any'} of {len(run.chosen)} messages"
     if state is Nvls.UNKNOWN:
         return f"{NVLS_VARIABLE}={setting}" if setting else ""
     asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
-    return f"possible{asked}: the GPUs support multicast, NCCL decides"
+    return f"NVLS possible{asked}: the GPUs support multicast, NCCL decides"
 
 
 # The first lines of every page: where the figures come from.
@@ -74,19 +69,15 @@ def _nvls(run: Run) -> str:
 
 def header(run: Run) -> str:
     """Return the lines of `provenance`."""
-    return _lines(provenance(run))
+    return "\n".join(f"{name:<9} {text}" for name, text in provenance(run))
 
 
 def origin(run: Run) -> str:
     """Return the lines of `provenance` that a short page has: machine, environment, date."""
-    kind, kept = capabilities(run.backend), {"machine", "NVLS", "settings", "measured"}
-    if kind.cores:
-        kept.add("backend")
-    return _lines((name, text) for name, text in provenance(run) if kind.simulated or name in kept)
-
-
-def _lines(named: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:<9} {text}" for name, text in named)
+    kind = capabilities(run.backend)
+    kept = ("machine", "NVLS", "settings", "measured", *(["backend"] if kind.cores else []))
+    lines = (f"{name:<9} {text}" for name, text in provenance(run) if kind.simulated or name in kept)
+    return "\n".join(lines)
 
 
 def provenance(run: Run) -> Iterator[tuple[str, str]]:
@@ -107,7 +98,16 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
     if machine.virtualization not in ("", "none"):
         yield "virtual", f"GPU {machine.virtualization} to a virtual machine{mark}"
     if not kind.simulated:
-        yield from _software(run)
+        if machine.driver:
+            yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
+        if machine.nccl:
+            yield "NCCL", f"{machine.nccl}, {machine.nccl_path}"
+        if reductions := nvls(run):
+            yield "NVLS", reductions.removeprefix("NVLS ")
+        if run.settings.processes > 1:
+            hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
+            where = f"; hosts {hosts}" if hosts else ""
+            yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
     config = {name: str(value) for name, value in run.settings.nccl_config.items()}
     if changed := settings(run.settings.environment | config):
         yield "settings", f"{changed}{mark}"
@@ -115,21 +115,6 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
     took = f", {run.seconds:.1f} s of simulated time" if kind.simulated else f" in {run.seconds:.1f} s"
     ended = "" if run.complete else " (interrupted)"
     yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
-
-
-def _software(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the software that timed a run: driver, NCCL, NVLS, processes."""
-    machine = run.machine
-    if machine.driver:
-        yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
-    if machine.nccl:
-        yield "NCCL", f"{machine.nccl}, {machine.nccl_path}"
-    if reductions := _nvls(run):
-        yield "NVLS", reductions
-    if run.settings.processes > 1:
-        hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
-        where = f"; hosts {hosts}" if hosts else ""
-        yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
 
 
 def settings(environment: Mapping[str, str]) -> str:
@@ -140,33 +125,32 @@ def settings(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
-# Health of the devices during the measurement.
+# Health of the devices and of the network's ports during the measurement.
 
-_COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
-_REPLAYS = ("NVLink replays", "nvlink_replays")
+_COUNTERS = (("NVLink errors", "nvlink_errors"), ("ECC errors", "ecc_errors"), ("NVLink replays", "nvlink_replays"))
+_ERRORS = dict(_COUNTERS[:2])
+_PORTS, _CONGESTION = "ports", "congestion"
 
 
 def health_lines(run: Run) -> list[str]:
     """Return a line of temperatures in °C and of what was fine, then a line for each problem; empty for CPU cores."""
     if not run.health_before:
         return network_lines(run)
-    states = (*run.health_before, *run.health_after)
+    states, events = (*run.health_before, *run.health_after), [*_events(run)]
+    kinds, good = {kind for kind, _ in events}, []
     flags = {flag.kind for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
-    throttled, grown = list(_at_the_ends(run, FlagKind.THROTTLED)), list(_grown(run))
-    good = []
     if seen := [state.temperature for state in states if state.temperature is not None]:
         rule = f" ({TEMPERATURE_RULE})" if max(seen) >= GOOD_C else ""
         good.append(f"{span(str(min(seen)), str(max(seen)), '–')} °C{rule}")
     # Devices that report no clock report no throttling either.
     clocked = any(state.sm_clock is not None for state in run.health_before)
-    if clocked and not throttled and FlagKind.THROTTLED not in flags:
+    if clocked and FlagKind.THROTTLED not in kinds | flags:
         good.append("no throttling")
     # The counters that this machine has and that did not change; unknown without both readings.
-    known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
-    if known and run.health_after and not grown:
-        good.append(f"no new {' or '.join(known)} errors")
-    shared = _at_the_ends(run, FlagKind.SHARED)
-    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *shared, *network_lines(run)]
+    known = [name for name, field in _ERRORS.items() if any(getattr(state, field) is not None for state in states)]
+    if known and run.health_after and not kinds & {*_ERRORS}:
+        good.append(f"no new {' or '.join(name.removesuffix(' errors') for name in known)} errors")
+    lines = [line for _, line in events]
     if not run.health_after:
         lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
     return [", ".join(good), *lines] if good else lines or ["NVML reports no health on this machine"]
@@ -174,77 +158,63 @@ def health_lines(run: Run) -> list[str]:
 
 def unhealthy_lines(run: Run) -> list[str]:
     """Return a line for each problem of devices: flagged, throttled, shared, or with new errors."""
-    throttled, shared = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
-    network = (_port_line(one) for one in _port_changes(run) if not one.congestion)
-    return [*_flagged(run), *throttled, *_grown(run), *shared, *network]
+    return [line for kind, line in _events(run) if kind not in (_COUNTERS[2][0], _CONGESTION)]
 
 
 def network_lines(run: Run) -> list[str]:
     """Return what changed on ports of network cards: state and rate, errors, then congestion by counter."""
-    port_changes = list(_port_changes(run))
-    lines = [_port_line(one) for one in port_changes if not one.congestion]
-    counters: dict[str, list[PortChange]] = defaultdict(list)
-    for one in port_changes:
-        if one.congestion:
-            counters[one.what].append(one)
-    for grown in counters.values():
-        rest = f", and no more on {amount(len(grown) - 1, 'other port')}" if len(grown) > 1 else ""
-        lines.append(f"congestion: {_port_line(max(grown, key=lambda one: one.growth))}{rest}")
-    return lines
+    return [line for kind, line in _events(run) if kind in (_PORTS, _CONGESTION)]
 
 
-def _port_changes(run: Run) -> Iterator[PortChange]:
-    # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
-    known = run.ports_after_read or run.ports_after
-    return changes(run.ports_before, run.ports_after) if known else iter(())
-
-
-def _port_line(one: PortChange) -> str:
-    where = f"{one.port.name} of {one.port.host}"
-    if one.after is None:
-        return f"{where} is gone, or its host is gone"
-    if one.what == "state":
-        return f"{where} changed from {one.before} to {one.after}"
-    if one.what == "rate":
-        return f"{where} changed from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
-    if not one.growth:
-        return f"{one.what} on {where} has reached its maximum, {one.before}: whether it grew is unknown"
-    return f"{one.what} grew by {one.growth:,} on {where}"
-
-
-def _flagged(run: Run) -> Iterator[str]:
-    """Yield each flag of the samples with the number of trials that have it; of a GPU's temperatures the highest."""
-    samples = [sample for measurement in run.measurements for sample in measurement.samples]
-    trials = len(samples)
+def _events(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield (kind, line): flags of trials, throttling, new errors, other processes, changes of network ports."""
+    samples, devices = [sample for one in run.measurements for sample in one.samples], run.devices
+    flags = [flag for sample in samples for flag in set(sample.flags)]
+    # Each flag with the number of trials that have it; of a GPU's temperatures the highest.
     marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
-    for flag in (flag for sample in samples for flag in set(sample.flags)):
+    for flag in flags:
         figure = None if flag.kind is FlagKind.HOT else flag.figure
         marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
-    worst = ((max(flags, key=lambda flag: flag.figure or 0), len(flags)) for flags in marked.values())
-    yield from sorted(f"{sentences.flag(flag, run.devices)} in {count} of {trials} trials" for flag, count in worst)
-
-
-def _at_the_ends(run: Run, kind: FlagKind) -> Iterator[str]:
-    """Yield throttling or other processes before and after measuring, unless a trial has the same flag."""
-    flagged = {flag for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
-    shared = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
+    worst = ((max(same, key=lambda flag: flag.figure or 0), len(same)) for same in marked.values())
+    lines = sorted(f"{sentences.flag(flag, devices)} in {count} of {len(samples)} trials" for flag, count in worst)
+    yield from (("flagged", line) for line in lines)
+    # Throttling or other processes before and after measuring, unless a trial has the same flag.
+    shared = {index for flag in flags if flag.kind is FlagKind.SHARED for index in flag.devices}
+    found = []
     for when, index, state in at_the_ends(run):
-        if kind is FlagKind.THROTTLED:
-            flags = [Flag(kind, (index,), reason=reason) for reason in filter(holds_back, state.throttle)]
-        else:
-            flags = [Flag(kind, (index,), state.processes)] if state.processes and index not in shared else []
-        yield from (f"{sentences.flag(flag, run.devices)} {when} measuring" for flag in flags if flag not in flagged)
-
-
-def _grown(run: Run) -> Iterator[str]:
+        ends = [Flag(FlagKind.THROTTLED, (index,), reason=reason) for reason in filter(holds_back, state.throttle)]
+        ends += [Flag(FlagKind.SHARED, (index,), state.processes)] if state.processes and index not in shared else []
+        found += [(end.kind, f"{sentences.flag(end, devices)} {when} measuring") for end in ends if end not in flags]
+    yield from (event for event in found if event[0] is FlagKind.THROTTLED)
     for name, field in _COUNTERS:
-        yield from _growth(run, f"{name} errors", field)
+        for index, (first, last) in new_errors(run, field).items():
+            since = f"({first} → {last} since the driver was loaded)"
+            yield name, f"{last - first} new {name} on {devices[index].tag} {since}"
+    yield from (event for event in found if event[0] is FlagKind.SHARED)
+    # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
+    known = run.ports_after_read or run.ports_after
+    counters: dict[str, list[PortChange]] = defaultdict(list)
+    for change in changes(run.ports_before, run.ports_after) if known else ():
+        if change.congestion:
+            counters[change.what].append(change)
+        else:
+            yield _PORTS, _port_line(change)
+    for grown in counters.values():
+        rest = f", and no more on {amount(len(grown) - 1, 'other port')}" if len(grown) > 1 else ""
+        yield _CONGESTION, f"congestion: {_port_line(max(grown, key=lambda change: change.growth))}{rest}"
 
 
-def _growth(run: Run, name: str, field: str) -> Iterator[str]:
-    for index, (first, last) in new_errors(run, field).items():
-        tag = run.devices[index].tag
-        yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
+def _port_line(change: PortChange) -> str:
+    where = f"{change.port.name} of {change.port.host}"
+    if change.after is None:
+        return f"{where} is gone, or its host is gone"
+    if change.what == "state":
+        return f"{where} changed from {change.before} to {change.after}"
+    if change.what == "rate":
+        return f"{where} changed from {fixed(float(change.before))} to {fixed(float(change.after))} Gbit/s"
+    if not change.growth:
+        return f"{change.what} on {where} has reached its maximum, {change.before}: whether it grew is unknown"
+    return f"{change.what} grew by {change.growth:,} on {where}"
 
 
 # The notes below every page's figures: how they were measured, what is missing, what not to trust.
@@ -259,7 +229,7 @@ _STOPS = {
 _REPORTED_S = 0.05  # a shorter wait for NCCL to start is not reported
 _MOST_FAILURES = 8  # lines; the file has all failures
 _FEW_LINES = 3  # of failures, of health: on the short page
-_MOST_NAMES = 4  # of what was skipped for one reason
+_MOST_NAMES = 4  # of what was skipped for one reason, of works
 
 
 def notes(run: Run, *, health: bool = True) -> list[str]:
@@ -462,3 +432,53 @@ def alarm(run: Run) -> Iterator[Text]:
 def not_judged(why: str) -> Text:
     """Return the first block of a page without a judgment; `why` ends with the command to run."""
     return Text(f"not judged: {why}", style=ALARM)
+
+
+# What NCCL did not do although the user may expect it: notes below the figures of a page.
+
+
+_CTA_POLICY_ZERO = 2  # NCCL_CTA_POLICY_ZERO: a bit of CTAPolicy since NCCL 2.30
+# What NCCL has in copy engines, on windows of one host [2.28.9 to 2.30.7, ce_coll.cc].
+_BY_COPY_ENGINE = (Operation.ALLGATHER, Operation.ALLTOALL, Operation.GATHER, Operation.SCATTER)
+# By which NCCL registers buffers for NVLS although ranks share a process [2.28.3, init.cc].
+_IN_ONE_PROCESS = "NCCL_SINGLE_PROC_MEM_REG_ENABLE"
+
+
+def nccl_notes(run: Run) -> Iterator[str]:
+    """Yield a line for each such thing."""
+    works = [work for work in dict.fromkeys(one.point.work for one in run.measurements) if work.operation.is_collective]
+    yield from _without_copy_engines(run, works)
+    yield from _not_registered_for_nvls(run, works)
+
+
+def _without_copy_engines(run: Run, works: list[Work]) -> Iterator[str]:
+    """Yield which collectives ran kernels although the user asked NCCL for copy engines."""
+    policy = run.settings.nccl_config.get("CTAPolicy", 0)
+    names = [
+        str(work)
+        for work in works
+        if work.operation not in _BY_COPY_ENGINE or work.registration is not Registration.WINDOW
+    ]
+    if policy & _CTA_POLICY_ZERO and names:
+        yield (
+            f"kernels   CTAPolicy={policy} does nothing for {abridged(names, _MOST_NAMES)}: NCCL has copy engines only "
+            "for allgather, alltoall, gather and scatter, on --registration window"
+        )
+
+
+def _not_registered_for_nvls(run: Run, works: list[Work]) -> Iterator[str]:
+    """Yield that a job gets more than one process: NVLS could use registered buffers (docs/method/collectives.md 1)."""
+    kinds = dict.fromkeys(work.registration for work in works if work.registration is not Registration.NONE)
+    environment = run.settings.environment
+    possible = run.machine.multicast is True and environment.get(NVLS_VARIABLE) != "0"
+    if not kinds or not possible or run.settings.processes > 1 or environment.get(_IN_ONE_PROCESS) == "1":
+        return
+    command = run.settings.command_name
+    if run.settings.kind is CommandKind.PAIRS:
+        command += f" --operations {','.join(dict.fromkeys(work.operation for work in works))}"
+    registration = next(iter(kinds)) if len(kinds) == 1 else "all"
+    visible = f"CUDA_VISIBLE_DEVICES={','.join(device.uuid for device in run.devices)} " if run.settings.devices else ""
+    yield (
+        "process   one process has all ranks, so NCCL registers no buffer for NVLS, as it does in a job; measure with "
+        f"{visible}torchrun --nproc-per-node {len(run.devices)} -m collbench {command} --registration {registration}"
+    )

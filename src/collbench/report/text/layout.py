@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from collbench.report.prose import named
+from collbench.report.prose import NAME_WIDE, filled, named
 
 # A page has two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
 
@@ -90,24 +90,46 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": ""}  # of a table: no lines, no colors
 
 
-class Keyed(Table):
-    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded."""
+class Folding(Table):
+    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded.
 
-    def __init__(self, keys: int) -> None:
-        super().__init__(**_PLAIN)
-        self.keys = keys
-
-
-def table(*heads: str, left: Collection[str] | None = None, keys: int | None = None) -> Table:
-    """Return an empty table: columns `left` (None: the first one) are aligned left, the others right.
-
-    The first `keys` columns name its rows; None: those aligned left at the start, or the first.
+    Of many rows a narrow terminal leaves out columns instead of printing all rows twice: `spare` are the heads of these
+    columns, the first to go first; `elsewhere` says in a clause where to find them.
     """
-    empty = Table(**_PLAIN) if keys is None else Keyed(keys)
-    for index, head in enumerate(heads):
-        is_left = index == 0 if left is None else head in left
-        empty.add_column(head, justify="left" if is_left else "right")
-    return empty
+
+    def __init__(self, keys: int, spare: Sequence[str], elsewhere: str) -> None:
+        super().__init__(**_PLAIN)
+        self.keys, self.spare, self.elsewhere = keys, spare, elsewhere
+
+
+def table(
+    *heads: str,
+    rows: Iterable[Iterable[str]] = (),
+    left: Collection[str] | None = None,
+    keys: int | None = None,
+    spare: Sequence[str] = (),
+    elsewhere: str = "",
+) -> Folding:
+    """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
+
+    The first `keys` columns name its rows; None: those aligned left at the start, or the first. The rest is as in
+    Folding.
+    """
+    is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
+    at_start = len([*takewhile(bool, is_left)]) or 1
+    filled = Folding(at_start if keys is None else keys, spare, elsewhere)
+    for head, aligned in zip(heads, is_left, strict=True):
+        filled.add_column(head, justify="left" if aligned else "right")
+    for row in rows:
+        filled.add_row(*row)
+    return filled
+
+
+def listed(
+    *heads: str, rows: Sequence[Iterable[str]], most: int, where: str = "", **style: Any
+) -> list[RenderableType]:
+    """Return the table of the first `most` rows, and below it how many more there are, and `where`."""
+    return [table(*heads, rows=rows[:most], **style), *more(len(rows) - most, where)]
 
 
 # Narrow terminals: sentences in several lines, tables in several parts.
@@ -133,52 +155,50 @@ def _folded(line: Text, width: int) -> Iterator[Text]:
         yield Text(piece[: len(piece) - len(text)]).append_text(line[start:end])
 
 
-def trim(table: Summary, width: int) -> list[RenderableType]:
+def trim(table: Folding, width: int) -> list[RenderableType]:
     """Return a table without as many of its spare columns as `width` requires, and a line that names these.
 
     The table is folded if that does not suffice, or if it has few rows.
     """
     spare = [column for name in table.spare for column in table.columns if column.header == name]
     if table.row_count <= _FEW_ROWS:
-        return list(fold(table, width))
+        spare = []
     kept, hidden = list(table.columns), list[str]()
     while spare and _width(kept) > width:
         hidden.append(str(spare[0].header))
         kept.remove(spare.pop(0))
     pieces = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
-    return [*fold(_of(kept) if hidden else table, width), *map(Text, pieces)]
+    return [*fold(_of(kept, table.keys) if hidden else table, width), *map(Text, pieces)]
 
 
-def fold(table: Table, width: int) -> list[Table]:
+def fold(table: Folding, width: int) -> list[Folding]:
     """Return tables of at most `width` characters that together hold every column of `table`.
 
-    Each begins with the columns that name the rows: those of a Keyed table, else the left-aligned ones at the start, or
-    the first. A column that is still too wide gets its own table, which the terminal may wrap.
+    Each begins with the columns that name the rows. A column that is still too wide gets its own table, which the
+    terminal may wrap.
     """
-    at_start = takewhile(lambda column: column.justify == "left", table.columns)
-    keys = table.keys if isinstance(table, Keyed) else len(list(at_start)) or 1
-    names, values = table.columns[:keys], table.columns[keys:]
+    names, values = table.columns[: table.keys], table.columns[table.keys :]
     parts: list[list[Column]] = []
     for column in values:
         if parts and _width([*names, *parts[-1], column]) <= width:
             parts[-1].append(column)
         else:
             parts.append([column])
-    return [_of([*names, *part]) for part in parts] if len(parts) > 1 else [table]
+    return [_of([*names, *part], table.keys) for part in parts] if len(parts) > 1 else [table]
 
 
 def _width(columns: list[Column]) -> int:
     cells = ((str(column.header), *map(str, column.cells)) for column in columns)
-    return sum(max(map(len, texts)) for texts in cells) + _GAP * (len(columns) - 1)
+    lines = ((line for text in texts for line in text.split("\n")) for texts in cells)
+    return sum(max(map(len, texts)) for texts in lines) + _GAP * (len(columns) - 1)
 
 
-def _of(columns: list[Column]) -> Table:
-    part = Table(**_PLAIN)
+def _of(columns: list[Column], keys: int) -> Folding:
+    part = Folding(keys, (), "")
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
-        if any(row):  # a row that only continues a cell of another part is empty here
-            part.add_row(*row)
+        part.add_row(*row)
     return part
 
 
@@ -189,19 +209,30 @@ class Lines(Text):
     """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal wraps each below its sentence."""
 
 
-class Legend(Text):
-    """The meaning of colors: shown only where there are colors."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding: its kind in a style, where it is, fields of a name and a text, and the command that checks it.
 
-
-class Summary(Table):
-    """A table of many rows: a narrow terminal leaves out columns instead of printing all rows twice.
-
-    `spare` are the heads of these columns, the first to go first; `elsewhere` says in a clause where to find them.
+    In a terminal it is `width` columns wide, except for the command, which is to be copied.
     """
 
-    def __init__(self, spare: Sequence[str], elsewhere: str) -> None:
-        super().__init__(**_PLAIN)
-        self.spare, self.elsewhere = tuple(spare), elsewhere
+    kind: str
+    where: str
+    style: str
+    fields: Sequence[tuple[str, str]]
+    check: str
+    width: int
+
+    def __rich__(self) -> Text:
+        head = Text(filled(f"{self.kind}  {self.where}", self.width, rest="  "))
+        head.stylize(self.style, 0, len(self.kind))
+        fields = [named(f"{name:<{NAME_WIDE}}{text}", self.width - 2) for name, text in self.fields]
+        lines = [*fields, f"{'check':<{NAME_WIDE}}{self.check}"]
+        return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
+
+
+class Legend(Text):
+    """The meaning of colors: shown only where there are colors."""
 
 
 # The shades of all matrices.

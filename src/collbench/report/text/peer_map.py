@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,19 +33,14 @@ from collbench.model.units import abridged, amount, figure, fixed
 from collbench.report.prose import named
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, table
+from collbench.runfile.codec import document, picked
 
-_VERSION = 1
+# In JSON with an underscore.
 _WORDS = {
     KERNEL_WRITE: "kernel write",
     KERNEL_READ: "kernel read",
     COPY_ENGINE: "copy engine",
     THROUGH_HOST: "via host",
-}
-_JSON_NAMES = {
-    KERNEL_WRITE: "kernel_write",
-    KERNEL_READ: "kernel_read",
-    COPY_ENGINE: "copy_engine",
-    THROUGH_HOST: "via_host",
 }
 _MOST_LINKS = 4
 
@@ -54,9 +48,10 @@ _MOST_LINKS = 4
 def status(peer_map: PeerMap) -> ExitStatus:
     """Return how the command ends: peer access that the driver does not offer is no failure."""
     states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
-    states |= {Crossing(KERNEL_WRITE, 0, failure=peer_map.together).state} if peer_map.together else set()
     trouble = peer_map.nccl_failure
-    if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData) or _hangs(trouble):
+    failures = [one for one in (peer_map.together, trouble) if isinstance(one, Failure)]
+    states |= {Crossing(KERNEL_WRITE, 0, failure=one).state for one in failures}
+    if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData):
         return ExitStatus.UNTRUSTED
     if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map):
         return ExitStatus.CONTRADICTION
@@ -67,10 +62,6 @@ def _host_trouble(peer_map: PeerMap) -> list[tuple[Link, Crossing]]:
     """Return what failed of copies through the host."""
     through = [(link.devices, one) for link in peer_map.links if (one := link.of(THROUGH_HOST)) is not None]
     return [(link, one) for link, one in through if one.state.is_broken]
-
-
-def _hangs(trouble: Failure | WrongData | None) -> bool:
-    return isinstance(trouble, Failure) and Crossing(KERNEL_WRITE, 0, failure=trouble).state is PeerState.HANGS
 
 
 def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
@@ -199,21 +190,20 @@ def _unused(peer_map: PeerMap) -> list[Link]:
 
 
 def _links(peer_map: PeerMap) -> RenderableType:
-    rows = table("link", "label", "CUDA", "rwnap", "write", "read", "copy", "host", "NCCL", left=_LEFT)
-    for link in peer_map.links:
-        path = peer_map.path(link.devices)
-        rows.add_row(
+    rows = (
+        (
             _link(link.devices, peer_map.devices),
-            path.label if path else labels.UNKNOWN,
+            path.label if (path := peer_map.path(link.devices)) else labels.UNKNOWN,
             "yes" if link.cuda else "no",
             _reported(link),
             *(_cell(link.of(work)) for work in WAYS),
             link.nccl.partition("/")[0] or "-",
         )
-    return rows
-
-
-_LEFT = ("link", "label", "CUDA", "rwnap", "NCCL")
+        for link in peer_map.links
+    )
+    ways = ("write", "read", "copy", "host")
+    heads = ("link", "label", "CUDA", "rwnap", *ways, "NCCL")
+    return table(*heads, rows=rows, left={*heads} - {*ways})
 
 
 def _reported(link: PeerLink) -> str:
@@ -257,7 +247,7 @@ def _why(one: Crossing, devices: Sequence[Device]) -> str:
 
 def dumps(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> str:
     """Return the map as JSON text (docs/p2p.md)."""
-    return json.dumps(as_json(peer_map, every, exit_status), ensure_ascii=True, indent=2, allow_nan=False) + "\n"
+    return document("p2p", as_json(peer_map, every, exit_status))
 
 
 def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> dict[str, Any]:
@@ -265,32 +255,21 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
     devices = peer_map.devices
     return {
         "format": "collbench-p2p",
-        "format_version": _VERSION,
-        "backend": peer_map.backend,
-        "hostname": peer_map.hostname,
-        "fabric": peer_map.fabric,
+        "format_version": 1,
+        **picked(peer_map, "backend", "hostname", "fabric"),
         "exit_status": exit_status,
         "answer": answer(peer_map),
         "seconds": round(peer_map.seconds, 3),
-        "devices": [{"index": one.index, "uuid": one.uuid, "name": one.name} for one in devices],
+        "devices": [picked(one, "index", "uuid", "name") for one in devices],
         "links": [_link_json(link, devices) for link in peer_map.links],
         "together": _trouble(peer_map.together, devices),
         "nccl_failure": _trouble(peer_map.nccl_failure, devices),
-        "causes": [
-            {
-                "name": cause.name,
-                "certainty": cause.certainty,
-                "links": [list(link) for link in cause.links],
-                "text": cause.text,
-                "fix": cause.fix,
-            }
-            for cause in every
-        ],
+        "causes": [picked(cause, "name", "certainty", "links", "text", "fix") for cause in every],
         "meanwhile": list(workarounds(peer_map)),
     }
 
 
-def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, object]:
+def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, Any]:
     return {
         "source": link.devices[0],
         "destination": link.devices[1],
@@ -299,15 +278,12 @@ def _link_json(link: PeerLink, devices: Sequence[Device]) -> dict[str, object]:
         "nvml": dict(link.nvml),
         "nvidia_smi": dict(link.tool),
         "nccl": link.nccl or None,
-        "messages": [_crossing_json(one, devices) for one in link.crossings],
-    }
-
-
-def _crossing_json(one: Crossing, devices: Sequence[Device]) -> dict[str, object]:
-    return {
-        "by": _JSON_NAMES[one.work],
-        "size_bytes": one.size_bytes,
-        "state": one.state,
-        "gbs": one.gbs,
-        "why": _why(one, devices),
+        "messages": [
+            {
+                "by": _WORDS[one.work].replace(" ", "_"),
+                **picked(one, "size_bytes", "state", "gbs"),
+                "why": _why(one, devices),
+            }
+            for one in link.crossings
+        ],
     }

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
-from collbench.judge.stats import FEWEST_TRIALS
+from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.summary import Missing, RankedWork, RankSummary
-from collbench.judge.tiers import RankedLink, Ranking, Relation, kind_of
-from collbench.model.operations import Work
-from collbench.model.run import Run, tags
-from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
+from collbench.judge.tiers import Members, RankedLink, Ranking, Relation, kind_of
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Measurement, Run, tags
+from collbench.model.units import (
+    TELLING_BYTES,
+    abridged,
+    amount,
+    figure,
+    format_approximate_size,
+    format_size,
+    sentence,
+    span,
+)
 from collbench.report import choice_text, sentences
+from collbench.report.prose import NARROW
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.report.text.layout import Block, Lines, legend, more, short, table, whole
-from collbench.report.text.matrix import heat_map, unit_of, value
-from collbench.runfile.codec import plain
+from collbench.report.text.layout import Block, Lines, legend, listed, short, styles, table, whole
+from collbench.runfile.codec import picked, plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
 _FEW_NAMES = 6  # on the short page
@@ -32,12 +44,12 @@ _MOST_FITS = 28
 _MOST_RANKINGS, _MOST_TIERS = 14, 4
 _FIGURES = ("size_bytes", "delta", "noise", "spread", "trials", "tiers", "one_tier", "all_tied")  # in JSON
 _JOINTS = {"link": "→", "pair": "-", "device": ""}
-_RELATIONS_LEGEND = """\
+RELATIONS_LEGEND = """\
 tied, different: compared with the best, by the 90% and the simultaneous 95%
 interval of the difference (99% below five trials); undecided: neither;
 failed: something on it failed, whatever its rate; impossible: nothing failed,
 but a rate is above the hardware's limit"""
-_FITS_LEGEND = """\
+FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
 n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
@@ -61,12 +73,16 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
             mapped = ranking.kind != "device" and len(run.devices) > 2
             yield from whole("tiers", *section(run, ranking, mapped=mapped))
     for ranked in summary.works:
-        yield from whole("fits", *_fits(run, ranked))
+        yield from whole("fits", *fits(run, ranked))
     if rankings:
-        yield from whole("tiers", legend("\n"), Text(f"\n{_RELATIONS_LEGEND}"))
+        yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
-        yield from whole("fits", Text(_FITS_LEGEND))
-    lines = [*(line for ranked in summary.works for line in _lacks(run, ranked)), *_no_fits(summary), *failures(run)]
+        yield from whole("fits", Text(FITS_LEGEND))
+    lines = [
+        *(line for ranked in summary.works for line in _lacks(run, ranked)),
+        *no_fits(summary.works),
+        *failures(run),
+    ]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
@@ -75,16 +91,16 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
     what, answer = f"{sim(run)}operation", "does it matter"
-    rows = table(what, "size", "best", "worst", "tiers", answer, left=(what, answer), keys=2)
-    for ranking in rankings[:_MOST_RANKINGS]:
+    rows = []
+    for ranking in rankings:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
         ends = sorted((min(figures), max(figures)), reverse=unit == "GB/s")
         best, worst = (f"{figure(end)} {unit}" for end in ends)
         size = format_size(ranking.size_bytes)
-        rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
-    yield rows
-    yield from more(len(rankings) - _MOST_RANKINGS)
+        rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
+    heads = (what, "size", "best", "worst", "tiers", answer)
+    yield from listed(*heads, rows=rows, most=_MOST_RANKINGS, left=(what, answer), keys=2)
     shown = _shown(rankings)
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
@@ -115,48 +131,43 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
     """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
     works = [
         {
-            "operation": ranked.work.operation.value,
-            "variant": ranked.work.variant.value,
-            "numa_node": ranked.work.numa_node,
+            **picked(ranked.work, "operation", "variant", "numa_node"),
             "kind": kind_of(ranked.work),
             "rankings": [figures_json(ranking) for ranking in ranked.rankings],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [
-                {"members": list(fit.members), "label": fit.label, "reason": sentences.no_line(fit)}
+                picked(fit, "members", "label") | {"reason": sentences.no_line(fit)}
                 for fit in ranked.fits
                 if isinstance(fit, Unfitted)
             ],
             "missing": [
-                {
-                    "size_bytes": lack.size_bytes,
-                    "members": list(lack.members),
-                    "reason": sentences.absence(lack.absence, run),
-                }
+                picked(lack, "size_bytes", "members") | {"reason": sentences.absence(lack.absence, run)}
                 for lack in ranked.missing
             ],
             "incomplete": [{"size_bytes": size, "device_sets": count} for size, count in ranked.incomplete],
         }
         for ranked in summary.works
     ]
-    head = {"format": "collbench-ranking", "format_version": 1}
-    head |= {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
-    return head | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+    head = picked(summary, "backend", "fabric", "hostname") | {"started": run.started, "failed": headline(run)}
+    return head | {"devices": list(summary.devices), "works": works}
 
 
 def figures_json(ranking: Ranking) -> dict[str, Any]:
     """Return one ranking in JSON's own types."""
-    figures = {name: getattr(ranking, name) for name in _FIGURES}
-    return figures | {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
+    verdict = {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
+    return picked(ranking, *_FIGURES) | verdict
 
 
-def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
-    """Yield a work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
+def section(
+    run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None, labelled: bool = False
+) -> Iterator[RenderableType]:
+    """Yield a work at one size: tiers, with their labels if `labelled`, verdict, resolution, if `mapped` the heat map.
 
     With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
     """
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
-    yield _tiers(run, ranking, unit, most_tiers)
+    yield _tiers(run, ranking, unit, most_tiers, labelled=labelled)
     yield Text(sentence(choice_text.tiers(ranking)))
     trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
@@ -176,41 +187,29 @@ def title(run: Run, work: Work) -> str:
     return f"{sim(run)}{work} ({kind})"
 
 
-def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
-    names, relation = f"{ranking.kind}s", "vs best"
-    rows, tiers = table("tier", unit, names, relation, left=("tier", names, relation)), by_tier(ranking)
-    for tier, standings in tiers.items():
-        if most is not None and most <= tier < len(tiers):
-            if tier == most:
-                rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
-            continue
-        figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
-        rows.add_row(str(tier), figures_span(figures), first, relations(standings))
-        for line in others:
-            rows.add_row("", "", line, "")
-    return rows
-
-
-def by_tier(ranking: Ranking) -> dict[int, list[RankedLink]]:
-    """Return the standings of each tier, the best first."""
+def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None, *, labelled: bool) -> Table:
+    kind, relation, rows = f"{ranking.kind}s", "vs best", list[tuple[str, ...]]()
     tiers: dict[int, list[RankedLink]] = defaultdict(list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
-    return tiers
+    for tier, standings in tiers.items():
+        if most is not None and most <= tier < len(tiers):
+            if tier == most:
+                rows.append(("…", "", f"{len(tiers) - most} more tiers", ""))
+            continue
+        figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
+        names = "\n".join(_names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES))
+        labels = [", ".join(dict.fromkeys(standing.label for standing in standings))] if labelled else []
+        counts = Counter(standing.relation for standing in standings)
+        relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
+        rows.append((str(tier), figures_span(figures), *labels, names, ", ".join(relations)))
+    heads = ("tier", unit, *(["label"] if labelled else []), kind, relation)
+    return table(*heads, rows=rows, left={*heads} - {unit})
 
 
 def figures_span(figures: Collection[float], between: str = " to ") -> str:
     """Return the lowest and the highest of some figures: "357.2 to 388.0"."""
     return span(figure(min(figures)), figure(max(figures)), between)
-
-
-def relations(standings: Sequence[RankedLink]) -> str:
-    """Return how a tier compares with the best: "tied", or "3 tied, 1 undecided"."""
-    counts = Counter(standing.relation for standing in standings)
-    if len(counts) == 1:
-        return standings[0].relation.value
-    return ", ".join(f"{counts[relation]} {relation}" for relation in Relation if counts[relation])
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
@@ -229,24 +228,21 @@ def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     return tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
-def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
-    fits = [fit for fit in ranked.fits if isinstance(fit, Fit)]
-    if not fits:
+def fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
+    """Yield a title and a table of a work's fits; nothing without one."""
+    fitted = [fit for fit in ranked.fits if isinstance(fit, Fit)]
+    if not fitted:
         return
-    sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
+    sizes = span(str(min(fit.sizes for fit in fitted)), str(max(fit.sizes for fit in fitted)))
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
-    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", left=(kind, "label"))
-    for fit in fits[:_MOST_FITS]:
-        rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
-    yield rows
-    yield from more(len(fits) - _MOST_FITS, ": --json has them all")
-
-
-def fitted(fit: Fit) -> tuple[str, str, str, str]:
-    """Return a fit's latency in µs and bandwidth in GB/s with their intervals, its n½ and its misfit."""
-    half = format_approximate_size(round(fit.half_bytes[1]))
-    return _bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}"
+    heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")
+    rows = []
+    for fit in fitted:
+        half = format_approximate_size(round(fit.half_bytes[1]))
+        figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
+        rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
+    yield from listed(*heads, rows=rows, most=_MOST_FITS, where=": --json has them all", left=heads[:2])
 
 
 def _bounded(values: Bounded) -> str:
@@ -272,13 +268,142 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 
-def _no_fits(summary: RankSummary) -> Iterator[str]:
+def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     """Yield a line for each reason why links have no fit, with their works."""
     works: dict[str, Counter[Work]] = defaultdict(Counter)
-    for ranked in summary.works:
+    for ranked in every:
         for fit in ranked.fits:
             if isinstance(fit, Unfitted):
                 works[sentences.no_line(fit)][ranked.work] += 1
     for reason, counts in works.items():
         names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
         yield f"no fit    {reason}: {names}"
+
+
+# Matrices of devices × devices: rates or times as a heat map, shaded by share of the best; readable without color.
+
+
+Matrix = NDArray[np.float64]
+
+# Beyond this many devices a decimal place would break 80 columns.
+DEVICES_WITH_DECIMALS = 9
+_KINDS = {
+    Variant.PLAIN: "row sends to column",
+    Variant.STAGED: "row sends to column, through host memory",
+    Variant.BOTH_WAYS: "both ways at once, their sum",
+}
+
+
+def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
+    """Return a figure of each data point on two devices: shape (devices, devices), row = source, NaN if not measured.
+
+    A collective on a pair and a copy both ways fill both halves.
+    """
+    figures: dict[Members, float] = {
+        one.point.members: figure(one)
+        for one in run.measured(work.variant)
+        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
+    }
+    return _filled(run, figures, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
+
+
+def _filled(run: Run, figures: Mapping[Members, float], *, symmetric: bool) -> Matrix:
+    matrix = np.full((len(run.devices),) * 2, np.nan)
+    for (src, dst), entry in figures.items():
+        matrix[src, dst] = entry
+        if symmetric:
+            matrix[dst, src] = entry
+    return matrix
+
+
+def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
+    """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
+    work = Work(operation, variant)
+    unit = unit_of(run, work, size_bytes)
+    matrix = pair_matrix(run, work, size_bytes, lambda measurement: value_of(measurement, unit))
+    kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
+    kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
+    text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
+    return text.append_text(render_matrix(run, matrix, best_is_least=unit in _PER_SECOND))
+
+
+def render_matrix(
+    run: Run,
+    matrix: Matrix,
+    *,
+    extra: Sequence[str] = (),
+    best_is_least: bool = False,
+    shaded: bool = True,
+    printed: Callable[[float], str] | None = None,
+) -> Text:
+    """Return a matrix with its heads, `shaded` by shares of the best, in blocks of at most 80 columns.
+
+    `extra` are the heads of columns beyond the devices', `printed` returns the text of a figure.
+    """
+    tags = [device.tag for device in run.devices]
+    wide = len(tags) <= DEVICES_WITH_DECIMALS
+    # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
+    heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
+    text_of = printed or (lambda value: figure(value, decimals=int(wide)))
+    cells = [["-" if np.isnan(value) else text_of(value) for value in row] for row in matrix]
+    least, gap = (7, 2) if wide else (4, 1)
+    columns = zip(heads, zip(*cells, strict=True), strict=True)
+    widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
+    first = max(map(len, tags))
+    known = matrix[np.isfinite(matrix)]
+    best = (known.min() if best_is_least else known.max()) if known.size else 0.0
+    shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
+    style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
+    blocks = []
+    # As many columns in each block: 16 of four digits need two blocks.
+    each = ceil(len(widths) / ceil(sum(widths) / (NARROW - first)))
+    for start in range(0, len(widths), each):
+        block = range(start, min(start + each, len(widths)))
+        text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
+        for tag, row, colours in zip(tags, cells, style, strict=True):
+            text.append(f"\n{tag:<{first}}")
+            for column in block:
+                text.append(f"{row[column]:>{widths[column]}}", style=colours[column])
+        blocks.append(text)
+    return Text("\n").join(blocks)
+
+
+# A ranking as a matrix.
+
+_PER_SECOND = {"µs": 1e6, "ns": 1e9}
+
+
+def unit_of(run: Run, work: Work, size_bytes: int) -> str:
+    """Return the unit that says most: GB/s, below 1 MiB µs, for the pointer chase ns.
+
+    With many devices the chase is in µs, too: over PCIe it takes 1100 ns, and four digits for each of 16 devices would
+    break 80 columns.
+    """
+    if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
+        return "ns"
+    return "GB/s" if size_bytes >= TELLING_BYTES else "µs"
+
+
+def value(seconds: float, gbs: float, unit: str) -> float:
+    """Return the figure in a unit that `unit_of` returns."""
+    return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
+
+
+def value_of(measurement: Measurement, unit: str) -> float:
+    """Return a data point's figure in a unit that `unit_of` returns."""
+    summary = summarize(measurement)
+    return value(summary.seconds, summary.busbw, unit)
+
+
+def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
+    """Return a ranking of links or pairs as a heat map in a unit that `unit_of` returns."""
+    figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
+    matrix = _filled(run, figures, symmetric=ranking.kind == "pair")
+    return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
+
+
+def tier_map(run: Run, ranking: Ranking) -> Text:
+    """Return the tier of each link or pair as a matrix, 1 is the best: what shades show, for readers without color."""
+    tiers: dict[Members, float] = {one.members: float(one.tier) for one in ranking.standings}
+    matrix = _filled(run, tiers, symmetric=ranking.kind == "pair")
+    return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -32,11 +31,12 @@ from collbench.report import prose
 from collbench.report.prose import filled
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Block, Lines, both, short, table, whole
-from collbench.runfile.codec import plain
+from collbench.runfile.codec import document, picked, plain
 
 if TYPE_CHECKING:
     from collbench.report.text.comparison import Json
 
+_WORK = ("operation", "variant")
 _STANDING_STYLES = {
     ReferenceVerdict.BELOW: "bold red",
     ReferenceVerdict.NORMAL: "bold green",
@@ -113,7 +113,9 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
     """Return what was judged, the result, the rates and the band."""
     source = answer.figure
     work = Work(source.operation, source.variant)
-    what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
+    sets = amount(len(answer.sets), "device" if kind_of(work) == "device" else "link")
+    on = f"{source.ranks} GPUs" if work.operation.is_collective else sets
+    what = f"{work} at {format_size(answer.size_bytes)} on {on}"
     failed = answer.standing is ReferenceVerdict.FAILED
     where = f" on {prose.device_sets(answer.failed, answers.run.devices)}" if failed else ""
     line = Lines(f"{before}{what}: ")
@@ -145,12 +147,6 @@ def _beaten(answers: Answers, answer: Answer) -> str:
     what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
     limit = figure(impossible.capacity.gbs)
     return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
-
-
-def _on(work: Work, ranks: int, answer: Answer) -> str:
-    if work.operation.is_collective:
-        return f" on {ranks} GPUs"
-    return f" on {amount(len(answer.sets), 'device' if kind_of(work) == 'device' else 'link')}"
 
 
 def _measured(answers: Answers, answer: Answer) -> str:
@@ -192,14 +188,7 @@ def _name(one: Unknown) -> str:
     return f"{one.work}{many}"
 
 
-_WORST_FIRST = (
-    ReferenceVerdict.FAILED,
-    ReferenceVerdict.BELOW,
-    ReferenceVerdict.ABOVE,
-    ReferenceVerdict.NORMAL,
-    ReferenceVerdict.UNDECIDED,
-    ReferenceVerdict.NOT_JUDGED,
-)
+_WORST_FIRST = [ReferenceVerdict[name] for name in ("FAILED", "BELOW", "ABOVE", "NORMAL", "UNDECIDED", "NOT_JUDGED")]
 
 
 def below(run: Run) -> str:
@@ -229,9 +218,9 @@ def normal_line(run: Run) -> Iterator[Lines]:
 
 def dumps(answers: Answers, status: int) -> str:
     """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
-    from collbench.report.text.comparison import json_text, run_origin  # late: pages of pairs need a line of this
+    from collbench.report.text.comparison import run_origin  # late: pages of pairs need a line of this
 
-    return json_text("collbench-reference", status, {"run": run_origin(answers.run)} | as_json(answers))
+    return document("reference", {"exit_status": status, "run": run_origin(answers.run)} | as_json(answers))
 
 
 def as_json(answers: Answers) -> Json:
@@ -241,19 +230,10 @@ def as_json(answers: Answers) -> Json:
         "known": answers.known,
         "answers": [_answer_json(answer) for answer in answers.answers],
         "unjudged": [
-            {
-                "operation": one.work.operation.value,
-                "variant": one.work.variant.value,
-                "total": one.total,
-                "labels": dict(one.labels),
-                "unmeasured": [list(members) for members in one.unmeasured],
-            }
+            picked(one.work, *_WORK) | {"total": one.total, "labels": dict(one.labels)} | picked(one, "unmeasured")
             for one in answers.unjudged
         ],
-        "unknown": [
-            {"operation": one.work.operation.value, "variant": one.work.variant.value, "ranks": one.ranks}
-            for one in answers.unknown
-        ],
+        "unknown": [picked(one.work, *_WORK) | {"ranks": one.ranks} for one in answers.unknown],
     }
 
 
@@ -263,49 +243,33 @@ def _mismatch(answer: Answer) -> str:
 
 def _answer_json(answer: Answer) -> Json:
     figure, reference = answer.figure, answer.reference
-    return {
-        "operation": figure.operation.value,
-        "variant": figure.variant.value,
-        "ranks": figure.ranks,
-        "size_bytes": answer.size_bytes,
-        "standing": answer.standing.value,
+    beyond = None
+    if answer.impossible is not None:  # the data point that beats its limit, for which an answer is not judged
+        point, limit = answer.impossible.point, answer.impossible.capacity
+        beyond = {"work": str(point.work), **picked(point, "members", "size_bytes")}
+        beyond |= {"gbs": answer.impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
+    return picked(figure, *_WORK, "ranks") | {
+        **picked(answer, "size_bytes", "standing"),
         "band_gbs": list(reference.band),
         "sources": len(reference.sources),
         "disagree": reference.disagree,
         "guide_only": reference.orients,
         "device_sets": plain(answer.sets),
         "mismatch": _mismatch(answer),
-        "impossible": _impossible_json(answer),
+        "impossible": beyond,
         "nvls": figure.nvls,
         "figures": [
-            {
-                "machine": one.machine,
-                "nccl": one.nccl,
-                "conditions": one.conditions,
-                "source": one.source,
-                "license": one.license,
-                "measured_gbs": plain(one.values_at(answer.size_bytes)),
-            }
+            picked(one, "machine", "nccl", "conditions", "source", "license")
+            | {"measured_gbs": plain(one.values_at(answer.size_bytes))}
             for one in reference.figures
         ],
     }
 
 
-def _impossible_json(answer: Answer) -> Json | None:
-    """Return the data point of the run that beats its limit, for which an answer is not judged."""
-    impossible = answer.impossible
-    if impossible is None:
-        return None
-    point, limit = impossible.point, impossible.capacity
-    data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
-    return data_point | {"gbs": impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
-
-
 # All published figures: `collbench reference`.
 
 
-@dataclass(frozen=True, slots=True)
-class _Covered:
+class _Covered(NamedTuple):
     """What figures of one kind cover, and what is normal at the largest of their sizes, GB/s."""
 
     figure: Figure
@@ -314,63 +278,41 @@ class _Covered:
     disagree: tuple[int, ...]  # sizes
     band: tuple[float, float | None]
 
-    @classmethod
-    def by(cls, kind: tuple[Figure, ...]) -> _Covered:
+
+def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
+    order, covered = [*Operation], []
+    for kind in kinds:
         sizes = sizes_of(kind)
         found = [one for size in sizes if (one := reference_at(kind, size))]
         apart = tuple(one.size_bytes for one in found if one.disagree)
-        return cls(kind[0], sizes, tuple(dict.fromkeys(one.origin for one in kind)), apart, found[-1].band)
-
-
-def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
-    order = [*Operation]
+        origins = tuple(dict.fromkeys(one.origin for one in kind))
+        covered.append(_Covered(kind[0], sizes, origins, apart, found[-1].band))
     return sorted(
-        map(_Covered.by, kinds),
+        covered,
         key=lambda one: (one.figure.gpus, order.index(one.figure.operation), one.figure.variant, one.figure.ranks),
     )
 
 
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Table:
     """Return the table of what figures cover."""
-    rows = table("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s", left=_LEFT, keys=2)
+    rows = []
     for one in _covered(kinds):
         figure_, (low, high) = one.figure, one.band
         apart = f", disagree at {size_span(one.disagree)}" if one.disagree else ""
-        rows.add_row(
-            figure_.machine,
-            str(Work(figure_.operation, figure_.variant)),
-            str(figure_.ranks),
-            figure_.links.replace("|", " ") or "-",
-            figure_.nvls or "-",
-            size_span(one.sizes),
-            f"{len(one.sources)}{apart}",
-            f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
-        )
-    return rows
-
-
-_LEFT = ("machine", "operation", "links", "NVLS", "sizes", "sources")
+        of_work = str(Work(figure_.operation, figure_.variant)), str(figure_.ranks)
+        links = figure_.links.replace("|", " ") or "-", figure_.nvls or "-"
+        rates = f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
+        rows.append((figure_.machine, *of_work, *links, size_span(one.sizes), f"{len(one.sources)}{apart}", rates))
+    heads = ("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
+    return table(*heads, rows=rows, left={*heads} - {"GPUs", "GB/s"}, keys=2)
 
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
     """Return the same as JSON text."""
     rows = [
-        {
-            "machine": one.figure.machine,
-            "gpus": one.figure.gpus,
-            "links": one.figure.links,
-            "operation": one.figure.operation.value,
-            "variant": one.figure.variant.value,
-            "ranks": one.figure.ranks,
-            "nvls": one.figure.nvls,
-            "sizes": list(one.sizes),
-            "sources": list(one.sources),
-            "disagree": list(one.disagree),
-            "minimum": one.figure.at_least is not None,
-            "band_gbs": list(one.band),
-        }
+        picked(one.figure, "machine", "gpus", "links", *_WORK, "ranks", "nvls")
+        | picked(one, "sizes", "sources", "disagree")
+        | {"minimum": one.figure.at_least is not None, "band_gbs": list(one.band)}
         for one in _covered(kinds)
     ]
-    from collbench.report.text.comparison import json_text  # late, as above
-
-    return json_text("collbench-references", 0, {"references": rows})
+    return document("references", {"exit_status": 0, "references": rows})

@@ -19,9 +19,9 @@ from collbench.report.text.layout import Block, Lines, both, short, table, whole
 
 _FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
-_BAR = 40  # columns of the longest bar
+_BAR = 40  # columns of the longest bar, as in parts.html
 _MICRO = 1e6
-HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
+_HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
 
 
 def blocks(run: Run) -> Iterator[Block]:
@@ -62,27 +62,15 @@ def title(run: Run, by_size: Sequence[Tails]) -> str:
 
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
-    """Return a row for each size: percentiles of the transfer time, and of the time with waiting."""
-    percentile_table = table(*HEADS)
-    for row in figures(by_size):
-        percentile_table.add_row(*row)
-    return percentile_table
-
-
-def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of `percentiles`' rows, times in µs."""
+    """Return a row for each size, in µs: percentiles of the transfer time, and of the time with waiting."""
+    rows = []
     for one in by_size:
         moved, waited = one.transfer or one.waited, one.waited
         interval = moved.percentiles[0].interval
-        yield (
-            format_size(one.point.size_bytes),
-            *(micro(moved.at(percent)) for percent in PERCENTILES),
-            micro(moved.maximum),
-            f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-",
-            micro(waited.at(50)),
-            micro(waited.at(99)),
-            micro(waited.maximum),
-        )
+        between = f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-"
+        figures = (*map(moved.at, PERCENTILES), moved.maximum), (waited.at(50), waited.at(99), waited.maximum)
+        rows.append((format_size(one.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))
+    return table(*_HEADS, rows=rows)
 
 
 def micro(seconds: float | None) -> str:
@@ -90,17 +78,16 @@ def micro(seconds: float | None) -> str:
     return "-" if seconds is None else f"{round(seconds * _MICRO, 2) + 0.0:.2f}"  # no -0.00
 
 
-def drawn(one: Tails) -> Iterator[RenderableType]:
-    """Yield a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
-    values = one.transfer_seconds or one.waited_seconds
-    edges, counts = histogram(values)
-    yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
-    rows = table("from", "launches", "")
-    rows.columns[2].justify, rows.columns[0].justify = "left", "right"
-    for edge, count in zip(edges, counts, strict=False):
-        bar = ceil(count / max(counts) * _BAR)  # a tail is a few launches of thousands: they have a bar, too
-        rows.add_row(f"{edge * _MICRO:.2f}", str(count), "#" * bar)
-    yield rows
+def drawn(one: Tails) -> tuple[Text, Table]:
+    """Return a title and a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
+    edges, counts = histogram(one.transfer_seconds or one.waited_seconds)
+    # A tail is a few launches of thousands: they have a bar, too.
+    bars = (
+        (f"{edge * _MICRO:.2f}", str(count), "#" * ceil(count / max(counts) * _BAR))
+        for edge, count in zip(edges, counts, strict=False)
+    )
+    title = Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
+    return title, table("from", "launches", "", rows=bars, left=("",))
 
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
@@ -164,21 +151,15 @@ def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
     yield Text(
         f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
     )
-    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
-    for rank in one.ranks:
-        arrives, leaves = rank.arrives, rank.leaves
-        rows.add_row(
+    heads = ("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
+    rows = (
+        (
             run.devices[rank.member].tag,
-            micro(rank.own.at(50)),
-            micro(rank.own.at(99)),
-            micro(arrives.median) if arrives else "-",
-            micro(arrives.p99) if arrives else "-",
-            _share(rank.last),
-            _share(rank.last_of_slowest),
-            micro(leaves.median) if leaves else "-",
+            *map(micro, (rank.own.at(50), rank.own.at(99))),
+            *map(micro, (rank.arrives.median, rank.arrives.p99) if rank.arrives else (None, None)),
+            *("-" if share is None else f"{share:.0%}" for share in (rank.last, rank.last_of_slowest)),
+            micro(rank.leaves.median if rank.leaves else None),
         )
-    yield rows
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+        for rank in one.ranks
+    )
+    yield table(*heads, rows=rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -24,9 +23,9 @@ from collbench.report.prose import WIDE, filled
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
-from collbench.report.text.layout import Block, Lines, both, more, short, whole
+from collbench.report.text.layout import Block, Found, Lines, both, more, short, whole
+from collbench.runfile.codec import document, picked
 
-FORMAT, VERSION = "collbench-check", 1
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
     Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
@@ -87,23 +86,23 @@ def page(
     if shortfall:
         yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
     healthy = _healthy(run, covered, verdicts)
-    judged = [Text(_field("agree", healthy, width))] if healthy else []
-    judged += [Text(_field("unjudged", line, width)) for line in unjudged(run, covered)]
+    judged = [Lines(_field("agree", healthy, width))] if healthy else []
+    judged += [Lines(_field("unjudged", line, width)) for line in unjudged(run, covered)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
-        judged += [Text(_field("rates", line.plain[_INDENT:], width)) for line in reference.normal_line(run)]
+        judged += [Lines(_field("rates", line.plain[_INDENT:], width)) for line in reference.normal_line(run)]
     yield from short(*([] if faults or below else [concluded]), *judged)
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
-        yield from both("verdicts", Text(), _block(run, verdict, width))
+        yield from both("verdicts", Text(), _found(run, verdict, width))
     others = faults[_MOST_EXPLAINED:]
     if others:
-        heads = [_head(run, verdict, width) for verdict in others[:_MOST_NAMED]]
+        heads = [filled(f"{one.kind}  {_where(run, one)}", width, rest="  ") for one in others[:_MOST_NAMED]]
         yield from short(Text("\n" + "\n".join(heads)))
     yield from short(*more(len(others) - _MOST_NAMED))
     for verdict in (*others, *(one for one in verdicts if one.severity is Severity.INFO)):
-        yield from whole("verdicts", Text(), _block(run, verdict, width))
+        yield from whole("verdicts", Text(), _found(run, verdict, width))
     yield from whole("verdicts", Text(), concluded, *judged)
-    yield from whole("notes", *(Text(_field("not done", line, width)) for line in undone))
+    yield from whole("notes", *(Lines(_field("not done", line, width)) for line in undone))
     if further:
         yield from (*([Text()] if faults else []), *further)
     yield from short(Lines(f"\n{origin(run)}"))
@@ -127,8 +126,7 @@ def dumps(
     peers: dict[str, Any] | None = None,
 ) -> str:
     """Return the verdicts as JSON text (docs/check.md): `exit_status` is the command's, `peers` its map of P2P."""
-    body = as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers}
-    return json.dumps(body, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return document("check", as_json(run, verdicts, exit_status, shortfall) | {"p2p": peers})
 
 
 def as_json(
@@ -137,8 +135,8 @@ def as_json(
     """Return the same in JSON's own types."""
     covered = coverage(run)
     return {
-        "format": FORMAT,
-        "format_version": VERSION,
+        "format": "collbench-check",
+        "format_version": 1,
         "backend": run.backend,
         "hostname": run.machine.hostname,
         "fabric": run.machine.fabric,
@@ -155,26 +153,18 @@ def as_json(
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     measured = verdict.measured
-    return {
-        "kind": verdict.kind.value,
-        "severity": verdict.severity.value,
-        "members": list(verdict.members),
-        "label": verdict.label,
-        "theory_gbs": verdict.theory_gbs,
+    return picked(verdict, "kind", "severity", "members", "label", "theory_gbs") | {
         "cause": verdict.cause.text,
         "command": verdict.fix,
         "what": sentences.what(verdict, run),
-        "explains": [kind.value for kind in verdict.explains],
-        "confirmed": verdict.confirmed,
+        **picked(verdict, "explains", "confirmed"),
         "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
         "devices": [run.devices[position].tag for position in verdict.members],
     }
 
 
-def _block(run: Run, verdict: Verdict, width: int) -> Text:
+def _found(run: Run, verdict: Verdict, width: int) -> Found:
     """Return one verdict: its kind and devices, then a field a line."""
-    head = Text(_head(run, verdict, width))
-    head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
     devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
         limit = _LIMITS.get(verdict.kind, "theory")
@@ -189,14 +179,11 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     fields.append(("cause", verdict.cause.text))
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
-    lines = [_field(name, text, width) for name, text in fields]
-    lines.append(f"{'check':<{_INDENT}}{verdict.fix}")  # on one line, to be copied
-    return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
+    return Found(verdict.kind, _where(run, verdict), _STYLES[verdict.severity], fields, verdict.fix, width)
 
 
-def _head(run: Run, verdict: Verdict, width: int) -> str:
-    label = f" ({verdict.label})" if verdict.label else ""
-    return filled(f"{verdict.kind}  {tags(verdict.members, run.devices)}{label}", width, rest="  ")
+def _where(run: Run, verdict: Verdict) -> str:
+    return tags(verdict.members, run.devices) + (f" ({verdict.label})" if verdict.label else "")
 
 
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:

@@ -1,9 +1,10 @@
-"""Why a saved run cannot be used for this machine, as a clause."""
+"""Saved runs: their list, and why one cannot be used for this machine, as a clause."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from collbench.choose.freshness import (
     DeviceBusy,
@@ -19,8 +20,13 @@ from collbench.choose.freshness import (
     TooOld,
     Unfit,
 )
+from collbench.model.errors import ExitStatus
+from collbench.model.printable import one_line
 from collbench.model.run import Device
-from collbench.model.units import AGES, fixed
+from collbench.model.units import AGES, columns, fixed
+
+if TYPE_CHECKING:
+    from collbench.runfile.saved_runs import SavedRun
 
 
 def unfit(reason: Unfit, run: str = "it", its: str = "its") -> str:
@@ -69,3 +75,36 @@ def _names(devices: Sequence[Device]) -> str:
 def _length(duration: timedelta) -> str:
     unit = next(unit for unit in AGES if duration >= AGES[unit] or unit == "s")
     return f"{fixed(duration / AGES[unit], 3)}{unit}"
+
+
+# The list of saved runs, one line each, with the number that other commands take.
+
+
+_OUTCOMES = {
+    ExitStatus.DONE: "done",
+    ExitStatus.FAILED: "failures",
+    ExitStatus.CONTRADICTION: "impossible figure",
+    ExitStatus.UNTRUSTED: "wrong data or hang",
+}
+_HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "outcome")
+
+
+def lines(runs: Sequence[SavedRun]) -> list[str]:
+    """Return the table's lines, in the order given, and where the files are: whole names would break every line."""
+    folders = sorted({one_line(str(run.path.parent)) for run in runs})
+    return [*columns([_HEAD, *map(_row, runs)]), "", f"files: {', '.join(folders)}; 'collbench show 1' shows run 1"]
+
+
+def _row(run: SavedRun) -> tuple[str, ...]:
+    outcome = _OUTCOMES.get(run.status, "done")
+    if not run.complete:
+        outcome = "interrupted" if run.status is ExitStatus.DONE else f"interrupted, {outcome}"
+    return (
+        str(run.number),
+        one_line(run.started.replace("T", " ").removesuffix("Z")),
+        run.backend,
+        one_line(run.fabric or run.machine),
+        str(len(run.devices)),
+        one_line(run.command[0] if run.command else ""),
+        outcome,
+    )
