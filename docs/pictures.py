@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the numbered pictures of docs/report.md in docs/figures: a report of a simulated machine with a slow link.
+"""Makes the pictures of the HTML report in docs/figures: of the README, and numbered ones of docs/report.md.
 
     python docs/pictures.py
 
@@ -24,19 +24,23 @@ from playwright.sync_api import FloatRect, sync_playwright
 FIGURES = Path(__file__).parent / "figures"
 FAULT = {"kind": "slow-link", "devices": [2, 3], "factor": 0.6}
 SLOW = "[role=gridcell][data-at='2,3']"  # its cell in the map
-# Each picture: its name, the part of the page that it shows, its height in pixels, and what gets a number.
-PICTURES = {
+# Each picture: its name, the faults of its simulated machine, the part of the page that it shows, its height in pixels,
+# and what gets a number.
+PICTURES: dict[str, tuple[list[object], str, int, list[str]]] = {
+    "report-sim": ([], "body", 1010, []),
     "report-answer-sim": (
+        [FAULT],
         "h1",
         395,
         ["h1", ".answer:nth-of-type(1)", ".answer:nth-of-type(2)", ".answer:nth-of-type(3)"],
     ),
     "report-map-sim": (
+        [FAULT],
         ".maps.alive",
         1310,
         [".maps.alive select", SLOW, ".maps.alive dl", ".maps.alive figure svg"],
     ),
-    "report-verdict-sim": ("[id$=-verdicts]", 345, ["[id$=-verdicts] ~ * h3"]),
+    "report-verdict-sim": ([FAULT], "[id$=-verdicts]", 345, ["[id$=-verdicts] ~ * h3"]),
 }
 # A number left of the top of each element.
 NUMBERED = """selectors => selectors.forEach((selector, i) => {
@@ -56,19 +60,21 @@ def main() -> None:
     if browser is None:
         sys.exit("pictures: no Chromium: name it by COLLBENCH_TEST_BROWSER")
     machine = json.loads((resources.files("collbench.sim") / "machines" / "dgx-1v.json").read_text("utf-8"))
-    machine |= {"name": "dgx-1v-slow-link", "faults": [FAULT]}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        (Path(folder) / "slow.json").write_text(json.dumps(machine), encoding="utf-8")
-        pairs = ["pairs", "--backend", "sim", "--fabric", "slow.json", "--seed", "1", "-o", "run.json"]
-        for command in (pairs, ["report", "run.json", "-o", "report.html"]):
-            subprocess.run([sys.executable, "-m", "collbench", *command], cwd=folder, check=False, capture_output=True)
         opened = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
-        for name, (top, height, numbered) in PICTURES.items():
+        for name, (faults, top, height, numbered) in PICTURES.items():
+            machine |= {"name": "dgx-1v-slow-link" if faults else "dgx-1v", "faults": faults}
+            (Path(folder) / "machine.json").write_text(json.dumps(machine), encoding="utf-8")
+            pairs = ["pairs", "--backend", "sim", "--fabric", "machine.json", "--seed", "1", "-o", "run.json"]
+            for command in (pairs, ["report", "run.json", "-o", "report.html"]):
+                collbench = [sys.executable, "-m", "collbench", *command, "--force"]
+                subprocess.run(collbench, cwd=folder, check=False, capture_output=True)
             page = opened.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
             page.goto((Path(folder) / "report.html").as_uri())
             page.wait_for_load_state("networkidle")
-            page.locator(SLOW).click()
-            page.evaluate(NUMBERED, numbered)
+            if numbered:
+                page.locator(SLOW).click()
+                page.evaluate(NUMBERED, numbered)
             start = page.evaluate("top => document.querySelector(top).getBoundingClientRect().y + scrollY", top)
             clip = FloatRect(x=0, y=max(0, start - 25), width=1000, height=height)
             picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))

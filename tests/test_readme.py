@@ -69,7 +69,7 @@ def test_it_begins_with_one_sentence_and_a_picture_that_says_that_it_is_simulate
     assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
     match = re.fullmatch(r"!\[.+\bsim\b.+\]\((docs/figures/.+-sim\.png)\)", figure)
     assert match
-    picture = (ROOT / match[1]).read_bytes()  # benchmarks/report_picture.py
+    picture = (ROOT / match[1]).read_bytes()  # docs/pictures.py
     assert picture.startswith(b"\x89PNG")
     assert len(picture) <= 150_000
 
