@@ -35,7 +35,7 @@ from training import bound, results
 from training.bound import Pair
 from training.tables import markdown
 
-from collbench.jobs import job_file
+from collbench.jobs import job_file, steps
 from collbench.jobs.job import Job
 from collbench.jobs.predict.links import Links
 from collbench.jobs.predict.recorded import PlacedJob, predict_job
@@ -135,7 +135,9 @@ def recorded(title: str, jobs: Path, curves: Path, steps: Callable[[str, str], f
 
 def _job(file: Path) -> Job:
     """Return a job, also of a file from before its version's field was renamed; its fields are the same."""
-    return job_file.loads(file.read_text(encoding="utf-8").replace('"version":1,', '"format_version":1,', 1), file.name)
+    job = job_file.loads(file.read_text(encoding="utf-8").replace('"version":1,', '"format_version":1,', 1), file.name)
+    # The steps of two equal calls each (tp-large, tp-small) cannot be told from parts of a step by their record.
+    return job if job.steps.source is not None else steps.find(job, 2)
 
 
 def _rank_steps(folder: Path) -> Callable[[str, str], float]:

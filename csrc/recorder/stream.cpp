@@ -525,11 +525,11 @@ void Stream::repeat(Phase& phase, uint32_t from) {
   ++phase.repetitions;
 }
 
-// Keeps this repetition whole if its number is a multiple of the stride. Only the number decides, so that all ranks
-// keep the same repetitions.
+// Keeps this repetition whole if the number of its block is a multiple of the stride. Repetitions of a block follow one
+// another, because a step may be several of them. Only the number decides, so that all ranks keep the same repetitions.
 void Stream::sample(Phase& phase, uint32_t from) {
-  const uint64_t number = phase.repetitions;
-  if (!phase.slots || number % phase.stride) return;
+  const uint64_t number = phase.repetitions, block = std::max(phase.slots / 4, 1u);
+  if (!phase.slots || number / block % phase.stride) return;
   const uint64_t words = 1 + phase.length;
   uint64_t* samples = at<uint64_t>(phase.samples);
   uint32_t* gpu_samples = phase.gpu_samples ? at<uint32_t>(phase.gpu_samples) : nullptr;
@@ -540,7 +540,7 @@ void Stream::sample(Phase& phase, uint32_t from) {
     phase.stride *= 2;
     uint32_t kept = 0;
     for (uint32_t slot = 0; slot < phase.used; ++slot) {
-      if (samples[slot * words] % phase.stride) continue;
+      if (samples[slot * words] / block % phase.stride) continue;
       memmove(samples + kept * words, samples + slot * words, words * sizeof *samples);
       const uint64_t length = phase.length;
       if (gpu_samples) memmove(gpu_samples + kept * length, gpu_samples + slot * length, length * sizeof *gpu_samples);
@@ -549,7 +549,7 @@ void Stream::sample(Phase& phase, uint32_t from) {
     }
     const bool stuck = kept == phase.used;
     store(phase.used, kept);
-    if (stuck || number % phase.stride) return;
+    if (stuck || number / block % phase.stride) return;
   }
   uint64_t* slot = samples + phase.used * words;
   uint64_t* begins = nullptr;

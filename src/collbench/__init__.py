@@ -1,9 +1,10 @@
 """collbench measures the bandwidth and latency between GPUs, and chooses the best GPUs.
 
 In Python: `select` chooses GPUs for this process, `measure` and `overlap` measure, `import_job`, `load_job` and
-`replay` take what a job sent, `runs` lists saved runs, `load` reads one, `rank`, `check`, `compare`, `tails` and
-`predict` judge it, `explain` words what they find, `nodes` chooses nodes, `topo` and `doctor` look at the machine,
-`train_command` says what `collbench train` would start, and `Error` is what they raise. docs/python.md shows them.
+`replay` take what a job sent, `step` marks its steps, `runs` lists saved runs, `load` reads one, `rank`, `check`,
+`compare`, `tails` and `predict` judge it, `explain` words what they find, `nodes` chooses nodes, `topo` and `doctor`
+look at the machine, `train_command` says what `collbench train` would start, and `Error` is what they raise.
+docs/python.md shows them.
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collbench.cluster.api import nodes as nodes
     from collbench.jobs.api import import_job as import_job
     from collbench.jobs.api import load_job as load_job
+    from collbench.jobs.marks import step as step
     from collbench.jobs.predict.api import predict as predict
     from collbench.jobs.replay.api import replay as replay
     from collbench.model.errors import CollbenchError as Error
@@ -48,6 +50,7 @@ _HOMES = {
     "replay": "jobs.replay.api",
     "runs": "api.runs",
     "select": "api.selecting",
+    "step": "jobs.marks",
     "tails": "api.runs",
     "topo": "api.inspecting",
     "train_command": "api.training",
@@ -69,7 +72,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(f"collbench.{_HOMES[name]}"), name)
+    found = getattr(import_module(f"collbench.{_HOMES[name]}"), name)
+    if name == "step":
+        globals()[name] = found  # a training step calls it, and is not to come here again
+    return found
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,8 @@ from collbench.jobs.job import (
     Sample,
     Source,
     Spread,
+    Steps,
+    StepSource,
     Unknown,
 )
 from collbench.model.operations import COLLECTIVES
@@ -30,6 +32,25 @@ STARTED = "2026-01-02T03:04:05Z"
 def spread(value: float, count: int = 10) -> Spread:
     """Return times that are all alike, µs."""
     return Spread(count, value, value, value, value)
+
+
+def stepped(job: Job) -> Job:
+    """Return the job with a step that is known: on each rank the phase with most calls among those that repeat."""
+    ranks = tuple(
+        replace(
+            rank,
+            step=max(
+                (phase for phase in rank.phases if phase.repetitions > 1),
+                key=lambda phase: phase.repetitions * len(phase.positions),
+                default=None,
+            ),
+        )
+        for rank in job.ranks
+    )
+    known = any(rank.step for rank in ranks)
+    return replace(
+        job, ranks=ranks, steps=Steps(StepSource.MARKS, "", 1.0, 1.0) if known else Steps(why="none repeats")
+    )
 
 
 def made_job(
@@ -60,7 +81,7 @@ def made_job(
         own_lateness = (late or {}).get(rank, 0.0)
         gpu_times = [transfer + most_late - own_lateness for transfer in gpu]
         samples = tuple(
-            Sample(number, tuple(number * period + at + own_lateness for at in issued), tuple(gpu_times))
+            Sample(number, tuple(number * period + at + own_lateness for at in issued), tuple(gpu_times), step=period)
             for number in range(kept)
         )
         positions = tuple(
@@ -69,7 +90,7 @@ def made_job(
         )
         job_ranks.append(JobRank(rank, (Phase(positions, repetitions, samples),), host, rank))
     groups = (Group(tuple(range(ranks)), ranks),)
-    return Job(Source.PLUGIN, STARTED, ranks, groups, table, tuple(job_ranks), unknown=unknown)
+    return stepped(Job(Source.PLUGIN, STARTED, ranks, groups, table, tuple(job_ranks), unknown=unknown))
 
 
 def without_gpu_times(job: Job) -> Job:
@@ -82,7 +103,7 @@ def without_gpu_times(job: Job) -> Job:
         )
 
     ranks = tuple(replace(rank, phases=tuple(map(phase, rank.phases))) for rank in job.ranks)
-    return replace(job, ranks=ranks, unknown=(*job.unknown, Unknown.GPU_TIMES))
+    return stepped(replace(job, ranks=ranks, unknown=(*job.unknown, Unknown.GPU_TIMES)))
 
 
 _TIMES = st.floats(0.01, 1e7)
@@ -174,7 +195,7 @@ def jobs(draw: st.DrawFn) -> Job:
         for rank in draw(st.sets(st.integers(0, world - 1)))
     )
     unknown = draw(st.sets(st.sampled_from(list(Unknown))).map(sorted).map(tuple))
-    return Job(Source.KINETO, STARTED, world, tuple(groups), tuple(calls), ranks, unknown=unknown)
+    return stepped(Job(Source.KINETO, STARTED, world, tuple(groups), tuple(calls), ranks, unknown=unknown))
 
 
 def documented_job() -> Job:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from collbench.jobs.calls import pauses_of, report, step_seconds, timeline
 from collbench.jobs.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from collbench.judge.tails import after_others
-from tests.jobs.made import jobs, made_job, without_gpu_times
+from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
 
 DDP = [("allreduce", 25 * 2**20)] * 3 + [("allreduce", 2**20)]
 
@@ -114,7 +113,7 @@ def test_one_call_without_a_time_takes_none_from_the_others() -> None:
         last = replace(last, gpu=None if rank.rank else last.gpu)
         return replace(rank, phases=(replace(phase, positions=(first, last), samples=samples),))
 
-    found = report(replace(job, ranks=tuple(map(partly, job.ranks))))
+    found = report(stepped(replace(job, ranks=tuple(map(partly, job.ranks)))))
     assert found is not None
     whole, alone = found.rows
     assert [row.transfer for row in found.rows] == pytest.approx([500e-6, 350e-6])  # the last is rank 0's own
@@ -128,7 +127,7 @@ def test_calls_in_one_group_share_their_kernel() -> None:
         return replace(phase, positions=tuple(replace(one, together=at > 0) for at, one in enumerate(phase.positions)))
 
     ranks = tuple(replace(rank, phases=tuple(map(together, rank.phases))) for rank in job.ranks)
-    found = report(replace(job, ranks=ranks))
+    found = report(stepped(replace(job, ranks=ranks)))
     assert found is not None
     assert found.mine.kernels == pytest.approx(100e-6)
 
@@ -166,7 +165,7 @@ def test_random_jobs_are_judged_without_invention(job: Job) -> None:
         assert row.transfer is None or row.transfer > 0
     assert gpu
     for rank in found.ranks:
-        assert rank.waiting is None or rank.waiting >= 0
+        assert 0 <= (rank.waiting or 0.0) <= (rank.kernels or np.inf) <= (rank.step or np.inf) or rank.step is None
     if Unknown.PAUSES in job.unknown:
         assert not found.late_known
         assert timeline(job) is None
@@ -186,25 +185,16 @@ def test_names_of_ranks_do_not_matter() -> None:
     assert [row.transfer for row in first.rows] == [row.transfer for row in second.rows]
 
 
-def stepped(starts: Sequence[float], pauses: Sequence[float]) -> Phase:
-    """A step of calls after `pauses` (µs, medians), sampled every second time from `starts` on."""
-    positions = tuple(Position(0, pause=Spread(60, pause / 2, pause, 3 * pause, 900 * pause)) for pause in pauses)
-    samples = tuple(Sample(2 * number, (start, start + 1)) for number, start in enumerate(starts))
-    return Phase(positions, 60, samples)
-
-
-def test_a_step_is_the_median_of_repetitions_whatever_came_between_two_of_them() -> None:
-    steady = [number * 2000.0 for number in range(10)]
-    evaluated = [start + (1e6 if number > 4 else 0.0) for number, start in enumerate(steady)]
-    for starts in (steady, evaluated):
-        phase = stepped(starts, (700.0, 100.0))
-        assert step_seconds(phase) == pytest.approx(1e-3)
-        assert pauses_of(phase) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
-
-
-def test_few_samples_leave_the_mean_of_all() -> None:
-    phase = stepped([0.0, 2000.0, 4000.0], (700.0, 100.0))
-    assert step_seconds(phase) == pytest.approx(2.4e-3)
+def test_a_step_is_the_median_of_the_kept_repetitions() -> None:
+    """One of them had an evaluation after it; without any, the usual pauses add up to it."""
+    positions = tuple(
+        Position(0, pause=Spread(60, pause / 2, pause, 3 * pause, 900 * pause)) for pause in (700.0, 100.0)
+    )
+    samples = tuple(Sample(at, (0.0, 1.0), step=1e6 if at == 4 else 1000.0) for at in range(10))
+    phase = Phase(positions, 60, samples)
+    assert step_seconds(phase) == pytest.approx(1e-3)
+    assert pauses_of(phase) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
+    assert step_seconds(replace(phase, samples=())) == pytest.approx(0.8e-3)
 
 
 def test_unknown_pauses_make_no_step() -> None:

@@ -35,7 +35,8 @@ def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Prog
     for number, path in enumerate(files):
         path.write_bytes(MAKERS[source](number))
     output = tmp_path / "job.json"
-    result = program("import", *(["--from", source.value] if forced else []), "-o", str(output), *map(str, files))
+    options = [*(["--from", source.value] if forced else []), "--calls-per-step", "2"]
+    result = program("import", *options, "-o", str(output), *map(str, files))
     assert (result.status, result.out) == (0, "")
     assert result.line.startswith("imported 24 calls of 2 ranks")
     job = job_file.load(output)
@@ -43,6 +44,7 @@ def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Prog
     for rank in job.ranks:
         assert [job.calls[call].size_bytes for call in rank.unfolded()] == [8192 * (1 + n % 2) for n in STEPS]
         assert rank.step is not None
+        assert (len(rank.step.positions), rank.step.repetitions) == (2, 6)
     shown = program("show", str(output))
     assert (shown.status, f"by {source}" in shown.out) == (0, True)
 

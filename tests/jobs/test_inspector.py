@@ -185,7 +185,9 @@ def test_what_is_forced_to_be_of_a_kind_is_read_as_that_or_refused(tmp_path: Pat
 
 
 def test_a_job_of_it_survives_its_file() -> None:
-    steps = b"".join(inspected("AllReduce", n, (1 + n % 3) * 8192, start=10**15 + 50 * n) for n in range(60))
+    steps = b"".join(
+        inspected("AllReduce", n, (1 + n % 3) * 8192, start=10**15 + 50 * n + 400 * (n // 3)) for n in range(60)
+    )
     job = job_of(ranked(steps))
     assert job_file.loads(job_file.dumps(job), "job") == job
     assert job.ranks[0].step is not None

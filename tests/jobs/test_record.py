@@ -23,13 +23,13 @@ from tests.native.recorded import PLUGIN, Made, host
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
-STEP = Made("allreduce", 100).line() + Made("allgather", 10, "bfloat16").line()
+STEP = "sleep 900\n" + Made("allreduce", 100).line() + "sleep 100\n" + Made("allgather", 10, "bfloat16").line()
 
 
 def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n", gpu: str = "", abi: int = 5) -> str:
     """Return the shell command that plays rank `rank` of a job."""
     path = folder / f"script-{rank}"
-    path.write_text(f"comm 0 77 {rank} {ranks} world\n{gpu}repeat 9\n{STEP}end\n{ending}", encoding="utf-8")
+    path.write_text(f"comm 0 77 {rank} {ranks} world\nvirtual\n{gpu}repeat 9\n{STEP}end\n{ending}", encoding="utf-8")
     return f"{host()} $NCCL_PROFILER_PLUGIN {abi} <{path}"
 
 

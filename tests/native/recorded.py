@@ -58,7 +58,7 @@ def host() -> Path:
     """Return the compiled host."""
     folder = Path(tempfile.mkdtemp(prefix="collbench-recorded-host-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-w", str(_SOURCE)]
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-w", "-rdynamic", str(_SOURCE)]
     subprocess.run([*command, "-o", str(folder / "host"), "-ldl"], check=True)
     return folder / "host"
 

@@ -286,10 +286,12 @@ def test_samples_say_when_kernels_began_on_the_hosts_clock(repetitions: int) -> 
             assert begun >= sample.gpu_starts[0] - 1e6
 
 
-def test_one_kernel_of_unknown_time_leaves_no_beginnings_of_its_sample() -> None:
+def test_one_kernel_of_unknown_time_leaves_its_own_beginning_unknown() -> None:
     step = gpu(1000, 1) + Made("allreduce", 1).line() + gpu(1000, 1, "none") + Made("allreduce", 2).line()
     (phase,) = recorded(f"{WORLD}repeat 20\n{step}end\nfinalize 0\n").job.ranks[0].phases
-    assert all(sample.gpu_starts == () and sample.gpu_before == () for sample in phase.samples)
+    for sample in phase.samples:
+        known, unknown = sample.gpu_starts
+        assert (known > 0, unknown, sample.gpu_before) == (True, 0.0, ())
 
 
 def test_the_longest_step_is_folded_with_its_times(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
+from collbench.api.file_kinds import JOB, format_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import load_named
 from collbench.jobs import job_file, recording
@@ -69,6 +70,7 @@ def record(
     *,
     streams: Path | None = None,
     gpu_times: bool = False,
+    calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Recorded:
@@ -76,7 +78,8 @@ def record(
 
     With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
     leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
-    GPU. Raises UsageError, MachineError and RunFileError before the job is started.
+    GPU. `calls_per_step` is the length of a step. Raises UsageError, MachineError and RunFileError before the job is
+    started.
     """
     recording.check(command)
     if output is not None:
@@ -100,7 +103,15 @@ def record(
                 return Recorded(status, None)
             try:
                 with recording.signals_heeded(mask):
-                    job = merge(folder, output, command, older=older, force=force, notices=notices)
+                    job = merge(
+                        folder,
+                        output,
+                        command,
+                        older=older,
+                        calls_per_step=calls_per_step,
+                        force=force,
+                        notices=notices,
+                    )
             except (MachineError, RunFileError, OSError) as error:
                 return Recorded(status, None, kept(error))
             except KeyboardInterrupt as error:
@@ -129,6 +140,7 @@ def merge(
     command: Sequence[str] = (),
     *,
     older: frozenset[Path] = frozenset(),
+    calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Job:
@@ -137,7 +149,7 @@ def merge(
     Raises MachineError if there is none, and RunFileError.
     """
     from collbench.jobs import recorded  # late: numpy
-    from collbench.jobs.streams import StreamError, parse, read
+    from collbench.jobs.streams import StreamError, marks, parse, read
 
     try:
         files = sorted(set(folder.iterdir()) - older)
@@ -155,7 +167,9 @@ def merge(
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     _say_failures(files, notices)
     try:
-        merged = recorded.merge(parsed_streams, command)
+        merged = recorded.merge(parsed_streams, command, marks(files), calls_per_step)
+    except StreamError as error:
+        raise RunFileError(f"cannot read the marks of collbench.step() in {folder}: {error}") from error
     except ValueError:
         raise MachineError(_nothing(len(parsed_streams))) from None
     job_file.save(merged.job, output, force=force)
@@ -214,14 +228,17 @@ def import_job(
     output: str | os.PathLike[str],
     *,
     kind: str | None = None,
+    calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Job:
     """Save the traces that another tool wrote, one per rank, as one job, and return it (docs/import.md). Raises Error.
 
-    `kind` is the format as for `--from`; None detects the format of each file. A file may be gzipped.
+    `kind` is the format as for `--from`; None detects the format of each file. A file may be gzipped. With
+    `calls_per_step` a recorded job is a trace, too: it is saved with steps of so many calls.
     """
-    from collbench.jobs.traces import folding, formats  # late: numpy
+    from collbench.jobs import steps  # late: numpy
+    from collbench.jobs.traces import folding, formats
 
     if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
@@ -231,9 +248,14 @@ def import_job(
         source = Source(keywords.text("kind", kind, choices=IMPORTED))
     if not files:
         raise UsageError("no trace to import: name one file for each rank")
+    length = keywords.optional(keywords.whole, "calls_per_step", calls_per_step, least=1)
     atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
+    if length is not None and len(files) == 1 and format_of(files[0]) == JOB:
+        job = steps.find(job_file.load(files[0]), length)
+        job_file.save(job, path, force=force)
+        return job
     read = formats.read(files, source)
-    job = folding.job_of(read)
+    job = folding.job_of(read, length)
     skipped = sum(trace.skipped for trace in read)
     if skipped:
         notices.say(f"{skipped} rows were left out: their operation, type or size is none that collbench knows")
@@ -324,6 +346,8 @@ def predict_job(
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
+    if job.steps.reservation:
+        raise UsageError(f"{job.steps.reservation}, which says too little of the job to predict it")
     new = _placed(runs, job, devices)
     if recorded:
         known = all(rank.device is not None for rank in job.ranks)

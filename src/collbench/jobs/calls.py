@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import isfinite
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
 Values = NDArray[np.float64]
@@ -27,7 +26,7 @@ _CLOCK_SECONDS = 1e-6
 
 
 def shown_phase(rank: JobRank) -> Phase | None:
-    """Return the step, else the longest sequence of calls that came once; None of a rank without calls."""
+    """Return the step, else the longest sequence of calls; None of a rank without calls."""
     return rank.step or max(rank.phases, key=lambda phase: len(phase.positions), default=None)
 
 
@@ -35,22 +34,33 @@ def shown_phase(rank: JobRank) -> Phase | None:
 class MatchedGroup:
     """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
 
-    `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `own` are seconds of each
-    rank's kernels, (ranks, calls), and `least` those of the transfer, (calls,), NaN if unknown. `arrived` are seconds
-    on one host's clock, (ranks, samples, calls), None without such a clock. `judged` marks the calls to which a rank
-    can be late: not rooted ones, to which ranks come at different times by design, nor calls sent together with the
-    one before. `whole`: all ranks of the group were recorded.
+    `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `times` are seconds of each
+    rank's kernels, (ranks, repetitions, calls), `moving` those of the transfer, (repetitions, calls), NaN if unknown,
+    and `own` and `least` their medians over the repetitions. `arrived` are seconds on one host's clock, shaped as
+    `times`, None without such a clock. `judged` marks the calls to which a rank can be late: not rooted ones, to which
+    ranks come at different times by design, nor calls sent together with the one before. `whole`: all ranks of the
+    group were recorded.
     """
 
     group: int
     ranks: tuple[int, ...]
     calls: tuple[int, ...]
     places: NDArray[np.intp]
-    own: Values
-    least: Values
+    times: Values
+    moving: Values
     arrived: Values | None
     judged: NDArray[np.bool_]
     whole: bool
+
+    @property
+    def own(self) -> Values:
+        """The median seconds of each rank's kernels, shape (ranks, calls)."""
+        return _medians(self.times, 1)
+
+    @property
+    def least(self) -> Values:
+        """The median seconds of the transfer, shape (calls,)."""
+        return _medians(self.moving, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ def report(
     late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
     least, whole = _leasts(groups, chosen, phase)
-    own = np.array([_mean(position.gpu) for position in phase.positions])
+    own = _medians(_kernel_times(phase, common(job)), 0)
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
@@ -174,7 +184,7 @@ def report(
         return Row(
             call=call,
             count=len(indices),
-            own=_known(np.mean, own[at]),
+            own=_known(np.median, own[at]),
             transfer=transfer,
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
@@ -187,7 +197,7 @@ def report(
         job=job,
         rank=chosen,
         phase=phase,
-        repeats=phase.repetitions > 1,
+        repeats=job.steps.source is not None,
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
         ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
@@ -196,23 +206,44 @@ def report(
     )
 
 
-# From this many samples of whole repetitions on, the step is their median: a mean would include the warm-up,
-# evaluations and whatever else happened once between two steps.
-_FEWEST_STEPS = 5
-
-
 def step_seconds(phase: Phase) -> float | None:
-    """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
+    """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown."""
+    steps = [sample.step for sample in phase.samples if sample.step]
+    pauses = [position.pause.median for position in phase.positions if position.pause is not None]
+    total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
+    return total * MICRO if isfinite(total) and total > 0 else None
 
-    None if a pause is unknown.
-    """
-    pauses = [position.pause for position in phase.positions]
-    if any(pause is None for pause in pauses):
-        return None
-    begins = [(one.repetition, one.starts[0]) for one in phase.samples if one.starts]
-    steps = [(after - before) / (later - sooner) for (sooner, before), (later, after) in pairwise(begins)]
-    total = median(steps) if len(steps) >= _FEWEST_STEPS else sum(pause.mean for pause in pauses if pause is not None)
-    return total * MICRO if np.isfinite(total) and total > 0 else None
+
+def common(job: Job) -> tuple[int, ...]:
+    """Return the repetitions that all ranks kept, over which all figures are medians."""
+    kept = [{one.repetition for one in phase.samples} for rank in job.ranks if (phase := shown_phase(rank))]
+    return tuple(sorted(set.intersection(*kept))) if kept else ()
+
+
+def _sampled(phase: Phase, repetitions: Sequence[int], field: str) -> Values:
+    """Return seconds of each call in these repetitions, NaN where unknown: shape (repetitions, calls)."""
+    own = {sample.repetition: sample for sample in phase.samples}
+    rows = [getattr(own[one], field) or (0.0,) * len(phase.positions) for one in repetitions]
+    values = np.array(rows, dtype=float).reshape(len(repetitions), len(phase.positions))
+    return np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
+
+
+def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
+    """Return the seconds of each kernel, (repetitions, calls); the medians of all as one repetition if none is kept."""
+    times = _sampled(phase, repetitions, "gpu")
+    if not np.isnan(times).all() and len(times):
+        return times
+    medians = [position.gpu.median if position.gpu is not None else 0.0 for position in phase.positions]
+    values = np.array([medians or []])
+    values = np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
+    return np.repeat(values, max(1, len(repetitions)), axis=0)
+
+
+def _medians(values: Values, axis: int) -> Values:
+    """Return medians of the known values, NaN where none is."""
+    unknown = np.isnan(values).all(axis=axis)
+    middle: Values = np.nanmedian(np.where(np.expand_dims(unknown, axis), 0.0, values), axis=axis)
+    return np.where(unknown, np.nan, middle)
 
 
 def pauses_of(phase: Phase) -> list[float]:
@@ -271,7 +302,8 @@ def matched(job: Job) -> list[MatchedGroup]:
             known = job.groups[group].ranks
             if not known or rank.rank in known:
                 callers[group].append(_Caller(rank, phase, tuple(own), sent.get(group, 0)))
-    groups = (_matched_group(job, group, ours) for group, ours in sorted(callers.items()))
+    repetitions = common(job)
+    groups = (_matched_group(job, group, ours, repetitions) for group, ours in sorted(callers.items()))
     return [group for group in groups if group is not None]
 
 
@@ -287,21 +319,20 @@ def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
     return sent
 
 
-def _matched_group(job: Job, group: int, callers: Sequence[_Caller]) -> MatchedGroup | None:
+def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions: Sequence[int]) -> MatchedGroup | None:
     first, size = callers[0], job.groups[group].size
     if not 2 <= len(callers) <= size:
         return None
     if any((one.sent_before, one.calls()) != (first.sent_before, first.calls()) for one in callers):
         return None
-    phases = [one.phase for one in callers]
     indices = np.array([one.indices for one in callers])
-    samples = _common(phases)
-    own, least = _durations(phases, indices, samples)
+    times = np.array([_kernel_times(one.phase, repetitions)[:, row] for one, row in zip(callers, indices, strict=True)])
     hosts = {one.rank.host for one in callers}
     arrived = None
-    if len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown:
-        starts = [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, indices, strict=True)]
-        stamps = np.array(starts) * MICRO
+    if len(hosts) == 1 and hosts != {""} and repetitions and Unknown.PAUSES not in job.unknown:
+        stamps = np.array(
+            [_sampled(one.phase, repetitions, "starts")[:, row] for one, row in zip(callers, indices, strict=True)]
+        )
         arrived = stamps if np.isfinite(stamps).all() else None
     judged = []
     for index in first.indices:
@@ -313,49 +344,12 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller]) -> MatchedG
         tuple(one.rank.rank for one in callers),
         first.calls(),
         indices,
-        own,
-        least,
+        times,
+        times.min(axis=0),  # NaN where any rank's is unknown
         arrived,
         np.array(judged),
         whole=len(callers) == size,
     )
-
-
-def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
-    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] if there are none."""
-    kept = set.intersection(*({sample.repetition for sample in phase.samples} for phase in phases))
-    if not kept:
-        return []
-    by_repetition = [{sample.repetition: sample for sample in phase.samples} for phase in phases]
-    return [[mine[repetition] for repetition in sorted(kept)] for mine in by_repetition]
-
-
-def _durations(
-    phases: Sequence[Phase], indices: NDArray[np.intp], samples: Sequence[Sequence[Sample]]
-) -> tuple[Values, Values]:
-    """Return each rank's mean seconds by call, and the least over the ranks.
-
-    With whole samples, the least is the median over samples; else it is the least of the means, which may include some
-    waiting.
-    """
-    own = np.array(
-        [[_mean(phase.positions[index].gpu) for index in row] for phase, row in zip(phases, indices, strict=True)]
-    )
-    least = own.min(axis=0)  # NaN where any rank's is unknown
-    if not any(one.gpu for mine in samples for one in mine):
-        return own, least
-    times = np.array(
-        [
-            [np.array(one.gpu)[row] if one.gpu else np.full(len(row), np.nan) for one in mine]
-            for mine, row in zip(samples, indices, strict=True)
-        ]
-    )
-    times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
-    for call in range(times.shape[2]):
-        whole = times[:, ~np.isnan(times[:, :, call]).any(axis=0), call]  # of the repetitions that all ranks timed
-        if whole.size:
-            own[:, call], least[call] = whole.mean(axis=1), np.median(whole.min(axis=0))
-    return own, least
 
 
 def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
@@ -363,8 +357,9 @@ def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> 
 
     If no other rank is known, it is the rank's own median, which includes waiting.
     """
-    medians = [one.gpu.median * MICRO if one.gpu is not None and _sound(one.gpu) else np.nan for one in phase.positions]
-    least, whole = np.array(medians), np.zeros(len(medians), dtype=bool)
+    repetitions = [sample.repetition for sample in phase.samples]
+    least = _medians(_kernel_times(phase, repetitions), 0)
+    whole = np.zeros(len(least), dtype=bool)
     for matched_group in matched_groups:
         if rank in matched_group.ranks:
             row = matched_group.places[matched_group.ranks.index(rank)]
@@ -375,27 +370,51 @@ def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> 
 
 
 def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
+    """Return a rank's figures: medians over the same repetitions, in each of which waiting ≤ kernels ≤ step."""
     if phase is None:
         return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
-    own = np.array([_mean(position.gpu) for position in phase.positions])
-    waiting = np.full(len(own), np.nan)
-    for position, one in enumerate(phase.positions):
-        waiting[position] = 0.0 if one.together and position else np.nan  # it has no kernel of its own
+    repetitions = common(job)
+    own = _kernel_times(phase, repetitions)
+    lasted = np.full(len(own), np.nan)
+    if rank.step is not None and Unknown.PAUSES not in job.unknown:
+        each = {sample.repetition: sample.step * MICRO for sample in phase.samples if sample.step}
+        usual = step_seconds(phase) or np.nan
+        lasted = np.array([each.get(one, np.nan) for one in repetitions or (0,)])
+        lasted = lasted if np.isfinite(lasted).any() else np.full(len(own), usual)
+    waiting = np.where([position.together for position in phase.positions], 0.0, np.full(own.shape, np.nan))
+    waiting[:, 0] = np.nan
     for matched_group in matched_groups:
         if rank.rank in matched_group.ranks and matched_group.whole:
             at = matched_group.ranks.index(rank.rank)
-            waiting[matched_group.places[at]] = np.maximum(matched_group.own[at] - matched_group.least, 0.0)
-    together = kernels(phase.positions, own)
-    return RankRow(
-        rank.rank,
-        len(phase.positions),
-        phase.repetitions,
-        step_seconds(phase) if phase.repetitions > 1 and Unknown.PAUSES not in job.unknown else None,
-        None if np.isnan(together).any() else float(together.sum()),
-        None if np.isnan(waiting).any() else float(kernels(phase.positions, waiting).sum()),
-        str(rank.ending),
-        rank.dropped,
+            waiting[:, matched_group.places[at]] = matched_group.times[at] - matched_group.moving
+    busy = _busy(phase, own, _sampled(phase, repetitions, "gpu_starts"), lasted)
+    waits = np.minimum(np.array([kernels(phase.positions, row).sum() for row in waiting]), busy)
+    timed = np.isfinite(lasted) if np.isfinite(lasted).any() else np.ones(len(own), bool)
+    step, kernel, wait = (
+        None if np.isnan(values[timed]).any() else float(np.median(values[timed])) for values in (lasted, busy, waits)
     )
+    assert wait is None or kernel is None or wait <= kernel  # noqa: S101  # no page shows an impossible figure
+    assert kernel is None or step is None or kernel <= step  # noqa: S101
+    return RankRow(
+        rank.rank, len(phase.positions), phase.repetitions, step, kernel, wait, str(rank.ending), rank.dropped
+    )
+
+
+def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
+    """Return how long kernels of communication ran in each repetition: their union where all beginnings are known.
+
+    Without beginnings it is the sum, at most the step, because kernels of several groups may overlap.
+    """
+    sums = np.array([kernels(phase.positions, row).sum() for row in own])
+    if begins.shape == own.shape and len(begins):
+        for at, (starts, took) in enumerate(zip(begins, own, strict=True)):
+            if np.isfinite(starts).all() and np.isfinite(took).all():
+                end, total = -np.inf, 0.0
+                for start, seconds in sorted(zip(starts.tolist(), took.tolist(), strict=True)):
+                    total += max(0.0, start + seconds - max(end, start))
+                    end = max(end, start + seconds)
+                sums[at] = total
+    return np.where(np.isnan(sums) | np.isnan(lasted), sums, np.minimum(sums, lasted))
 
 
 def _late(matched_group: MatchedGroup, *, by_call: bool = False) -> Iterator[LateRank]:
@@ -461,15 +480,6 @@ def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[i
     return runs, distinct
 
 
-def _sound(spread: Spread | None) -> bool:
-    return spread is not None and bool(np.isfinite([spread.mean, spread.median]).all()) and spread.mean > 0
-
-
-def _mean(spread: Spread | None) -> float:
-    """Return the mean in seconds, NaN where it is unknown."""
-    return spread.mean * MICRO if spread is not None and _sound(spread) else float("nan")
-
-
 def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
     """Return a statistic of the known values, None if none is."""
     known = values[~np.isnan(values)]
@@ -478,9 +488,9 @@ def _known(statistic: Callable[[Values], np.floating], values: Values) -> float 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One call: when the host made it, seconds from the timeline's start, and its kernel's seconds, None if unknown.
+    """One call: when its kernel began, seconds from the timeline's start, and how long it ran, None if unknown.
 
-    The kernel may have begun later than the host's call: only its length is known.
+    Where the beginnings of kernels are not known, `start` is when the host made the call.
     """
 
     call: int
@@ -492,13 +502,14 @@ class Bar:
 class Timeline:
     """One repetition of the step on the ranks that kept it. `seconds` is its length.
 
-    Without `common_clock` each rank counts from its own first call.
+    Without `common_clock` each rank counts from its own first call. `on_gpu`: bars begin with their kernels.
     """
 
     repetition: int
     lanes: tuple[tuple[int, tuple[Bar, ...]], ...]
     seconds: float
     common_clock: bool
+    on_gpu: bool
 
 
 def timeline(job: Job) -> Timeline | None:
@@ -514,7 +525,9 @@ def timeline(job: Job) -> Timeline | None:
         hosts[one.rank] = one.host
         calls = tuple(position.call for position in phase.positions)
         kept[one.rank] = {
-            sample.repetition: (sample, calls) for sample in phase.samples if all(map(isfinite, sample.starts))
+            sample.repetition: (sample, calls)
+            for sample in phase.samples
+            if sample.starts and all(map(isfinite, sample.starts))
         }
     counts = Counter(repetition for samples in kept.values() for repetition in samples)
     if not counts:
@@ -523,18 +536,22 @@ def timeline(job: Job) -> Timeline | None:
     samples_by_number = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
     names = {hosts[number] for number in samples_by_number}
     common = len(samples_by_number) == 1 or (len(names) == 1 and names != {""})
-    first = min(min(sample.starts) for sample, _ in samples_by_number.values())
+    on_gpu = all(sample.gpu_starts and all(sample.gpu_starts) for sample, _ in samples_by_number.values())
+    began = {
+        number: sample.gpu_starts if on_gpu else sample.starts for number, (sample, _) in samples_by_number.items()
+    }
+    first = min(map(min, began.values()))
     lanes = tuple(
-        (number, _bars(sample, calls, first if common else min(sample.starts)))
+        (number, _bars(sample, calls, began[number], first if common else min(began[number])))
         for number, (sample, calls) in samples_by_number.items()
     )
     seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
-    return Timeline(repetition, lanes, seconds, common)
+    return Timeline(repetition, lanes, seconds, common, on_gpu)
 
 
-def _bars(sample: Sample, calls: tuple[int, ...], first: float) -> tuple[Bar, ...]:
+def _bars(sample: Sample, calls: tuple[int, ...], began: tuple[float, ...], first: float) -> tuple[Bar, ...]:
     lengths = sample.gpu or (float("nan"),) * len(calls)
     return tuple(
         Bar(call, (start - first) * MICRO, length * MICRO if isfinite(length) and length > 0 else None)
-        for call, start, length in zip(calls, sample.starts, lengths, strict=True)
+        for call, start, length in zip(calls, began, lengths, strict=True)
     )

@@ -17,6 +17,13 @@ _output = click.option(
     "-o", "--output", metavar="FILE", type=options.FILE, help="Save the job in this file.  [default: job.json, here]"
 )
 
+_calls_per_step = click.option(
+    "--calls-per-step",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="A step has N calls on each rank.  [default: where the job calls collbench.step(), or found in its calls]",
+)
+
 
 @click.command(
     context_settings={"allow_interspersed_args": False},
@@ -37,9 +44,17 @@ _output = click.option(
         is_flag=True,
         help="Also record how long each call ran on the GPU (NCCL 2.27 or newer). Slows captured CUDA graphs.",
     ),
+    _calls_per_step,
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bool, command: tuple[str, ...]) -> None:
+def record(
+    output: Path | None,
+    force: bool,
+    streams: Path | None,
+    gpu_times: bool,
+    calls_per_step: int | None,
+    command: tuple[str, ...],
+) -> None:
     """Run COMMAND and save every NCCL call of its ranks: function, size, group, order and time.
 
     The job runs unchanged: NCCL (2.23 or newer) loads a profiler plugin, which compresses repeated steps as they run.
@@ -66,10 +81,19 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
         merged = output or Path("job.json")
-        say(_summary(jobs.merge(streams, merged, force=force, notices=NOTICES), merged))
+        job = jobs.merge(streams, merged, calls_per_step=calls_per_step, force=force, notices=NOTICES)
+        say(_summary(job, merged))
         return
     path = output or (None if streams else Path("job.json"))
-    ended = jobs.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
+    ended = jobs.record(
+        command,
+        path,
+        streams=streams,
+        gpu_times=gpu_times,
+        calls_per_step=calls_per_step,
+        force=force,
+        notices=NOTICES,
+    )
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:
@@ -89,15 +113,18 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
         type=click.Choice([one.value for one in IMPORTED]),
         help="Format of the traces.  [default: recognized from content]",
     ),
+    _calls_per_step,
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=options.FILE)
-def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[Path, ...]) -> None:
+def import_job(
+    output: Path | None, kind: str | None, calls_per_step: int | None, force: bool, files: tuple[Path, ...]
+) -> None:
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
     Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
     Inspector, or a trace of torch's ExecutionTraceObserver; it may be gzipped. What a trace does not contain stays
-    unknown in the job; docs/import.md lists it.
+    unknown in the job; docs/import.md lists it. With --calls-per-step, TRACE may be a recorded job.
 
     \b
     Examples:
@@ -108,7 +135,8 @@ def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[
     from collbench.jobs import api as jobs  # late: tempfile, subprocess
 
     path = output or Path("job.json")
-    say(_summary(jobs.import_job(files, path, kind=kind, force=force, notices=NOTICES), path, "imported"))
+    job = jobs.import_job(files, path, kind=kind, calls_per_step=calls_per_step, force=force, notices=NOTICES)
+    say(_summary(job, path, "imported"))
 
 
 def _summary(job: Job, path: Path, done: str = "recorded") -> str:
@@ -116,7 +144,7 @@ def _summary(job: Job, path: Path, done: str = "recorded") -> str:
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
-    repeated = "no step was repeated"
+    repeated = f"no step was found ({job.steps.why})"
     if longest_step is not None:
         repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
     return f"{done} {calls:,} calls of {len(job.ranks)} ranks; {repeated}: {one_line(str(path))}"

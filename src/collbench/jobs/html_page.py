@@ -9,7 +9,17 @@ from rich.table import Table
 
 from collbench.jobs.calls import Bar, Report, Timeline, timeline
 from collbench.jobs.job import Job
-from collbench.jobs.page import call_table, group_text, headline, milli, origin, rank_table, remarks, size
+from collbench.jobs.page import (
+    call_table,
+    group_text,
+    headline,
+    milli,
+    origin,
+    rank_table,
+    remarks,
+    size,
+    timeline_text,
+)
 from collbench.report.html.page import render_plain
 
 # The page shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
@@ -64,9 +74,7 @@ def _picture(job: Job, job_timeline: Timeline) -> dict[str, Any]:
         }
         for at, (rank, bars) in enumerate(shown)
     ]
-    about = [f"repetition {job_timeline.repetition}, {milli(job_timeline.seconds)} from the first call"]
-    if not job_timeline.common_clock:
-        about.append("hosts have no common clock: each rank starts at its own first call")
+    about = [timeline_text(job, job_timeline)]
     if len(job_timeline.lanes) > len(shown):
         about.append(f"the first {len(shown)} of {len(job_timeline.lanes)} ranks")
     if any(len(bars) > each for _, bars in shown):
@@ -97,6 +105,6 @@ def _bar(job: Job, bar: Bar, scale: float, fills: dict[str, str]) -> dict[str, A
         "x": round(_LEFT + bar.start * scale, 2),
         "width": round(max(1.0, (bar.seconds or 0.0) * scale), 2),
         "fill": fills[call.operation],
-        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_text(job, call)}: called at "
+        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_text(job, call)}: from "
         f"{milli(bar.start)}, {took}",
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import floor
 from typing import Annotated
 
 from collbench.model.errors import UsageError
@@ -20,6 +21,8 @@ from collbench.model.units import amount
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
 MOST_RANKS = 2**20  # the largest clusters have a fifth of it
 Ranks = Annotated[int, Range(1, MOST_RANKS, f"1 to {MOST_RANKS:,} ranks")]
+_MOST = 0.9  # of a job's calls and bytes: figures of a step that covers less are not figures of the job
+Share = Annotated[float, Range(0, 1, "0 to 1")]
 
 
 class Source(StrEnum):
@@ -54,6 +57,14 @@ class Ending(StrEnum):
 
     COMPLETE = "complete"  # the process left NCCL, or the source has a whole trace
     CUT_OFF = "cut-off"  # it was killed, or is still running; all but its last moment is there
+
+
+class StepSource(StrEnum):
+    """What said where the job's steps begin."""
+
+    MARKS = "marks"  # the job itself: collbench.step(), or ProfilerStep# of torch.profiler
+    GIVEN = "calls-per-step"  # the user
+    FOLDED = "folded"  # its calls and pauses
 
 
 class PointToPoint(StrEnum):
@@ -111,6 +122,9 @@ class Position:
     # The host's time since the call before; of the first position, since the last one of the repetition before.
     pause: Spread | None = None
     gpu: Spread | None = None  # how long its kernel ran: on a rank that came early, the wait for the others included
+    sizes: tuple[
+        Count, ...
+    ] = ()  # the least and the most bytes, of calls that NCCL got together their sum, if these vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +137,10 @@ class Sample:
     repetition: Count
     starts: tuple[Micros, ...]  # when the host made the call
     gpu: tuple[Micros, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
-    gpu_starts: tuple[Micros, ...] = ()  # when its kernel began, to some 10 µs
+    gpu_starts: tuple[Micros, ...] = ()  # when its kernel began, to some 10 µs; 0 likewise
     gpu_before: tuple[Micros, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
+    # Of a step: until the next one's first call, or its kernel where kernels' beginnings are known; 0 if unknown.
+    step: Micros = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +165,7 @@ class JobRank:
     # How the phases came where some came again: places in `phases`, each with how often it was repeated there, together
     # a phase's `repetitions`; () if each phase came once, in the order of `phases`.
     order: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def step(self) -> Phase | None:
-        """The phase that holds most calls among those that repeat: what the job did all the time. None if none did."""
-        repeated = [phase for phase in self.phases if phase.repetitions > 1]
-        return max(repeated, key=lambda phase: phase.repetitions * len(phase.positions), default=None)
+    step: Phase | None = None  # what it did all the time, as Job.steps says; None if that is not known
 
     def positions(self) -> Iterator[Position]:
         """Yield the position of each call that it sent, in order, repetitions too."""
@@ -172,6 +183,44 @@ class JobRank:
         return sum(phase.repetitions * len(phase.positions) for phase in self.phases)
 
 
+@dataclass(frozen=True, slots=True)
+class Occasional:
+    """Calls that came between steps: the first of them, how many, how often, and after how many steps each time."""
+
+    call: int  # in Job.calls
+    calls: Ordinal
+    times: Ordinal
+    every: Count = 0  # 0: irregularly, or once
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How the steps were found, and what they cover: the shares of all calls and of their bytes, of all ranks.
+
+    If there is no source, no step is claimed, and `why` says why.
+    """
+
+    source: StepSource | None = None
+    why: str = ""
+    calls: Share = 0.0
+    size_bytes: Share = 0.0
+    occasional: tuple[Occasional, ...] = ()  # of the first rank
+
+    @property
+    def reservation(self) -> str:
+        """What to say first where the step is not most of the job: "" where it is."""
+        if self.source is None:
+            return f"no step is known: {self.why}"
+        if min(self.calls, self.size_bytes) >= _MOST:
+            return ""
+        return f"the step covers only {self.shares}"
+
+    @property
+    def shares(self) -> str:
+        """What it covers, as text."""
+        return f"{floor(self.calls * 100)}% of the job's calls and {floor(self.size_bytes * 100)}% of its bytes"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Job:
     """All that was recorded of a job. An empty field means "there was none", or "unknown" where `unknown` says so."""
@@ -186,6 +235,7 @@ class Job:
     nccl: str = ""  # its version
     environment: dict[str, str] = field(default_factory=dict)  # the NCCL_* variables of rank 0
     unknown: tuple[Unknown, ...] = ()  # what the source cannot tell
+    steps: Steps = Steps()
 
     def __repr__(self) -> str:
         """Return one line, for people."""

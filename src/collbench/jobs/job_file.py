@@ -56,6 +56,10 @@ def loads(text: str, name: str) -> Job:
     try:
         job: Job = codec.build(Job, fields, "job")
         _check(job)
+        if "steps" not in fields:
+            from collbench.jobs import steps  # late: numpy
+
+            job = steps.find(job)
     except ValueError as error:
         raise RunFileError(f"job {name}: {error}") from error
     return job
@@ -73,9 +77,11 @@ def _check(job: Job) -> None:
     if len(set(seen)) != len(seen) or any(not 0 <= number < job.world_size for number in seen):
         raise ValueError(f"job.ranks are {seen}, of {job.world_size}")
     for rank in job.ranks:
-        for phase in rank.phases:
+        for phase in (*rank.phases, *([rank.step] if rank.step else [])):
             _check_phase(phase, len(job.calls), f"rank {rank.rank}")
         _check_order(rank)
+    if any(not 0 <= one.call < len(job.calls) for one in job.steps.occasional):
+        raise ValueError("job.steps has an occasional call that the job's table lacks")
 
 
 def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
@@ -108,9 +114,9 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        times = (sample.starts, *(sample_times for sample_times in (sample.gpu, sample.gpu_starts) if sample_times))
+        times = [one for one in (sample.starts, sample.gpu, sample.gpu_starts) if one]
         if (
-            {len(sample_times) for sample_times in times} != {len(phase.positions)}
+            any(len(sample_times) != len(phase.positions) for sample_times in times)
             or len(sample.gpu_before) not in {0, 2}
             or not 0 <= sample.repetition < phase.repetitions
         ):

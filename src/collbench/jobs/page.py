@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timeline
-from collbench.jobs.job import Call, Ending, Job, PointToPoint, Unknown
+from collbench.jobs.job import Call, Ending, Job, Occasional, PointToPoint, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
@@ -50,6 +50,14 @@ _LACKS = {
 }
 
 
+_FOUND = {
+    StepSource.MARKS: "the job marks it",
+    StepSource.GIVEN: "its length was given",
+    StepSource.FOLDED: "found in the order of calls and the pauses between them",
+}
+_HOW = "call collbench.step() once a step, or name its length: collbench import JOB --calls-per-step N -o NEW"
+
+
 def page(report: Report) -> Iterator[Block]:
     """Yield the page's blocks."""
     yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
@@ -57,7 +65,7 @@ def page(report: Report) -> Iterator[Block]:
     if report.repeats:
         steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
     else:
-        steps = f"no repeated step found: the longest sequence, {steps}"
+        steps = f"no step: the longest sequence of calls that came, {steps}"
     caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
     yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
@@ -90,12 +98,11 @@ def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Ite
 def headline(report: Report) -> str:
     """Return the answer in a sentence: the share of communication, the dominant operation, the late rank."""
     mine = report.mine
-    what = "a step" if report.repeats else "the recorded calls"
-    clauses = []
+    what = "a step" if report.repeats else "this sequence of calls"
+    clauses = [report.job.steps.reservation] if report.job.steps.reservation else []
     if mine.kernels is not None and mine.step is not None:
         share = mine.kernels / mine.step
-        over = " (kernels overlap each other)" if share > 1 else ""
-        clauses.append(f"communication is {share:.0%} of {what}{over}: {milli(mine.kernels)} of {milli(mine.step)}")
+        clauses.append(f"communication is {share:.0%} of {what}: {milli(mine.kernels)} of {milli(mine.step)}")
         if mine.waiting is not None:
             clauses[-1] += f", {milli(mine.waiting)} of it waiting"
     elif mine.kernels is not None:
@@ -146,6 +153,22 @@ def as_json(report: Report) -> dict[str, Any]:
             "unknown": list(map(str, report.job.unknown)),
         },
         "compared_with": compared_with(report) or None,
+        "step": {
+            "source": report.job.steps.source,
+            "why": report.job.steps.why or None,
+            "calls_share": report.job.steps.calls,
+            "bytes_share": report.job.steps.size_bytes,
+            "between": [
+                {
+                    "operation": report.job.calls[one.call].operation,
+                    "size_bytes": report.job.calls[one.call].size_bytes,
+                    "calls": one.calls,
+                    "times": one.times,
+                    "every_steps": one.every or None,
+                }
+                for one in report.job.steps.occasional
+            ],
+        },
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
         "calls": [_row_json(report, row) for row in report.rows],
@@ -200,16 +223,23 @@ def _late_json(one: LateRank) -> dict[str, Any]:
     }
 
 
+def timeline_text(job: Job, job_timeline: Timeline) -> str:
+    """Return which repetition a timeline shows, by which clock."""
+    what = "sequence" if job.steps.source is None else "step"
+    first = "kernel" if job_timeline.on_gpu else "call"
+    clock = (
+        "" if job_timeline.common_clock else f"; hosts have no common clock: each rank starts at its own first {first}"
+    )
+    seconds = milli(job_timeline.seconds)
+    return f"{what} (repetition {job_timeline.repetition}), {seconds} from the first {first}{clock}"
+
+
 def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]:
     """Yield a step as characters: a row for each rank, a letter for each operation, as long as its kernel ran."""
     operations = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
     free = iter("CEFHIJKLMNOPQTUVWXYZ")
     letters = {operation: _LETTERS.get(operation) or next(free, "?") for operation in operations}
-    clock = "" if job_timeline.common_clock else "; hosts have no common clock: each rank starts at its own first call"
-    yield filled(
-        f"one step (repetition {job_timeline.repetition}), {milli(job_timeline.seconds)} from the first call{clock}",
-        NARROW,
-    )
+    yield filled(f"one {timeline_text(job, job_timeline)}", NARROW)
     wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
     scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
     for rank, bars in job_timeline.lanes[:most]:
@@ -368,7 +398,25 @@ def origin(report: Report) -> Iterator[str]:
 
 
 def remarks(report: Report) -> Iterator[str]:
-    """Yield which ranks are late, and the limits of the figures: lines of a name and a sentence."""
+    """Yield how the step was found, which ranks are late, and the limits of the figures: a name and a sentence each."""
+    yield from _about_step(report)
+    yield from _limits(report)
+    yield from _incomplete(report)
+
+
+def _about_step(report: Report) -> Iterator[str]:
+    job = report.job
+    if job.steps.source is not None:
+        yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}"
+    else:
+        yield f"step      {_HOW}"
+    for occasional in job.steps.occasional[:_FEW_LATE]:
+        yield f"between   {occasional_text(job, occasional)}"
+    if any(position.sizes for position in report.phase.positions):
+        yield "sizes     change from step to step: those of the step with the median number of bytes are shown"
+
+
+def _limits(report: Report) -> Iterator[str]:
     job = report.job
     for one in report.late[:_FEW_LATE]:
         yield f"late      {late_text(job, one)}"
@@ -385,7 +433,14 @@ def remarks(report: Report) -> Iterator[str]:
         yield "*         inside a CUDA graph"
     for lacking in job.unknown:
         yield f"unknown   {_LACKS[lacking]}"
-    yield from _incomplete(report)
+
+
+def occasional_text(job: Job, occasional: Occasional) -> str:
+    """Return what came between steps, and how often."""
+    call = job.calls[occasional.call]
+    more = f" and {occasional.calls - 1} more" if occasional.calls > 1 else ""
+    often = f"after every {occasional.every} steps" if occasional.every > 1 else "between steps"
+    return f"{call.operation} of {size(call.size_bytes)}{more} {often}, {amount(occasional.times, 'time')}"
 
 
 def _incomplete(report: Report) -> Iterator[str]:

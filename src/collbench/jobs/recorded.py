@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from collbench.jobs import steps
 from collbench.jobs.job import (
     Call,
     Ending,
@@ -26,7 +27,7 @@ from collbench.jobs.job import (
     Spread,
     Unknown,
 )
-from collbench.jobs.repeats import SAMPLES, PhaseOrder, fold, spreads
+from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
 from collbench.jobs.streams import (
     FUNCTIONS,
     CommunicatorKey,
@@ -55,8 +56,16 @@ class Merged:
     too_old: bool = False  # this NCCL has no GPU times
 
 
-def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
-    """Return the job of these streams, one for each rank. Raises ValueError if there is none."""
+def merge(
+    streams: Sequence[Stream],
+    command: Sequence[str] = (),
+    marks: Mapping[tuple[str, int], Sequence[int]] | None = None,
+    calls_per_step: int | None = None,
+) -> Merged:
+    """Return the job of these streams, one for each rank. Raises ValueError if there is none.
+
+    `marks` are ns at which a process, by host and number, called collbench.step().
+    """
     called = [stream for stream in streams if stream.runs or len(stream.tail)]
     if not called:
         raise ValueError("no stream has a call")
@@ -85,6 +94,12 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         environment=first.environment,
         unknown=_unknown(kept, ranks, groups, tables.calls),
     )
+    marked = {
+        numbers[index]: [(mark + clocks[kept[index].host] - started) / 1e3 for mark in own]
+        for index in order
+        if (own := (marks or {}).get((kept[index].host, kept[index].pid)))
+    }
+    job = steps.find(job, calls_per_step, marked)
     missing = tuple(sorted(set(range(world_size)) - set(numbers)))
     lacks: Counter[str] = Counter()
     for stream in kept:
@@ -307,7 +322,6 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
         partial, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
         gpu = stream.tail_gpu[start : start + size].reshape(repetitions, period)
-        stride = math.ceil(repetitions / SAMPLES)
         partial.samples += [
             Repetition(
                 before + repetition,
@@ -315,8 +329,8 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
                 gpu[repetition],
                 _begins(stream, start + repetition * period, period),
             )
-            for repetition in range(0, repetitions, stride)
-        ][: max(0, SAMPLES - len(partial.samples))]
+            for repetition in kept_of(repetitions, period)
+        ]
         partial.tails.append(pauses[start : start + size].reshape(repetitions, period))
         partial.gpu_tails.append(_micro(gpu))
 
@@ -436,13 +450,13 @@ def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) 
     began = [int(begins[position.at].min()) for position in positions]
 
     def micro(times: Iterable[int]) -> tuple[float, ...]:
-        return tuple(round((time + clock) / 1e3, 3) for time in times)
+        return tuple(round((time + clock) / 1e3, 3) if time else 0.0 for time in times)
 
     return Sample(
         whole.repetition,
         micro(int(whole.starts[position.at.start]) for position in positions),
         tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
-        micro(began) if all(began) else (),
+        micro(began) if any(began) else (),
         (*micro([before]), round(before_took / 1e3, 3)) if before and before_took else (),
     )
 

@@ -12,7 +12,12 @@ from collbench.jobs.streams import Numbers
 
 # A sequence is folded where it comes at least twice and covers so many calls.
 _WORTH = 4
-SAMPLES = 32  # repetitions of a phase that are kept whole
+_KEPT, _FEWEST_KEPT = 8192, 32  # calls, and repetitions, of a phase that are kept whole: the last ones
+
+
+def kept_of(repetitions: int, period: int) -> range:
+    """Return which repetitions of a phase of so many calls are kept whole: in a row, for steps that span two."""
+    return range(max(0, repetitions - max(_FEWEST_KEPT, _KEPT // period)), repetitions)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ not fit together raise StreamError.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -477,3 +477,16 @@ def bucket_median(times: Any) -> float:
     edge: Callable[[int], float] = lambda index: 2.0 ** (8 + index // 8) * (1 + index % 8 / 8)  # noqa: E731
     low = 0.0 if bucket == 0 else edge(bucket)
     return float(min(max(low + inside * (edge(bucket + 1) - low), least), most))
+
+
+def marks(files: Iterable[Path]) -> dict[tuple[str, int], list[int]]:
+    """Return the ns at which each process, by host and number, called collbench.step(): 8 bytes each in its file."""
+    called: dict[tuple[str, int], list[int]] = {}
+    for path in sorted(files):
+        host, _, rest = path.name.removesuffix(".marks").rpartition("-")
+        host, _, process = host.rpartition("-")
+        if path.suffix == ".marks" and rest and process.isdigit():
+            data = read(path)
+            times = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
+            called.setdefault((host, int(process)), []).extend(times[times < _LATEST].tolist())
+    return called

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, Position, Source, Spread
+from tests.jobs.made import stepped
 
 
 def spread(microseconds: float) -> Spread:
@@ -37,7 +38,7 @@ def job_of(
         )
         ranks.append(JobRank(rank, (Phase(positions, 20),) if positions else (), host="node"))
     rank_groups = tuple(Group(tuple(group), len(group)) for group in groups)
-    return Job(Source.PLUGIN, "2026-01-01T00:00:00Z", len(steps), rank_groups, table, tuple(ranks))
+    return stepped(Job(Source.PLUGIN, "2026-01-01T00:00:00Z", len(steps), rank_groups, table, tuple(ranks)))
 
 
 def data_parallel(ranks: int = 2, sizes: Sequence[int] = (2**20, 2**18)) -> Job:

@@ -95,7 +95,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     [
         ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
-        ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "repeated no calls"),
+        ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "no known step"),
         ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
         ("nothing to register", data_parallel(), (*HOST, "--registration", "buffer"), "registers no memory"),
         ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),

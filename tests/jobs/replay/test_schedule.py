@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from collbench.jobs import job_file
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase, PointToPoint, Position, Sample
-from collbench.jobs.replay.schedule import Assumption, Post, Schedule, schedule_of, step_number
+from collbench.jobs.replay.schedule import Assumption, Post, Schedule, schedule_of
 from collbench.model.errors import UsageError
 from collbench.model.units import DTYPE_BYTES
+from tests.jobs.made import stepped
 from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline, spread, without_rank
 
 SUM = Call("allreduce", 4096, 0, "float32", "sum")
@@ -156,12 +157,7 @@ SEND, RECV = Call("send", 64, 0, peer=1), Call("recv", 64, 0, peer=0)
         ("only with itself", job_of([(0,), (1,)], [[(Call("allreduce", 64, n), False)] for n in (0, 1)]), "nothing"),
         (
             "nothing repeats",
-            replace(
-                data_parallel(),
-                ranks=tuple(
-                    replace(one, phases=(replace(one.phases[0], repetitions=1),)) for one in data_parallel().ranks
-                ),
-            ),
+            replace(data_parallel(), ranks=tuple(replace(one, step=None) for one in data_parallel().ranks)),
             "--phase 1",
         ),
     ],
@@ -247,7 +243,7 @@ def test_repetitions_kept_whole_on_all_ranks_say_more_than_medians() -> None:
         JobRank(rank, (Phase(position, 20, (Sample(3, (0.0,), (times[0],)), Sample(7, (0.0,), (times[1],)))),))
         for rank, times in enumerate([(10.0, 100.0), (100.0, 14.0)])
     )
-    schedule = schedule_of(replace(data_parallel(), ranks=ranks, calls=(SUM,)))
+    schedule = schedule_of(stepped(replace(data_parallel(), ranks=ranks, calls=(SUM,))))
     assert schedule.recorded_seconds == pytest.approx(12e-6)
 
 
@@ -259,7 +255,7 @@ def test_a_repetition_in_which_a_time_is_unknown_says_nothing() -> None:
         return tuple(JobRank(rank, (Phase(position, 20, own),)) for rank, own in enumerate(samples))
 
     seconds = [
-        schedule_of(replace(data_parallel(), ranks=ranks(first, second), calls=(SUM,))).recorded_seconds
+        schedule_of(stepped(replace(data_parallel(), ranks=ranks(first, second), calls=(SUM,)))).recorded_seconds
         for first, second in (((10.0, 0.0, 30.0), (40.0, 60.0, 20.0)), ((0.0, 0.0), (5.0, 5.0)))
     ]
     assert seconds == pytest.approx([15e-6, 55e-6])  # without any, the least median
@@ -269,7 +265,6 @@ def test_another_phase_by_its_number() -> None:
     job = data_parallel()
     once = Phase((Position(1),), 1)
     job = replace(job, ranks=tuple(replace(one, phases=(once, *one.phases)) for one in job.ranks))
-    assert step_number(job, None) == 1
     assert [len(units) for units in schedule_of(job, phase=0).ranks] == [1, 1]
     with pytest.raises(UsageError, match="2 phases; there is no phase 3"):
         schedule_of(job, phase=2)

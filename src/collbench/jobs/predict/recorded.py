@@ -20,7 +20,7 @@ from collbench.model.errors import UsageError
 WAITED = 0.75
 _TINY = 0.01  # of a group's largest message
 # The mean error of the estimate on that many recorded jobs, ms, and without any prediction [same].
-MEAN_ERROR_MS, JOBS = 2.7, 9
+MEAN_ERROR_MS, JOBS = 2.4, 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.jobs.replay.results import Pauses
-from collbench.jobs.replay.schedule import Assumption, Schedule, schedule_of, step_number
+from collbench.jobs.replay.schedule import Assumption, Schedule, schedule_of
 from collbench.launch import ablation
 from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
@@ -65,6 +65,8 @@ def request_of(
     schedule = schedule_of(job, rank_count, phase)
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, options, schedule)
+    if phase is None and job.steps.reservation:
+        notices.say(job.steps.reservation)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
     arms = [ReplayArm()]
@@ -73,7 +75,7 @@ def request_of(
     return ReplayRequest(
         backend=backend,
         job=name,
-        phase=step_number(job, phase),
+        phase=phase,
         recorded_ranks=job.world_size,
         schedule=schedule,
         arms=tuple(arms),

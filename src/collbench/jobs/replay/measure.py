@@ -45,7 +45,7 @@ class ReplayRequest(WorkersRequest):
     """
 
     job: str
-    phase: int
+    phase: int | None
     recorded_ranks: int
     schedule: Schedule
     arms: tuple[ReplayArm, ...]

@@ -149,12 +149,6 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
     )
 
 
-def step_number(job: Job, phase: int | None) -> int:
-    """Return which phase of the first rank is replayed, from 0."""
-    first = min(job.ranks, key=lambda rank: rank.rank)
-    return first.phases.index(_phase_of(first, phase))
-
-
 # What can be replayed.
 
 
@@ -176,7 +170,10 @@ def _check_whole(job: Job) -> None:
 def _phase_of(rank: JobRank, number: int | None) -> Phase:
     if number is None:
         if rank.step is None:
-            raise UsageError(f"rank {rank.rank} repeated no calls, so it has no step: name a phase with --phase 1")
+            raise UsageError(
+                "the job has no known step: record it with collbench.step() in its loop, say how long a step is with "
+                "'collbench import JOB --calls-per-step N', or name a phase with --phase 1"
+            )
         return rank.step
     if not 0 <= number < len(rank.phases):
         raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases; there is no phase {number + 1}")

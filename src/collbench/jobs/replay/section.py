@@ -124,7 +124,8 @@ def _lacking(denied: str) -> str:
 def _title(replay: Replay) -> str:
     pauses = "idle" if replay.pauses is Pauses.NONE else "matrix products"
     memory = "" if replay.registration is Registration.NONE else f", registered memory ({replay.registration})"
-    return f"a step of {replay.job}, phase {replay.phase + 1}, {pauses} in the pauses{memory}"
+    what = "a step" if replay.phase is None else f"phase {replay.phase + 1}"
+    return f"{what} of {replay.job}, {pauses} in the pauses{memory}"
 
 
 def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
@@ -256,7 +257,7 @@ _FIGURES = (
 )
 COLUMNS = (
     Column("job", Type.TEXT, "the recorded job's file"),
-    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
+    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1; none for the step"),
     Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
     Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
     Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
@@ -285,7 +286,7 @@ def rows(run: Run) -> Iterator[Row]:
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),
             "job": arm.job,
-            "phase": arm.phase + 1,
+            "phase": None if arm.phase is None else arm.phase + 1,
             "world_size": len(arm.members),
             "recorded_ranks": arm.recorded_ranks,
             "compute": arm.pauses.value,

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from collbench.jobs import steps
 from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.jobs.repeats import SAMPLES, PhaseOrder, fold, spreads
+from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
 
 _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
-def job_of(traces: Sequence[Trace]) -> Job:
-    """Return the traces of a job's ranks as one job. Raises UsageError if none called, or ranks are unclear."""
+def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
+    """Return the traces of a job's ranks as a job with steps. Raises UsageError if none called or ranks are unclear."""
     traces = [trace for trace in traces if trace.calls]
     if not traces:
         raise UsageError("no trace has a collective: trace every rank while the job trains")
@@ -53,7 +54,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
     ranks = tuple(
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
-    return Job(
+    job = Job(
         source=sources.pop(),
         started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
         world_size=world,
@@ -63,6 +64,8 @@ def job_of(traces: Sequence[Trace]) -> Job:
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
         unknown=_unknown(traces, job_groups, calls),
     )
+    marks = {number: [mark - began for mark in trace.marks] for number, trace in ranked if trace.marks}
+    return steps.find(job, calls_per_step, marks)
 
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
@@ -153,7 +156,7 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
         for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
     )
     samples = []
-    for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
+    for repetition in kept_of(len(begins), length):
         calls = rows[repetition]
         if not np.isnan(starts[calls]).any():
             before = calls[0] - 1
@@ -161,12 +164,19 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
                 Sample(
                     repetition,
                     _rounded(starts[calls]),
-                    _rounded(gpu[calls]),
-                    _rounded(gpu_starts[calls]),
+                    _known(gpu[calls]),
+                    _known(gpu_starts[calls]),
                     _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
+
+
+def _known(values: Any) -> tuple[float, ...]:
+    """Return times for a file, 0 where one is unknown; () if all are."""
+    if np.isnan(values).all():
+        return ()
+    return tuple(0.0 if math.isnan(value) else round(float(value), 3) for value in values)
 
 
 def _rounded(values: Any) -> tuple[float, ...]:

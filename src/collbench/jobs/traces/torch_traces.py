@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +191,7 @@ def read_kineto(content: Content) -> list[Trace]:
             else:
                 began, before = kernels.get(number, (math.inf, 0.0))
                 kernels[number] = min(began, start), before + lasted
+    trace.marks = _marks(events, origin)
     rows = [event for event in events if event.get("name") == _CALL_ROW]
     for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
         arguments = values.fields(event.get("args"))
@@ -218,6 +220,17 @@ def read_kineto(content: Content) -> list[Trace]:
             gpu_start=began,
         ).add_to(trace)
     return [trace]
+
+
+def _marks(events: Iterable[dict[str, Any]], origin: float) -> list[float]:
+    """Return where the profiler's steps begin, and where the last one ends, on the host."""
+    spans = [
+        (origin + values.number(event.get("ts")), values.number(event.get("dur")))
+        for event in events
+        if event.get("cat") == "user_annotation" and values.text(event.get("name")).startswith("ProfilerStep#")
+    ]
+    spans = sorted(span for span in spans if not math.isnan(sum(span)))
+    return [*(start for start, _ in spans), *(start + lasted for start, lasted in spans[-1:])]
 
 
 # A host trace of ExecutionTraceObserver: a node for each call, numbered in order, without times.

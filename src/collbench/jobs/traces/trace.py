@@ -39,6 +39,7 @@ class Trace:
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # each group's ranks of the job
     sizes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    marks: list[float] = field(default_factory=list)  # where a step begins, and the last one ends: UTC, µs
     own: dict[str, int] = field(default_factory=dict)  # its own rank in each group, where the trace says no members
     world_size: int = 0
     nccl: str = ""

@@ -1,0 +1,755 @@
+"""Where a job's steps begin: at its marks, every N calls if the user says so, else found in its calls. Pure.
+
+Only what the record shows is claimed (docs/method/choosing.md 9). A step is a sequence of kinds of calls, whose sizes
+may change, after the longest pause of each repetition. Micro-batches and equal blocks look the same to it if they pause
+too: a step that could as well be one of them, or ten steps between two losses, is not claimed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.jobs.job import (
+    Job,
+    JobRank,
+    Occasional,
+    Phase,
+    PointToPoint,
+    Position,
+    Sample,
+    Spread,
+    Steps,
+    StepSource,
+    Unknown,
+)
+from collbench.model.units import amount
+
+Values = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+SAMPLES = 32  # repetitions of the step that are kept whole
+_WARM_UP = 3  # first steps that are not kept if there are four times as many: buffers, algorithms and clocks settle
+_SMALL = 256  # bytes: a call of a loss, a norm or a counter; 0 bytes are a rank's share of nothing
+_FEWEST = 3  # repetitions of a step
+_CLEAR = 1.3  # a step's pause over the longest pause within it
+_COVERED = 0.6  # of the calls, by what is a step at all
+_ALIKE = 1.03  # pauses of which the medians are known to differ by less are alike
+_NOTICED, _SURE = 0.01, 6.0  # of a step, and standard errors: a pause that is longer by more is longer for a reason
+_UNROLLED = 4096  # calls: of a phase that is longer, only the repetitions are unrolled whose times are known
+_REDUCING = ("allreduce", "reducescatter", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrolled:
+    """A rank's units in order: calls that NCCL got together, of which the first begins at `first` in `calls`.
+
+    `starts`, `gpu` and `begins` are µs of each call, NaN where unknown; `pauses` µs of each unit, `known` where they
+    are not a median over repetitions, `usual` those medians. `left` are the units of repetitions that were passed over
+    before a unit.
+    """
+
+    calls: Places
+    first: Places
+    starts: Values
+    gpu: Values
+    begins: Values
+    pauses: Values
+    known: NDArray[np.bool_]
+    left: Places
+    kinds: Places
+    small: NDArray[np.bool_]
+    usual: Values
+    on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Sequences of `length` units at `at` among the units `among`, each after a longer pause than any within it."""
+
+    among: Places
+    at: Places
+    length: int
+    ratio: float
+
+    def rows(self, values: Any) -> Any:
+        """Return the values of the units `among`, a row for each sequence."""
+        return values[self.at[:, None] + np.arange(self.length)]
+
+
+def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequence[float]] | None = None) -> Job:
+    """Return the job with the step of each rank, or why there is none.
+
+    `marks` are µs by rank at which the job said that a step begins or ends, on the clock of its calls.
+    """
+    ranks = {rank.rank: _unroll(job, rank) for rank in job.ranks if rank.calls}
+    source, why = StepSource.FOLDED, ""
+    if calls_per_step is not None:
+        source, why = StepSource.GIVEN, f"no {amount(calls_per_step, 'call')} in a row come again"
+        found = {number: _given(one, calls_per_step) for number, one in ranks.items()}
+    elif marks and all(len(own) > 1 for own in (marks.get(number, ()) for number in ranks)):
+        source, why = StepSource.MARKS, "no calls come again between two marks"
+        found = {number: _marked(one, marks[number]) for number, one in ranks.items()}
+    else:
+        found, why = _searched(job, ranks)
+    rows = {number: _rows(ranks[number], bounds)[1] for number, bounds in found.items()}
+    steps = {number: len(own) for number, own in rows.items()}
+    if not steps or min(steps.values()) < 2:
+        return _without(job, Steps(why=why or "no call comes again"))
+    if source is StepSource.FOLDED and max(steps.values()) - min(steps.values()) > 2 + 0.1 * max(steps.values()):
+        return _without(job, Steps(why=f"ranks have from {min(steps.values())} to {max(steps.values())} of them"))
+    return _with_steps(job, ranks, rows, source)
+
+
+def _without(job: Job, steps: Steps) -> Job:
+    return replace(job, steps=steps, ranks=tuple(replace(rank, step=None) for rank in job.ranks))
+
+
+# A rank's calls, one after the other, with what is known of their times.
+
+
+def _unroll(job: Job, rank: JobRank) -> _Unrolled:
+    calls: list[Places] = []
+    times: list[Values] = []  # shape (4, calls): starts, GPU times, beginnings, pauses
+    heads: list[NDArray[np.bool_]] = []
+    left: list[tuple[int, int]] = []  # a place, and the units that were passed over before it
+    seen = [0] * len(rank.phases)
+    total = 0
+    for number, repetitions in rank.order or [(index, phase.repetitions) for index, phase in enumerate(rank.phases)]:
+        phase = rank.phases[number]
+        length = len(phase.positions)
+        samples = {sample.repetition - seen[number]: sample for sample in phase.samples}
+        seen[number] += repetitions
+        kept = range(repetitions)
+        if repetitions * length > _UNROLLED:
+            kept = sorted({*range(min(2, repetitions)), *(one for one in samples if 0 <= one < repetitions)})  # type: ignore[assignment]
+        own_calls = np.array([position.call for position in phase.positions])
+        own_heads = np.array([not position.together for position in phase.positions])
+        own_heads[0] = True
+        usual = [np.nan if position.pause is None else position.pause.median for position in phase.positions]
+        after, units = 0, int(own_heads.sum())
+        for repetition in kept:
+            sample = samples.get(repetition)
+            one = np.full((4, length), np.nan)
+            one[3] = usual
+            if sample is not None:
+                for row, own in enumerate((sample.starts, sample.gpu, sample.gpu_starts)):
+                    if own:
+                        one[row] = own
+            one[1:3][one[1:3] <= 0] = np.nan
+            if repetition > after:
+                left.append((total, (repetition - after) * units))
+            after = repetition + 1
+            calls.append(own_calls)
+            times.append(one)
+            heads.append(own_heads)
+            total += length
+        if repetitions > after:
+            left.append((total, (repetitions - after) * units))
+    return _units(job, np.concatenate(calls), np.concatenate(times, axis=1), np.concatenate(heads), left)
+
+
+def _units(
+    job: Job, calls: Places, times: Values, heads: NDArray[np.bool_], left: Sequence[tuple[int, int]]
+) -> _Unrolled:
+    first = np.flatnonzero(heads)
+    starts, gpu, begins, usual = times
+    known_begins = np.isfinite(begins[first])
+    on_gpu = bool(known_begins.any()) and bool(known_begins[np.isfinite(starts[first])].mean() > 0.9)
+    ends = begins + gpu if on_gpu else starts
+    lasts = np.append(first[1:], len(calls)) - 1
+    measured = (begins if on_gpu else starts)[first] - np.append(np.nan, ends[lasts[:-1]])
+    skipped = np.zeros(len(first) + 1, int)
+    for place, units in left:
+        skipped[np.searchsorted(first, place)] += units
+    measured[skipped[:-1] > 0] = np.nan
+    known = np.isfinite(measured)
+    pauses = np.where(known, measured.clip(min=0.0), np.nan if on_gpu else usual[first])
+    names: dict[Any, int] = {}
+    kinds_of = [_kind(job, call) for call in range(len(job.calls))]
+    kinds, small = np.zeros(len(first), int), np.zeros(len(first), bool)
+    for unit, (start, end) in enumerate(zip(first, lasts + 1, strict=True)):
+        parts = [kinds_of[call] for call in calls[start:end]]
+        kind: Any = tuple(parts)
+        if len(parts) > 1 and all(part[0] in set(PointToPoint) for part in parts):
+            kind = "exchange", frozenset(part[1] for part in parts)  # torch leaves out what is empty
+        small[unit] = all(part[-1] for part in parts)
+        kinds[unit] = names.setdefault(kind, len(names))
+    return _Unrolled(calls, first, starts, gpu, begins, pauses, known, skipped[:-1], kinds, small, usual[first], on_gpu)
+
+
+def _kind(job: Job, number: int) -> tuple[Any, ...]:
+    """Return what makes a call the same in every step, whatever its size."""
+    call = job.calls[number]
+    return (
+        call.operation.replace("alltoallv", "alltoall"),
+        call.group,
+        call.dtype,
+        call.peer,
+        0 < call.size_bytes <= _SMALL,
+    )
+
+
+# Sequences between pauses.
+
+
+def _keys(kinds: Places) -> tuple[Any, Any]:
+    """Return hashes of all beginnings of a sequence, and the powers with which those of its parts are made."""
+    hashes, powers = [0], [1]
+    for kind in kinds.tolist():
+        hashes.append((hashes[-1] * 1_000_003 + kind + 1) & 0xFFFFFFFFFFFFFFFF)
+        powers.append(powers[-1] * 1_000_003 & 0xFFFFFFFFFFFFFFFF)
+    return np.array(hashes, np.uint64), np.array(powers, np.uint64)
+
+
+def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
+    """Return the sequences that come again between pauses longer than those within them, the shortest first."""
+    kinds, exact = one.kinds[among], one.calls[one.first[among]]
+    hashes, powers = _keys(kinds)
+    known = pauses[np.isfinite(pauses)]
+    if len(known) < 2 * _FEWEST:
+        return []
+    levels: dict[tuple[int, int], tuple[float, _Level]] = {}
+    for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), 64):
+        cuts = np.flatnonzero(~(pauses <= least))
+        bounds = np.unique(np.concatenate([[0], cuts, [len(kinds)]]))
+        lengths = np.diff(bounds)
+        with np.errstate(over="ignore"):
+            keys = hashes[bounds[1:]] - hashes[bounds[:-1]] * powers[lengths]
+        weights = Counter[tuple[int, int]]()
+        for key, length in zip(keys.tolist(), lengths.tolist(), strict=True):
+            weights[key, length] += length
+        (key, length), weight = weights.most_common(1)[0]
+        at = bounds[:-1][(keys == np.uint64(key)) & (lengths == length)]
+        if length < 2 or len(at) < _FEWEST or weight < _COVERED * len(kinds):
+            continue
+        within = pauses[at[:, None] + np.arange(length)]
+        before = within[:, 0][np.isfinite(within[:, 0])]
+        if len(before) < 2:
+            continue
+        inner = max(1.0, float(np.nanmax(np.nanmedian(within[:, 1:], axis=0))))
+        ratio = float(np.median(before)) / inner
+        if (ratio >= _CLEAR and (key, length) not in levels) or levels.get((key, length), (0.0,))[0] < weight:
+            levels[key, length] = (
+                weight,
+                _Level(
+                    among,
+                    _stalled(exact if len(np.unique(kinds[at[0] : at[0] + length])) < 2 else kinds, at, length),
+                    length,
+                    ratio,
+                ),
+            )
+    return sorted((level for _, level in levels.values() if level.ratio >= _CLEAR), key=lambda level: level.length)
+
+
+def _stalled(kinds: Places, at: Places, length: int) -> Places:
+    """Return where sequences begin, with those in which a longer pause came, or before which none did.
+
+    `kinds` are calls where a sequence is of one kind, so that equal calls stay apart from those of other sizes.
+    """
+    own, filled = kinds[at[0] : at[0] + length], list(at[:1])
+    for before, after in pairwise(at.tolist()):
+        gap = kinds[before + length : after]
+        if len(gap) and not len(gap) % length and len(set(own.tolist())) > 1 and (gap.reshape(-1, length) == own).all():
+            filled += range(before + length, after, length)
+        filled.append(after)
+    return np.array(filled)
+
+
+def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Places], str]:
+    """Return where each rank's steps begin, as units, or {} and why they are not claimed."""
+    if Unknown.PAUSES in job.unknown:
+        return {}, "the record does not say when calls were made"
+    found: dict[int, Places] = {}
+    reasons: dict[int, str] = {}
+    for number, one in ranks.items():
+        level, why = _chosen(job, one)
+        if level is None:
+            reasons[number] = why
+        else:
+            found[number] = _bounds(one, level)
+    for number, why in reasons.items():
+        bounds = next(
+            (own for peer in found if (own := _as_on(job, ranks[peer], found[peer], ranks[number])) is not None), None
+        )
+        if bounds is None:
+            return {}, why
+        found[number] = bounds
+    return found, ""
+
+
+def _as_on(job: Job, peer: _Unrolled, bounds: Places, one: _Unrolled) -> Places | None:
+    """Return where a rank's steps begin, by the calls that it shares with a peer whose steps are known; None if none.
+
+    A step begins after as many collectives of a shared group as on the peer, at the longest pause before the next.
+    """
+    for group in sorted({call.group for call in job.calls if call.collective}):
+        mine, its = (_collectives(job, each, group) for each in (one, peer))
+        counts = np.searchsorted(its, bounds)
+        if len(mine) != len(its) or one.left.any() or peer.left.any() or (np.diff(counts) < 1).any():
+            continue
+        edges = np.concatenate([[-1], mine, [len(one.first)]])
+        after = np.mean(np.isin(bounds - 1, its)) > 0.5
+        spans = [
+            (int(edges[count]) + 1, int(edges[count]) + 2 if after else int(edges[count + 1]) + 1) for count in counts
+        ]
+        return np.array(
+            [start + int(np.argmax(np.nan_to_num(np.append(one.pauses, 0.0)[start:end]))) for start, end in spans]
+        )
+    return None
+
+
+def _collectives(job: Job, one: _Unrolled, group: int) -> Places:
+    """Return the units that are collectives of a group."""
+    wanted = np.array([call.group == group and call.collective is not None for call in job.calls])
+    return np.flatnonzero(wanted[one.calls[one.first]])
+
+
+def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:  # noqa: PLR0911  # each is a reason of its own
+    """Return the level that is the step, or None and why none is claimed."""
+    counts = np.bincount(one.kinds)
+    rare = one.small & (counts[one.kinds] <= len(one.kinds) / 4)
+    among = np.flatnonzero(~rare)
+    if not len(among):
+        return None, "no call comes again"
+    sums = np.add.reduceat(one.pauses, np.append(0, among[:-1] + 1))  # a small call's pause is part of the next one's
+    levels = _levels(one, sums, among)
+    if not levels:
+        return None, "no calls come again after a pause longer than those between them"
+    top = levels[-1]
+    for level in levels[:-1]:
+        if _adds_reduction(job, one, level, _extras(one, level)) or _only_messages(job, one, level):
+            continue  # micro-batches, whose gradients are reduced later, or that go through a pipeline
+        if top.length < 2 * level.length:
+            continue
+        if _is_step(job, one, level, sums):
+            return level, ""
+        return None, _unclear(level, top.length)
+    root = _root(one, top)
+    if root < top.length:
+        # A GPU waits for the optimizer after a step, but not after a micro-batch; its host may not.
+        middle, kinds = np.nanmedian(top.rows(sums), axis=0), one.kinds[top.among[top.at[0] :][: top.length]]
+        places = np.arange(top.length)
+        within = middle[(places % root > 0) & (kinds == kinds[0])] if root > 1 else middle[1:]
+        groups = {job.calls[call].group for call in one.calls[one.first[top.among[top.at[0] :][: top.length]]]}
+        if (
+            not one.on_gpu
+            or len(groups) > 1
+            or not len(within)
+            or np.median(middle[root::root]) > 1.1 * np.median(within)
+        ):
+            return None, _unclear(top, root)
+    if _adds_reduction(job, one, top, _extras(one, top)) or not _is_step(job, one, top, sums):
+        return None, _unclear(top, 0)
+    return top, ""
+
+
+def _unclear(level: _Level, other: int) -> str:
+    calls = sorted({level.length, *([other] if other else [])})
+    return (
+        f"it may be {' or '.join(map(str, calls))} calls" if len(calls) > 1 else f"{calls[0]} calls may be a part of it"
+    ) + ": micro-batches, equal blocks and steps look alike here"
+
+
+def _root(one: _Unrolled, level: _Level) -> int:
+    """Return the length of the shortest sequence that repeats to a level's: of equal calls, where these are steady."""
+    rows = level.among[level.rows(np.arange(len(level.among)))]
+    calls = one.calls[one.first[rows]]
+    kinds = calls[-1] if np.mean((calls == calls[-1]).all(axis=1)) > 0.8 else one.kinds[rows[-1]]
+    return next(
+        length
+        for length in range(1, len(kinds) + 1)
+        if not len(kinds) % length
+        and np.array_equal(kinds[length:], kinds[:-length] if length < len(kinds) else kinds[:0])
+    )
+
+
+def _extras(one: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
+    """Return after how many of a level's sequences other units came, and those units."""
+    begins = level.among[level.at]
+    ends = level.among[level.at + level.length - 1] + 1
+    always = _always(one, begins, ends)
+    extras = []
+    for number, (end, following) in enumerate(zip(ends[:-1], begins[1:], strict=True)):
+        units = np.arange(end, following)
+        units = units[[(one.kinds[unit] not in always) for unit in units]] if len(units) else units
+        if len(units):
+            extras.append((number + 1, units))
+    return extras
+
+
+def _always(one: _Unrolled, begins: Places, ends: Places) -> set[int]:
+    """Return the kinds of units that come after nearly every one of these sequences."""
+    counts = Counter[int]()
+    for end, following in zip(ends[:-1], begins[1:], strict=True):
+        counts.update(set(one.kinds[end:following].tolist()))
+    return {kind for kind, count in counts.items() if count >= 0.9 * (len(begins) - 1)}
+
+
+def _adds_reduction(job: Job, one: _Unrolled, level: _Level, extras: Sequence[tuple[int, Places]]) -> bool:
+    """True if what comes between a level's sequences again and again reduces data on a group as they do not."""
+    inside = {one.kinds[unit] for unit in level.among[level.at[0] : level.at[0] + level.length]}
+    counts = Counter[int]()
+    for _, units in extras:
+        counts.update(
+            {
+                int(one.kinds[unit])
+                for unit in units
+                if not one.small[unit]
+                and one.kinds[unit] not in inside
+                and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
+            }
+        )
+    return any(count >= 2 for count in counts.values())
+
+
+def _only_messages(job: Job, one: _Unrolled, level: _Level) -> bool:
+    units = level.among[level.at[0] : level.at[0] + level.length]
+    return all(job.calls[call].collective is None for call in one.calls[one.first[units]])
+
+
+def _is_step(job: Job, one: _Unrolled, level: _Level, pauses: Values) -> bool:
+    """True unless a level's sequences may be parts of a longer step, by what comes between them and their pauses."""
+    extras = _extras(one, level)
+    reduces = any(
+        job.calls[one.calls[one.first[unit]]].operation in _REDUCING and not one.small[unit]
+        for unit in level.among[level.at[0] : level.at[0] + level.length]
+    )
+    small = [number for number, units in extras if one.small[units].all()]
+    large = {number for number, units in extras if not one.small[units].all()}
+    again = any(
+        not one.small[unit] and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
+        for _, units in extras
+        for unit in units
+    )
+    if large and (again or not reduces or len(large) > 0.25 * len(level.at)):
+        return False  # nothing tells an evaluation from the end of a step
+    before = pauses[level.at]
+    usable = np.isfinite(before) & one.known[level.among[level.at]]
+    usable[[number for number in large if number < len(usable)]] = False  # after an evaluation anything may happen
+    distances = Counter(after - number for number, after in pairwise(small))
+    every, times = distances.most_common(1)[0] if distances else (0, 0)
+    early = every > 3 and times >= 2 and small[0] <= every - 2 and min(distances) == every
+    if early:  # parts of a step would be whole from the first one on
+        usable[[number for number in small if number < len(usable)]] = False
+    elif small and not _same(before, usable, np.array(small)):
+        return False
+    dropped = large | (set(small) if early else set())
+    return not _uneven(one, _bounds(one, level), dropped)
+
+
+def _bounds(one: _Unrolled, level: _Level) -> Places:
+    """Return the units before which a level's sequences begin, and the one after the last."""
+    last = level.at[-1] + level.length
+    bounds: Places = np.append(level.among[level.at], level.among[last] if last < len(level.among) else len(one.first))
+    apart = np.diff(bounds[:-1])
+    length, before = int(apart[0]), int(bounds[0])
+    whole = (apart == length).all() and not len(one.first) % length and before < length
+    if whole and np.array_equal(one.kinds[length:], one.kinds[:-length]):  # from a step's beginning to another's end
+        return np.arange(0, len(one.first) + 1, length)
+    return bounds
+
+
+def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
+    """True if some pause of these sequences is longer in every so manieth of them, beyond chance.
+
+    `dropped` are sequences whose first pause is not looked at.
+    """
+    numbers, rows = _rows(one, bounds)
+    count, width = len(bounds) - 1, rows.shape[1]
+    values = np.full((count, width), np.nan)
+    values[numbers] = np.where(one.known, one.pauses, np.nan)[rows]
+    values[sorted(number for number in dropped if number < count), 0] = np.nan
+    seen = ~np.isnan(values).all(axis=1)
+    in_a_row = int((seen[1:] & seen[:-1]).sum()) if not one.left.any() else int((one.left[rows[1:, 0]] == 0).sum())
+    if count >= 20 and in_a_row < 10 and (seen.mean() < 0.4 or one.left.any()):
+        return True  # too few are known that follow one another
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what is unknown throughout
+        step = float(np.nansum(np.nanmedian(values, axis=0)))
+        for period in range(2, min(64, count // 5) + 1):
+            times = count // period
+            blocks = values[: times * period].reshape(times, period, width)
+            known = (~np.isnan(blocks)).sum(axis=0).min(axis=0)  # of the residue that is known least, by call
+            middles = np.nanmedian(blocks, axis=0)
+            noise = 1.4826 * np.nanmedian(np.abs(blocks - middles), axis=(0, 1))
+            longest = np.nanmax(middles, axis=0)
+            more = longest - (np.nansum(middles, axis=0) - longest) / (period - 1)
+            error = 1.2533 * noise * np.sqrt(1 / np.maximum(known, 1) * period / (period - 1))
+            if ((known >= 5) & (more > _NOTICED * step) & (more > _SURE * error)).any():
+                return True
+    return False
+
+
+def _split(values: Values, usable: NDArray[np.bool_], places: Places) -> tuple[Values, Values]:
+    chosen = np.zeros(len(values), bool)
+    chosen[places[places < len(values)]] = True
+    return values[usable & chosen], values[usable & ~chosen]
+
+
+def _error(one: Values, other: Values) -> float:
+    """Return the standard error of the difference of two medians."""
+    deviation = 1.4826 * max(float(np.median(np.abs(values - np.median(values)))) for values in (one, other))
+    return 1.2533 * deviation * float(np.sqrt(1 / len(one) + 1 / len(other)))
+
+
+def _same(values: Values, usable: NDArray[np.bool_], places: Places) -> bool:
+    """True if the pauses at these places are known to be as long as the others."""
+    one, other = _split(values, usable, places)
+    if len(one) < 3 or len(other) < 3:
+        return False
+    middle = float(np.median(other))
+    return float(np.median(one)) < _ALIKE * middle and _error(one, other) < (_ALIKE - 1) * middle
+
+
+# Steps that somebody named.
+
+
+def _marked(one: _Unrolled, marks: Sequence[float]) -> Places:
+    """Return the units before which a mark stands; what is before the first mark and after the last is no step."""
+    starts = one.starts[one.first]
+    known = np.flatnonzero(np.isfinite(starts))
+    places: Places = np.unique(np.append(known, len(starts))[np.searchsorted(starts[known], np.asarray(marks))])
+    # A mark beside repetitions of which no time is known stands nowhere.
+    before = np.isin(places - 1, known) | (places == 0)
+    passed = np.append(one.left, 0)[places] > 0
+    bounds: Places = places[before & ~passed]
+    return bounds
+
+
+def _given(one: _Unrolled, calls: int) -> Places:
+    """Return the units that begin a sequence of so many calls that comes most, after the longest pause."""
+    sizes = np.append(one.first, len(one.calls))
+    hashes, powers = _keys(one.kinds)
+    windows: dict[tuple[int, int], list[int]] = {}
+    for start in range(len(one.first)):
+        end = int(np.searchsorted(sizes, sizes[start] + calls))
+        if end < len(sizes) and sizes[end] == sizes[start] + calls:
+            with np.errstate(over="ignore"):
+                windows.setdefault((int(hashes[end] - hashes[start] * powers[end - start]), end - start), []).append(
+                    start
+                )
+    if not windows:
+        return np.zeros(0, int)
+    most = max(map(len, windows.values()))
+
+    def pause(starts: list[int]) -> float:
+        own = one.pauses[starts]
+        return float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 0.0
+
+    (_, length), best = max(
+        (item for item in windows.items() if len(item[1]) >= 0.8 * most), key=lambda item: pause(item[1])
+    )
+    bounds, end = [], 0
+    for start in best:
+        if start >= end:
+            bounds += [end, start] if end and start > end else [start]
+            end = start + length
+    return np.array([*bounds, end], int)
+
+
+# From where steps begin to what they are.
+
+
+def _rows(one: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
+    """Return which parts between bounds are steps, and their units, shape (steps, units).
+
+    A step has the kinds that are most usual between two bounds, in order. What else is there is occasional; where these
+    are not all there, there is no step.
+    """
+    parts = [range(start, end) for start, end in pairwise(bounds.tolist())]
+    whole = [len(part) > 0 and not one.left[part.start + 1 : part.stop].any() for part in parts]
+    sequences = Counter(
+        tuple(one.kinds[p.start : p.stop].tolist()) for p, kept in zip(parts, whole, strict=True) if kept
+    )
+    if not sequences:
+        return [], np.zeros((0, 0), int)
+    usual = max(sequences, key=lambda sequence: (sequences[sequence] * len(sequence), sequence))
+    numbers, rows = [], []
+    for number, part in enumerate(parts):
+        row: list[int] = []
+        for unit in part if whole[number] else ():
+            if len(row) < len(usual) and one.kinds[unit] == usual[len(row)]:
+                row.append(unit)
+        if len(row) == len(usual):
+            numbers.append(number)
+            rows.append(row)
+    return numbers, np.array(rows, int).reshape(len(rows), len(usual))
+
+
+def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], source: StepSource) -> Job:
+    numbers = {number: _numbered(ranks[number], own) for number, own in rows.items()}
+    timed = {
+        number: {
+            int(step): at
+            for at, step in enumerate(numbers[number])
+            if not ranks[number].left[own[at][0] + 1 : own[at][-1] + 1].any()
+            and (Unknown.PAUSES in job.unknown or np.isfinite(ranks[number].starts[ranks[number].first[own[at]]]).all())
+        }
+        for number, own in rows.items()
+    }
+    common = sorted(set.intersection(*(set(own) for own in timed.values()))) if timed else []
+    common = [step for step in common if step >= _WARM_UP] if len(common) >= 4 * _WARM_UP else common
+    common = [common[at] for at in np.unique(np.linspace(0, len(common) - 1, min(SAMPLES, len(common))).astype(int))]
+    sizes = {number: np.array([call.size_bytes for call in job.calls])[one.calls] for number, one in ranks.items()}
+
+    def weight(step: int) -> int:
+        return sum(
+            int(sizes[number][_calls(ranks[number], rows[number][timed[number][step]])].sum()) for number in rows
+        )
+
+    order = sorted(common, key=weight)
+    usual = order[(len(order) - 1) // 2] if order else None
+    kept: Counter[str] = Counter()
+    made = []
+    for rank in job.ranks:
+        if rank.rank not in rows:
+            made.append(replace(rank, step=None))
+            continue
+        one, own = ranks[rank.rank], rows[rank.rank]
+        at = {step: timed[rank.rank][step] for step in common}
+        made.append(
+            replace(
+                rank, step=_phase(one, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
+            )
+        )
+        _count(one, own, sizes[rank.rank], kept)
+    first = min(rows)
+    steps = Steps(
+        source,
+        "",
+        kept["calls"] / kept["all calls"],
+        kept["bytes"] / kept["all bytes"] if kept["all bytes"] else 1.0,
+        tuple(_occasional(ranks[first], rows[first])),
+    )
+    return replace(job, steps=steps, ranks=tuple(made))
+
+
+def _calls(one: _Unrolled, units: Places) -> Places:
+    """Return the places of the calls of these units."""
+    ends = np.append(one.first[1:], len(one.calls))
+    return np.concatenate([np.arange(one.first[unit], ends[unit]) for unit in units])
+
+
+def _numbered(one: _Unrolled, rows: Places) -> Places:
+    """Return the number of each step, counting those of repetitions that were passed over."""
+    before = np.cumsum(one.left)
+    numbers: Places = np.arange(len(rows)) + before[rows[:, 0]] // rows.shape[1]
+    return numbers
+
+
+def _count(one: _Unrolled, rows: Places, sizes: Any, kept: Counter[str]) -> None:
+    """Add what a rank's steps cover, of calls and bytes; repetitions that were passed over as those that were not."""
+    inside = np.concatenate([_calls(one, row) for row in rows])
+    kept["calls"] += len(inside)
+    kept["all calls"] += len(one.calls)
+    kept["bytes"] += int(sizes[inside].sum())
+    kept["all bytes"] += int(sizes.sum())
+
+
+def _occasional(one: _Unrolled, rows: Places) -> Iterator[Occasional]:
+    """Yield what comes between the steps, the most frequent first."""
+    inside = set(rows.ravel().tolist())
+    starts = rows[:, 0]
+    seen: dict[tuple[int, ...], list[int]] = {}
+    run: list[int] = []
+    for unit in range(int(starts[0]), len(one.first) + 1):
+        if unit < len(one.first) and unit not in inside:
+            run.append(unit)
+        elif run:
+            key = tuple(one.kinds[run].tolist())
+            seen.setdefault(key, []).append(run[0])
+            run = []
+    for places in sorted(seen.values(), key=len, reverse=True)[:8]:
+        after = np.searchsorted(starts, places, side="right")
+        gaps = Counter(np.diff(after).tolist())
+        every, times = gaps.most_common(1)[0] if gaps else (0, 0)
+        count = next(
+            (
+                length
+                for length in range(1, len(one.first))
+                if places[0] + length >= len(one.first) or places[0] + length in inside
+            ),
+            1,
+        )
+        yield Occasional(
+            int(one.calls[one.first[places[0]]]), count, len(places), every if times * 2 > len(places) - 1 else 0
+        )
+
+
+def _phase(one: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, numbers: Places, sizes: Any) -> Phase:
+    """Return the step: its calls as the usual repetition made them, and the repetitions that are kept whole."""
+    places = _calls(one, rows[usual])
+    unit_of = np.searchsorted(one.first[rows[usual]], places, side="right") - 1
+    heads = np.append(True, np.diff(unit_of) > 0)
+    samples = tuple(_sample(one, rows, step, at, places, unit_of) for step, at in kept.items())
+    if not any(sample.step for sample in samples):  # no two in a row were kept: the usual pause is the one between them
+        samples = tuple(
+            replace(
+                sample, step=max(0.0, round(sample.starts[-1] - sample.starts[0] + float(one.usual[rows[at][0]]), 3))
+            )
+            if sample.starts and np.isfinite(one.usual[rows[at][0]])
+            else sample
+            for sample, at in zip(samples, kept.values(), strict=True)
+        )
+    starts = np.array([sample.starts for sample in samples if sample.starts]).reshape(-1, len(places))
+    pauses = np.diff(starts, axis=1, prepend=np.nan)
+    lasted = np.array([sample.step or np.nan for sample in samples if sample.starts])
+    pauses[:, 0] = (lasted - (starts[:, -1] - starts[:, 0])).clip(min=0.0)
+    if not len(starts):
+        pauses = np.where(heads, one.usual[rows[usual]][unit_of], 0.0)[None, :]
+    gpu = np.array([sample.gpu for sample in samples if sample.gpu]).reshape(-1, len(places))
+    gpu = np.where(gpu > 0, gpu, np.nan)
+    edges = np.append(one.first, len(one.calls))
+    sums = np.append(0, np.cumsum(sizes))
+    extent = sums[edges[rows + 1]] - sums[edges[rows]]  # bytes, shape (steps, units)
+    spans = [
+        (int(low), int(high)) if low < high else () for low, high in zip(extent.min(0), extent.max(0), strict=True)
+    ]
+    positions = tuple(
+        Position(int(one.calls[place]), not heads[at], _spread(pauses[:, at]), _spread(gpu[:, at]), spans[unit_of[at]])
+        for at, place in enumerate(places)
+    )
+    return Phase(positions, int(numbers[-1]) + 1, samples)
+
+
+def _sample(one: _Unrolled, rows: Places, step: int, at: int, places: Places, unit_of: Places) -> Sample:
+    row, own = rows[at], _calls(one, rows[at])
+    clock = one.begins if one.on_gpu else one.starts
+    lasted = np.nan
+    if at + 1 < len(rows) and not one.left[row[0] + 1 : rows[at + 1][0] + 1].any():
+        lasted = clock[one.first[rows[at + 1][0]]] - clock[one.first[row[0]]]
+    # Of an exchange with other members than in the usual repetition, the times of its first call.
+    own = own if len(own) == len(places) else one.first[row][unit_of]
+    before = one.first[row[0]] - 1
+    last = np.array([one.begins[before], one.gpu[before]]) if before >= 0 else np.full(2, np.nan)
+    return Sample(
+        step,
+        _micros(one.starts[own]),
+        _micros(one.gpu[own]),
+        _micros(one.begins[own]),
+        _micros(last) if np.isfinite(last).all() else (),
+        round(float(lasted), 3) if np.isfinite(lasted) and lasted > 0 else 0.0,
+    )
+
+
+def _spread(values: Values) -> Spread | None:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    figures = (known.min(), np.median(known), known.mean(), known.max())
+    return Spread(len(known), *(round(float(figure), 3) for figure in figures))
+
+
+def _micros(values: Values) -> tuple[float, ...]:
+    """Return times for a file, 0 where one is unknown; () if all are."""
+    if not np.isfinite(values).any():
+        return ()
+    return tuple(round(float(value), 3) if np.isfinite(value) else 0.0 for value in values)

@@ -1,0 +1,94 @@
+"""The step of a job: found where the record shows it, not claimed elsewhere, and never another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench.jobs import recorded, streams
+from collbench.jobs.calls import step_seconds
+from collbench.jobs.job import Job, StepSource
+from tests.jobs import scenarios
+from tests.native.recorded import play
+
+
+def recorded_job(made: scenarios.Job, folder: Path, calls_per_step: int | None = None) -> Job:
+    """Return what the plugin records of a made-up job."""
+    for rank in range(2):
+        environment = {"COLLBENCH_RECORD_GPU_TIMES": "1"} if made.gpu else {}
+        done = play(made.script(rank), folder, 5, **environment)
+        assert not done.returncode, done.stderr
+    parsed = [streams.parse(path.read_bytes()) for path in sorted(folder.glob("*.stream"))]
+    return recorded.merge(parsed, marks=streams.marks(folder.iterdir()), calls_per_step=calls_per_step).job
+
+
+def verdict(made: scenarios.Job, folder: Path) -> tuple[str, str]:
+    """Return "right", "not found" or "wrong", and why."""
+    job = recorded_job(made, folder)
+    if job.steps.source is None:
+        return "not found", job.steps.why
+    for rank, truth in zip(job.ranks, made.ranks, strict=True):
+        assert rank.step is not None
+        found = [(call.operation, call.group) for call in job.called(rank.step)]
+        groups = {name: number for number, name in enumerate(dict.fromkeys(one.name for one in job.groups))}
+        names = ("world", "tp", "dp")
+        found = [(operation, groups[job.groups[group].name]) for operation, group in found]
+        # An exchange of equal parts is one all-to-all.
+        wanted = [(operation, groups.get(names[group], -1)) for operation, group in truth.usual]
+        if not _alike(found, wanted):
+            return "wrong", f"rank {rank.rank}: {len(found)} calls, not {len(wanted)}"
+        if not 0.5 * made.steps <= rank.step.repetitions <= made.steps + 2:  # what it misses, the coverage says
+            return "wrong", f"rank {rank.rank}: {rank.step.repetitions} steps, not {made.steps}"
+    first = job.ranks[0].step
+    assert first is not None
+    seconds = step_seconds(first) or 0.0
+    if abs(seconds - made.seconds()) > 0.1 * made.seconds():
+        return "wrong", f"{seconds} s, not {made.seconds()}"
+    return "right", ""
+
+
+def _alike(found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> bool:
+    """True if a step has these calls in this order; a recorder's repetition may begin anywhere in it."""
+    messages = {"send", "recv", "alltoall"}
+    if any(operation in messages for operation, _ in found) and len(found) != len(wanted):
+        found = [one for one in found if one[0] not in messages]
+        wanted = [one for one in wanted if one[0] not in messages]
+    return len(found) == len(wanted) and any(found[at:] + found[:at] == wanted for at in range(max(1, len(found))))
+
+
+@pytest.mark.parametrize("way", ["host", "gpu", "marks"])
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path: Path) -> None:
+    for seed in range(2):
+        made = scenarios.Job(scenarios.SCENARIOS[name], seed, gpu=way == "gpu", marks=way == "marks")
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        judged, why = verdict(made, folder)
+        assert judged != "wrong", (seed, why)
+        assert judged == "right" or way != "marks", (seed, why)
+
+
+def test_a_program_marks_its_steps_where_it_is_recorded_and_nothing_elsewhere(tmp_path: Path) -> None:
+    program = "import collbench, os\nfor _ in range(3): collbench.step()\nprint(os.uname().nodename, os.getpid())"
+    for folder in ("", str(tmp_path)):
+        variables = {**os.environ, "COLLBENCH_RECORD_FOLDER": folder}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, cwd=tmp_path)
+    host, process = done.stdout.split()
+    ((who, times),) = streams.marks(tmp_path.iterdir()).items()
+    assert who == (host, int(process))
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
+def test_a_length_that_is_given_cuts_a_job_that_could_be_anything(tmp_path: Path) -> None:
+    made = scenarios.Job(("fsdp", "accumulation"), 0)
+    calls = len(made.ranks[0].usual)
+    job = recorded_job(made, tmp_path, calls)
+    assert job.steps.source is StepSource.GIVEN
+    assert all(rank.step is not None and len(rank.step.positions) == calls for rank in job.ranks)
+    assert recorded_job(made, tmp_path, 10**6).steps.source is None
