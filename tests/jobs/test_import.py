@@ -52,7 +52,7 @@ def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
     path.write_bytes(inspected("AllReduce", 5, 8192, ranks=4) + inspected("AllGatherV", 0, 8192, ranks=4) + b'{"head')
     result = program("import", "-o", str(tmp_path / "job.json"), str(path))
     assert result.status == 0
-    assert "2 rows were left out" in result.err
+    assert "rows were left out: 1 × AllGatherV, an unknown operation, 1 × lines that are not about a call" in result.err
     assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in result.err
     assert "3 of 4 ranks have no trace" in result.err
 

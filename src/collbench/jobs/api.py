@@ -18,7 +18,7 @@ from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import load_named
 from collbench.jobs import job_file, recording
-from collbench.jobs.job import IMPORTED, Ending, Job, Source
+from collbench.jobs.job import IMPORTED, Ending, Job, Library, Source, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
@@ -221,7 +221,7 @@ def import_job(
 
     `kind` is the format as for `--from`; None detects the format of each file. A file may be gzipped.
     """
-    from collbench.jobs.traces import folding, formats  # late: numpy
+    from collbench.jobs.traces import folding, formats, matching  # late: numpy
 
     if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
@@ -234,9 +234,8 @@ def import_job(
     atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
     read = formats.read(files, source)
     job = folding.job_of(read)
-    skipped = sum(trace.skipped for trace in read)
-    if skipped:
-        notices.say(f"{skipped} rows were left out: their operation, type or size is none that collbench knows")
+    if left_out := matching.left_out(read):
+        notices.say(f"rows were left out: {left_out}")
     lost = sum(trace.lost for trace in read)
     if lost:
         notices.say(f"{lost} calls are missing: {formats.FORMATS[job.source].lost}")
@@ -324,6 +323,7 @@ def predict_job(
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
+    check_sent_again(job)
     new = _placed(runs, job, devices)
     if recorded:
         known = all(rank.device is not None for rank in job.ranks)
@@ -359,7 +359,7 @@ def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
 def _newest_run(job: Job) -> NamedRuns:
     """Return the newest saved run of links if it is of the job's only host and has its devices; none otherwise."""
     hosts = {rank.host for rank in job.ranks}
-    if len(hosts) != 1 or "" in hosts:
+    if len(hosts) != 1 or "" in hosts or job.library is not Library.NCCL:
         return ()
     files = saved_runs.believed().files
     newest = next((path for path in files if CommandKind.of(saved_runs.command_of(path)).of_links), None)

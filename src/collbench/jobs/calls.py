@@ -17,6 +17,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.jobs.exposed import Exposure, exposure
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
@@ -85,6 +86,7 @@ class Row:
     transfer: float | None
     bounded: bool
     busbw: float | None
+    exposed: float | None  # of `own`: nothing was computed meanwhile
     alone: float | None
     late: LateRank | None
 
@@ -122,6 +124,7 @@ class Report:
     rows: tuple[Row, ...]
     distinct: tuple[Row, ...]
     ranks: tuple[RankRow, ...]
+    gpu: tuple[Exposure, ...]
     late: tuple[LateRank, ...]
     late_known: bool
     compared_with: tuple[str, ...] = ()
@@ -166,6 +169,8 @@ def report(
     phase = phases[chosen]
     least, whole = _leasts(groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
+    spreads = (position.exposed for position in phase.positions)
+    exposed = np.array([np.nan if spread is None else spread.mean * MICRO for spread in spreads])
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
@@ -177,12 +182,15 @@ def report(
             own=_known(np.mean, own[at]),
             transfer=transfer,
             bounded=not whole[at].all(),
-            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
+            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
+            exposed=_known(np.mean, exposed[at]),
             alone=(alone or {}).get(call),
             late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
+    rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
+    passed = (exposure(one, phases.get(one.rank), row.step) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
@@ -190,7 +198,8 @@ def report(
         repeats=phase.repetitions > 1,
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
-        ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
+        ranks=rank_rows,
+        gpu=tuple(one for one in passed if one is not None),
         late=tuple(late),
         late_known=any(group.arrived is not None and group.judged.any() for group in groups),
     )

@@ -9,7 +9,18 @@ from rich.table import Table
 
 from collbench.jobs.calls import Bar, Report, Timeline, timeline
 from collbench.jobs.job import Job
-from collbench.jobs.page import call_table, group_text, headline, milli, origin, rank_table, remarks, size
+from collbench.jobs.page import (
+    call_table,
+    exposed_text,
+    gpu_table,
+    group_text,
+    headline,
+    milli,
+    origin,
+    rank_table,
+    remarks,
+    size_text,
+)
 from collbench.report.html.page import render_plain
 
 # The page shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
@@ -30,11 +41,13 @@ def content(report: Report, name: str, version: str) -> dict[str, Any]:
     tables = [
         _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report)),
         _table("Per step, ms", rank_table(report.ranks)),
+        *([_table("How the GPU's time passes, ms", gpu_table(report.gpu))] if report.gpu else []),
     ]
     return {
         "title": name,
         "version": version,
         "answer": headline(report),
+        "gpu": exposed_text(report),
         "lines": [" ".join(line.split()) for line in (*origin(report), *remarks(report))],
         "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
@@ -97,6 +110,6 @@ def _bar(job: Job, bar: Bar, scale: float, fills: dict[str, str]) -> dict[str, A
         "x": round(_LEFT + bar.start * scale, 2),
         "width": round(max(1.0, (bar.seconds or 0.0) * scale), 2),
         "fill": fills[call.operation],
-        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_text(job, call)}: called at "
+        "title": f"{call.operation} {size_text(job, call)} {call.dtype} of {group_text(job, call)}: called at "
         f"{milli(bar.start)}, {took}",
     }

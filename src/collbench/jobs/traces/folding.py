@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
+from collbench.jobs.exposed import Timeline
+from collbench.jobs.job import Call, Ending, GpuTime, Group, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.jobs.repeats import SAMPLES, PhaseOrder, fold, spreads
+from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
 
@@ -19,9 +21,7 @@ _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the squa
 
 def job_of(traces: Sequence[Trace]) -> Job:
     """Return the traces of a job's ranks as one job. Raises UsageError if none called, or ranks are unclear."""
-    traces = [trace for trace in traces if trace.calls]
-    if not traces:
-        raise UsageError("no trace has a collective: trace every rank while the job trains")
+    traces = matched(traces)
     sources = {trace.source for trace in traces}
     if len(sources) > 1:
         raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
@@ -30,7 +30,8 @@ def job_of(traces: Sequence[Trace]) -> Job:
     ranked = [(numbers[index], traces[index]) for index in order]
     _find_members(ranked)
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
-    world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
+    sizes = [size for trace in traces for size in (trace.world_size, *trace.sizes.values())]
+    world = max(*sizes, *(rank + 1 for rank in members), ranked[-1][0] + 1)
     groups: dict[tuple[str, tuple[int, ...], int], int] = {}
     job_groups: list[Group] = []
     calls: dict[Call, int] = {}
@@ -43,12 +44,11 @@ def job_of(traces: Sequence[Trace]) -> Job:
         return groups[group_key]
 
     def number_of(trace: Trace, call: TracedCall) -> int:
-        job_call = Call(
-            call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
-        )
+        group, known = group_of(trace, call.group), call.size_bytes or 0
+        job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
 
-    starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
+    starts = [trace.origin + call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
     began = min(starts, default=0.0)
     ranks = tuple(
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
@@ -62,6 +62,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
         unknown=_unknown(traces, job_groups, calls),
+        library=traces[0].calls[0].library,
     )
 
 
@@ -115,19 +116,23 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
         Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
         Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
         Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
-        Unknown.GRAPH_REPLAYS: any(trace.replays for trace in traces),
         Unknown.ORDER: any(not trace.ordered for trace in traces),
-        Unknown.OVERLAP: True,
+        Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
+        Unknown.SIZES: any(call.size_bytes is None for call in traced),
+        Unknown.SPLITS: any(call.even is None for call in traced),
     }
     return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
-    starts = np.array([call.start for call in trace.calls]) - began
-    pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
-    gpu = np.array([call.gpu for call in trace.calls])
-    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
+    times = {
+        name: np.array([getattr(call, name) for call in trace.calls])
+        for name in ("start", "gpu", "gpu_start", "exposed")
+    }
+    times["start"] += trace.origin - began
+    times["gpu_start"] += trace.origin - began
+    times["pause"] = np.diff(times["start"], prepend=np.nan).clip(min=0.0)
     begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
     sequence = PhaseOrder()
     folded = (
@@ -139,34 +144,46 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
         symbols = tuple(call_numbers[start : start + period])
         sequence.add(symbols, repetitions)
         begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
-    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
+    passed = None if trace.gpu is None else (trace.gpu, began - trace.origin)
+    phases = tuple(_phase(symbols, first, times, passed) for symbols, first in begins.items())
     order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
-    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
+    whole = None if trace.gpu is None else trace.gpu.between(*trace.gpu.ends)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order, whole)
 
 
-def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
+def _phase(
+    symbols: Sequence[int], begins: Sequence[int], times: dict[str, Any], passed: tuple[Timeline, float] | None
+) -> Phase:
     length = len(symbols)
     rows = np.array(begins)[:, None] + np.arange(length)
 
-    positions = tuple(
-        Position(symbol, pause=pause, gpu=took)
-        for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
-    )
+    columns = zip(symbols, *(spreads(times[name][rows]) for name in ("pause", "gpu", "exposed")), strict=True)
+    positions = tuple(Position(symbol, False, pause, gpu, exposed) for symbol, pause, gpu, exposed in columns)
     samples = []
     for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
         calls = rows[repetition]
-        if not np.isnan(starts[calls]).any():
+        if not np.isnan(times["start"][calls]).any():
             before = calls[0] - 1
             samples.append(
                 Sample(
                     repetition,
-                    _rounded(starts[calls]),
-                    _rounded(gpu[calls]),
-                    _rounded(gpu_starts[calls]),
-                    _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
+                    _rounded(times["start"][calls]),
+                    _rounded(times["gpu"][calls]),
+                    _rounded(times["gpu_start"][calls]),
+                    _rounded([times["gpu_start"][before], times["gpu"][before]]) if before >= 0 else (),
+                    None if passed is None else _gpu_time(*passed, times["gpu_start"], calls[0], calls[-1] + 1),
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
+
+
+def _gpu_time(timeline: Timeline, began: float, gpu_starts: Any, first: int, after: int) -> GpuTime | None:
+    """Return how the GPU's time passed from one call's kernel to another's, or the next one's that has any."""
+    known = [gpu_starts[at:][np.isfinite(gpu_starts[at:])][:1] for at in (first, after)]
+    if not all(map(len, known)):
+        return None
+    start, end = (began + float(one[0]) for one in known)
+    return timeline.between(start, end) if start < end else None
 
 
 def _rounded(values: Any) -> tuple[float, ...]:

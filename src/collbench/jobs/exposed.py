@@ -1,0 +1,114 @@
+"""What a GPU does in a step: compute, communication that no compute hides, copies, nothing. Pure.
+
+Each moment counts once, on the GPU's own clock: the union of its intervals, not their sum (docs/job-page.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.jobs.job import MICRO, GpuTime, JobRank, Phase, Sample
+
+Intervals = NDArray[np.float64]  # of beginnings and ends, µs, shape (n, 2)
+_CLASSES = 3  # of intervals: compute, communication, copies
+
+
+class Timeline:
+    """What ran on a GPU, from the first beginning to the last end."""
+
+    def __init__(self, compute: Intervals, communication: Intervals, copies: Intervals) -> None:
+        """Take the intervals, which may overlap one another, in any order."""
+        parts = (compute, communication, copies)
+        self._moments = np.concatenate([part.T.ravel() for part in parts])
+        change = np.zeros((_CLASSES, len(self._moments)))
+        first = 0
+        for number, part in enumerate(parts):
+            change[number, first : first + len(part)] = 1
+            change[number, first + len(part) : first + 2 * len(part)] = -1
+            first += 2 * len(part)
+        order = np.argsort(self._moments, kind="stable")
+        self._moments = self._moments[order]
+        runs = change[:, order].cumsum(axis=1)[:, :-1] > 0
+        computes, sends, copying = runs
+        states = np.stack([computes, computes & sends, sends & ~computes, copying & ~sends & ~computes, ~runs.any(0)])
+        self._passed = np.pad((states * np.diff(self._moments)).cumsum(axis=1), ((0, 0), (1, 0)))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Its beginning and end, µs."""
+        return float(self._moments[0]), float(self._moments[-1])
+
+    def between(self, start: float, end: float) -> GpuTime:
+        """Return how the time from one moment to another passed."""
+        both = np.array([start, end])
+        times = [float(np.diff(np.interp(both, self._moments, passed))[0]) for passed in self._passed]
+        return GpuTime(*(round(time, 3) for time in times))
+
+    def exposed(self, kernels: Intervals) -> NDArray[np.float64]:
+        """Return how long each kernel of communication ran exposed; what several did at once is the earliest's, µs."""
+        order = np.lexsort((kernels[:, 1], kernels[:, 0]))
+        starts, ends = kernels[order].T
+        until = np.maximum.accumulate(ends)
+        begins = np.maximum(starts, np.concatenate([[-np.inf], until[:-1]]))
+        passed = np.interp(np.stack([begins, np.maximum(begins, ends)]), self._moments, self._passed[2])
+        found = np.empty(len(kernels))
+        found[order] = passed[1] - passed[0]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How a step passes on a rank's GPU, in seconds: compute, exposed communication, copies and idle add up to it.
+
+    `whole`: there is no step, and it is the whole trace. `overlapped` communication is part of `compute`. If the source
+    does not say what was computed, `exposed` is the most that it can be, and all others are None.
+    """
+
+    rank: int
+    step: float | None
+    exposed: float
+    compute: float | None = None
+    overlapped: float | None = None
+    copies: float | None = None
+    idle: float | None = None
+    whole: bool = False
+
+
+def exposure(rank: JobRank, phase: Phase | None, step: float | None) -> Exposure | None:
+    """Return how a rank's step passes, of `step` seconds if the source has no compute; None if it has no kernels.
+
+    The figures are those of one repetition, whose length is the median, for medians of each would not add up.
+    """
+    repeats = phase is not None and phase.repetitions > 1
+    samples = phase.samples if phase is not None else ()
+    known = sorted((one.gpu_time for one in samples if one.gpu_time and repeats), key=lambda one: one.total)
+    passed = known[(len(known) - 1) // 2] if known else rank.gpu_time
+    if passed is not None:
+        return Exposure(
+            rank.rank,
+            step=passed.total * MICRO,
+            exposed=passed.exposed * MICRO,
+            compute=passed.compute * MICRO,
+            overlapped=passed.overlapped * MICRO,
+            copies=passed.copies * MICRO,
+            idle=passed.idle * MICRO,
+            whole=not known,
+        )
+    most = [_most_exposed(one) for one in samples if one.gpu and all(one.gpu)]
+    if not repeats or not most:
+        return None
+    bound = float(np.median(most)) * MICRO
+    return Exposure(rank.rank, step, bound if step is None else min(bound, step))
+
+
+def _most_exposed(sample: Sample) -> float:
+    """Return how long any kernel of communication ran, µs; without their beginnings, all of them one after another."""
+    if not sample.gpu_starts:
+        return sum(sample.gpu)
+    starts = np.array(sample.gpu_starts)
+    kernels = np.stack([starts, starts + sample.gpu], axis=1)
+    none = np.empty((0, 2))
+    return float(Timeline(none, kernels, none).exposed(kernels).sum())
