@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.jobs import job_file
+from collbench.jobs.calls import matched
 from collbench.jobs.job import Job, JobRank, Source, Unknown
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
@@ -79,6 +80,22 @@ def test_the_flight_recorder_saw_the_calls_that_were_recorded() -> None:
         assert sent(job, imported_rank) == sent(recorded, recorded_rank)
     assert Unknown.GPU_TIMES in job.unknown
     assert all(position.gpu is None for rank in job.ranks for phase in rank.phases for position in phase.positions)
+
+
+def test_rings_that_forgot_different_calls_are_matched_by_torchs_numbers(tmp_path: Path) -> None:
+    """One rank's ring begins three calls after the other's: the calls that both have are the same ones."""
+    for rank, forgot in ((0, 10), (1, 13)):
+        fields = pickle.loads((DATA / f"moe-{rank}.fr").read_bytes())  # noqa: S301  # a kept one
+        fields["entries"] = fields["entries"][forgot:]
+        (tmp_path / f"moe-{rank}.fr").write_bytes(pickle.dumps(fields))
+    traces = read([tmp_path / f"moe-{rank}.fr" for rank in range(2)])
+    job = job_of(traces)
+    whole = imported("moe-0.fr", "moe-1.fr")
+    assert [sent(job, rank) for rank in job.ranks] == [sent(whole, rank)[13:] for rank in whole.ranks]
+    assert [trace.left_out.total() for trace in traces] == [3, 0]
+    assert [trace.lost for trace in traces] == [10, 13]
+    assert all(group.whole for group in matched(job))
+    assert matched(job)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])

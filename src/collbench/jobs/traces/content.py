@@ -18,6 +18,7 @@ MOST_BYTES = 2**30  # of a rank's trace, decompressed
 _MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
 _HEAD = 2**20  # bytes from which a format is recognized
 _LARGEST = 2**24  # characters of one value: Python needs 25 times their memory for a list of empty lists
+_MOST_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
 _PIECE = 2**18
 _NEAR = 32  # a number or literal that may go on in the next piece is no longer
 
@@ -70,8 +71,12 @@ def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> 
         if json_text.next_is("["):
             take = lists.get(key, lambda _: None)
             fields[key] = []
+            count = 0
             while not json_text.next_is("]"):
                 take(json_text.value())
+                count += 1
+                if count > _MOST_ELEMENTS:
+                    raise Unreadable(f"it lists more than {_MOST_ELEMENTS:,} elements, which no real trace has")
                 if not json_text.next_is(","):
                     json_text.expect("]")
                     break

@@ -218,7 +218,7 @@ class KinetoReader:
             if places:
                 row.gpu_start = min(kernels[place].start for place in places)
                 row.gpu = sum(kernels[place].lasted for place in places)
-                row.exposed = float(exposed[places].sum())
+                row.exposed = min(float(exposed[places].sum()), row.gpu)
 
 
 def _group(fields: dict[Any, Any], name: str, number: str) -> str:
