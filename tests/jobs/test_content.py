@@ -92,8 +92,8 @@ def test_memory_is_that_of_one_element() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "it is empty"),
-        (b"[1, 2]", "it is not JSON"),
+        (b"", "it is not an object in JSON"),
+        (b" [1, 2]", "it is not an object in JSON"),
         (b'{"a": [1, 2', "cut off or damaged after 11 characters"),
         (b'{"a": 1} x', "cut off or damaged after 9 characters"),
         (b'{"a": "\xff"}', "it is not text"),

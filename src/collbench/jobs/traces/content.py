@@ -60,14 +60,15 @@ def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> 
     """
     json_text = _Json(stream)
     fields: dict[str, Any] = {}
-    json_text.expect("{")
+    if not json_text.next_is("{"):
+        raise Unreadable("it is not an object in JSON")
     if json_text.next_is("}"):
         return fields
     while True:
         key = json_text.value()
         json_text.expect(":")
         if not isinstance(key, str):
-            raise Unreadable("it is not JSON")
+            raise Unreadable("it is not an object in JSON")
         if json_text.next_is("["):
             take = lists.get(key, lambda _: None)
             fields[key] = []
@@ -159,8 +160,6 @@ class _Json:
 
     def _damaged(self, place: int | None = None) -> Unreadable:
         where = self._before + (self._at if place is None else place)
-        if not where:
-            return Unreadable("it is not JSON" if self._buffer else "it is empty")
         return Unreadable(f"it is cut off or damaged after {where:,} characters")
 
 

@@ -1,6 +1,6 @@
 """torch.profiler's trace (Kineto's JSON): rows of the host for each call, and the kernels that it launched.
 
-Since torch 2.2 a call's row has all that torch knows of it. Before, a call is a row "nccl:all_reduce" inside it, with
+Since 2024 a call's row has all that torch knows of it. Before, a call is a row "nccl:all_reduce" inside it, with
 the shapes of its tensors if they were recorded: no row says the group, and of some calls none says the bytes. Kernels
 of NCCL that no row launched, those of a CUDA graph among them, say their operation and their time alone.
 """

@@ -68,12 +68,10 @@ class Trace:
         self.names[key] = description if description not in {"", "undefined"} else key
 
     def any_group(self) -> str:
-        """Return the group of a call that names none: one that has the ranks of all, else an unknown one."""
-        known = {members: key for key, members in self.members.items()}
-        if len(known) == 1 and () not in known:
-            return next(iter(known.values()))
+        """Return the group of a call that names none: its ranks are known if all groups have the same."""
         if "" not in self.members:
-            self.add_group("", "", ())
+            known = set(self.members.values())
+            self.add_group("", "", known.pop() if len(known) == 1 else ())
         return ""
 
     def own_size(self, group: str) -> int:
