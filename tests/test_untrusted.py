@@ -35,6 +35,7 @@ from collbench.runfile.journal import Journal, journal_of
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
 from tests.jobs.test_streams import recording as recording  # noqa: PLC0414  # the fixture
+from tests.jobs.traces import noted, observed
 from tests.runfile.test_journal import keep, rates
 
 DATA = Path(__file__).parent / "data"
@@ -344,17 +345,8 @@ def bomb(path: Path) -> None:
 
 
 def many_members(path: Path) -> None:
-    named = {"collective_name": "allreduce", "pg_size": 65536, "global_rank_start": 0, "global_rank_stride": 1}
-    named |= {"dtype": "Float", "in_msg_nelems": 8, "out_msg_nelems": 8}
-    nodes = [
-        {
-            "id": number,
-            "name": "record_param_comms",
-            "attrs": [{"name": name, "value": value} for name, value in {"pg_name": str(number), **named}.items()],
-        }
-        for number in range(3_000)
-    ]
-    path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}), encoding="utf-8")
+    nodes = [noted("allreduce", 8, 8, number=n, group=str(n), places=(0, 1, 65536)) for n in range(3_000)]
+    path.write_bytes(observed(nodes))
 
 
 def many_ranks(path: Path) -> None:

@@ -73,12 +73,10 @@ def test_a_call_has_the_size_that_nccl_tests_would_give_it(
 
 
 def test_groups_are_those_that_torch_lists_or_describes() -> None:
-    strided: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
-    unclear: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
     trace = trace_of(
         noted("allreduce", 4, 4, number=11, group="5"),
-        noted("allreduce", 4, 4, number=12, group="8", **strided),
-        noted("allreduce", 4, 4, number=13, group="9", **unclear),
+        noted("allreduce", 4, 4, number=12, group="8", places=(1, 2, 2)),
+        noted("allreduce", 4, 4, number=13, group="9", places=(1, -1, 2)),
         noted("allreduce", 4, 4, number=14, group="10"),
     )
     assert trace.members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": (0, 1, 2, 3)}
@@ -88,7 +86,7 @@ def test_groups_are_those_that_torch_lists_or_describes() -> None:
 
 def test_calls_are_in_the_order_of_their_numbers_and_uneven_ones_are_known() -> None:
     trace = trace_of(
-        noted("all_to_all", 4, 4, number=30, in_split_size="[1, 3]"),
+        noted("all_to_all", 4, 4, number=30, splits=[1, 3]),
         noted("broadcast", 4, 4, number=20),
     )
     assert [call.operation for call in trace.calls] == ["broadcast", "alltoallv"]
@@ -108,12 +106,12 @@ def test_what_the_trace_lacks_is_unknown() -> None:
     "unclear",
     [
         noted("all_smile", 4, 4),
-        noted("allreduce", 4, 4, dtype="ComplexFloat"),
+        noted("allreduce", 4, 4, dtype="c10::complex<float>"),
         noted("allreduce", -1, 4),
         {"name": "record_param_comms"},
     ],
 )
 def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
     trace = trace_of(unclear, noted("allreduce", 4, 4, number=11))
-    left_out = int("attrs" in unclear)  # a node that names no collective is no call
+    left_out = int("inputs" in unclear)  # a node that names no collective is no call
     assert (len(trace.calls), trace.left_out.total()) == (1, left_out)

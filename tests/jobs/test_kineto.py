@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from collbench.jobs import job_file, perfetto
 from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline
+from collbench.jobs.html_page import render
 from collbench.jobs.job import GpuTime, Job, Unknown
 from collbench.jobs.page import as_json, exposed_text
 from collbench.jobs.traces.folding import job_of
@@ -89,6 +90,7 @@ def test_the_page_says_it_first_and_adds_up() -> None:
         "a step of 0.1 ms: compute 0.06 ms, exposed communication 0.02 ms, copies 0.005 ms, idle 0.015 ms (GPU of rank "
         "0; 0.01 ms of the compute hides communication)"
     )
+    assert exposed_text(own) in render(own, "job.json", "1")
     (gpu,) = as_json(own)["gpu"]
     parts = sum(gpu[f"{part}_seconds"] for part in ("compute", "exposed", "copies", "idle"))
     assert gpu["step_seconds"] == pytest.approx(parts) == pytest.approx(1e-4)

@@ -85,7 +85,7 @@ def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> 
             fields[key] = json_text.value()
         if not json_text.next_is(","):
             json_text.expect("}")
-            json_text.end()
+            json_text.expect("")
             return fields
 
 
@@ -127,13 +127,8 @@ class _Json:
         return found
 
     def expect(self, character: str) -> None:
-        """Skip a character. Raises Unreadable if it is not the next one."""
+        """Skip a character, or "" at the end. Raises Unreadable if it is not the next one."""
         if not self.next_is(character):
-            raise self._damaged()
-
-    def end(self) -> None:
-        """Raise Unreadable if anything follows."""
-        if self._next():
             raise self._damaged()
 
     def value(self) -> Any:

@@ -20,13 +20,8 @@ from collbench.jobs.traces.values import Unreadable
 from collbench.model.operations import Operation
 
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
-    "AllReduce": Operation.ALLREDUCE,
-    "AllGather": Operation.ALLGATHER,
-    "ReduceScatter": Operation.REDUCESCATTER,
-    "Broadcast": Operation.BROADCAST,
-    "Reduce": Operation.REDUCE,
-    "Send": PointToPoint.SEND,
-    "Recv": PointToPoint.RECV,
+    **{name: Operation(name.lower()) for name in ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")},
+    **{one.value.capitalize(): one for one in PointToPoint},
 }
 _MOST_CALLS = 2**40
 _LOOKED_AT = 16  # lines: the first may be damaged

@@ -20,8 +20,8 @@ import numpy as np
 from collbench.jobs.exposed import Intervals, Timeline
 from collbench.jobs.job import Library, Source
 from collbench.jobs.traces import values
-from collbench.jobs.traces.torch_traces import CALL_ROW, Row, tensor_type
-from collbench.jobs.traces.trace import Trace
+from collbench.jobs.traces.torch_traces import CALL_ROW, called, tensor_type
+from collbench.jobs.traces.trace import Trace, TracedCall
 
 _COMPUTE, _NCCL, _COPY = range(3)  # as Timeline takes them
 _COPIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
@@ -49,7 +49,8 @@ class _Span:
 
     start: float
     end: float
-    call: Row | None = None
+    call: TracedCall | None = None
+    named: bool = False  # by the row itself
     kernels: list[int] = field(default_factory=list)
 
 
@@ -108,8 +109,8 @@ class KinetoReader:
         calls = [*self._launched(self._spans())]
         if self._kernels:
             self._time(calls)
-        for row, _ in sorted(calls, key=lambda call: (_last(call[0].start), _last(call[0].gpu_start))):
-            row.add_to(trace)
+        for call, _ in sorted(calls, key=lambda one: (_last(one[0].start), _last(one[0].gpu_start))):
+            trace.add(call)
         if not trace.calls:
             trace.left_out.update(name for *_, name, _ in self._rows)
         return [trace]
@@ -124,20 +125,18 @@ class KinetoReader:
             if title is None and name != CALL_ROW:
                 around[where] = end, name, arguments
             elif title is None:
-                own.append(_Span(start, end, self._named(arguments, start)))
+                given = values.text(arguments.get("Collective name"))  # "" of a row of older torch
+                own.append(_Span(start, end, self._named(given, arguments, start), bool(given)))
                 if (number := values.hashable(arguments.get("External id"))) is not None:
                     numbered[number] = own[-1]
             elif not own or start > own[-1].end:
                 own.append(_Span(start, end, self._titled(title, arguments, start, around.get(where))))
-            elif own[-1].call is None:
+            elif not own[-1].named and own[-1].call is None:
                 own[-1].call = self._titled(title, arguments, start, around.get(where))
         return spans, numbered
 
-    def _named(self, arguments: dict[Any, Any], start: float) -> Row | None:
-        """Return the call of a row that has all of it; None of a row of older torch."""
-        name = values.text(arguments.get("Collective name"))
-        if not name:
-            return None
+    def _named(self, name: str, arguments: dict[Any, Any], start: float) -> TracedCall | None:
+        """Return the call of a row that has all of it."""
         trace, key = self._trace, _group(arguments, "Process Group Name", "Process Group ID")
         if key not in trace.members:
             trace.add_group(
@@ -148,12 +147,12 @@ class KinetoReader:
             )
         peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
         number = arguments.get("Seq")
-        return Row(
+        return called(
+            trace,
             key,
             name,
             values.text(arguments.get("dtype")),
-            [values.elements(arguments.get("In msg nelems"))],
-            [values.elements(arguments.get("Out msg nelems"))],
+            ([values.elements(arguments.get("In msg nelems"))], [values.elements(arguments.get("Out msg nelems"))]),
             other=values.rank(peer) if name.startswith(("send", "recv")) else None,
             split_sizes=(arguments.get("In split size"), arguments.get("Out split size")),
             start=start,
@@ -162,7 +161,7 @@ class KinetoReader:
 
     def _titled(
         self, title: Any, arguments: dict[Any, Any], start: float, around: tuple[float, str, dict[Any, Any]] | None
-    ) -> Row:
+    ) -> TracedCall | None:
         """Return the call of a row that has its name, and of one tensor that goes in the shape and type."""
         sent, received = values.shaped(arguments.get("Input Dims")), list[int]()
         end, operation, outer = around or (-math.inf, "", dict[Any, Any]())
@@ -171,8 +170,8 @@ class KinetoReader:
         elif start <= end and operation in {"c10d::alltoall_", "c10d::scatter_"}:
             sent = []  # of a list of blocks it has the first
         kind = next(map(values.text, values.items(arguments.get("Input type"))), "")
-        library = Library(title[1])
-        return Row(self._trace.any_group(), title[2], tensor_type(kind), sent, received, start=start, library=library)
+        trace, elements, library = self._trace, (sent, received), Library(title[1])
+        return called(trace, trace.any_group(), title[2], tensor_type(kind), elements, start=start, library=library)
 
     def _launched(self, rows: tuple[dict[int | str, list[_Span]], dict[int | str, _Span]]) -> list[Any]:
         """Return each call and the places of its kernels; a kernel that no row launched is a call."""
@@ -200,8 +199,9 @@ class KinetoReader:
             if name in _UNCLEAR or (whole and math.isnan(start)):
                 self._trace.left_out[f"{kernel.name.partition('(')[0]} without a call"] += 1
             else:
-                row = Row(self._trace.any_group(), name, "", [], [], start=start, captured=captured)
-                calls.append((row, [place]))
+                key = self._trace.any_group()
+                one = called(self._trace, key, name, "", ([], []), start=start, captured=captured)
+                calls += [(one, [place])] if one is not None else []
         return calls
 
     def _time(self, calls: list[Any]) -> None:
@@ -214,11 +214,11 @@ class KinetoReader:
             self._trace.gpu = Timeline(compute, nccl, copies)
             own = np.array([kernel.device == device for kernel in kernels])
             exposed[own] = self._trace.gpu.exposed(nccl)
-        for row, places in calls:
+        for call, places in calls:
             if places:
-                row.gpu_start = min(kernels[place].start for place in places)
-                row.gpu = sum(kernels[place].lasted for place in places)
-                row.exposed = min(float(exposed[places].sum()), row.gpu)
+                call.gpu_start = min(kernels[place].start for place in places)
+                call.gpu = sum(kernels[place].lasted for place in places)
+                call.exposed = min(float(exposed[places].sum()), call.gpu)
 
 
 def _group(fields: dict[Any, Any], name: str, number: str) -> str:

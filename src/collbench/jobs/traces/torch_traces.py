@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from collbench.jobs.job import Library, PointToPoint, Source
@@ -29,28 +28,18 @@ _DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "BFloat16": "bfloat16",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e5m2": "float8_e5m2",
+    **{name: name.lower() for name in ("Float8_e4m3fn", "Float8_e5m2")},
 }
 # The same as C++ names them, by which torch says the types of tensors: "c10::Half", "Tensor(long int)".
-_CPP_TYPES = {
+_CPP_TYPES = {name.lower(): name for name in _DTYPES if name not in {"Char", "Byte"}} | {
     "signed char": "Char",
     "unsigned char": "Byte",
     "long int": "Long",
-    **{name.lower(): name for name in _DTYPES if name not in {"Char", "Byte"}},
 }
 # What torch calls its collectives, without underscores; the longest that fits counts [ProcessGroupNCCL.cpp].
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
-    "allreduce": Operation.ALLREDUCE,
-    "broadcast": Operation.BROADCAST,
-    "reduce": Operation.REDUCE,
-    "allgather": Operation.ALLGATHER,
-    "reducescatter": Operation.REDUCESCATTER,
-    "alltoall": Operation.ALLTOALL,
-    "gather": Operation.GATHER,
-    "scatter": Operation.SCATTER,
-    "send": PointToPoint.SEND,
-    "recv": PointToPoint.RECV,
+    **{one.value: one for one in Operation if one.is_collective and not one.collective.irregular},
+    **{one.value: one for one in PointToPoint},
 }
 _LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 # Rows that are no call: a wait, the making of a communicator, a barrier (whose all-reduce has a row of its own), and
@@ -68,89 +57,73 @@ def tensor_type(name: str) -> str:
     return _CPP_TYPES.get(bare.lower(), bare)
 
 
-@dataclass(slots=True)
-class Row:
-    """torch's line about a call. Times are µs.
+def called(
+    trace: Trace,
+    group: str,
+    title: str,
+    scalar_type: str,
+    elements: tuple[list[int], list[int]],
+    *,
+    other: int | None = None,
+    split_sizes: tuple[Any, ...] = (),
+    **known: Any,
+) -> TracedCall | None:
+    """Return a call as torch names it; None of what is no call, or cannot be read, which is counted.
 
-    `sent` and `received` are the elements of each tensor, [] if unknown; where torch gives `split_sizes`, of all
-    tensors together. An empty `scalar_type` is unknown. `other` is the rank of the group that is its root or peer.
+    `elements` are those of each tensor sent and received, [] if unknown; where torch gives `split_sizes`, of all
+    together. An empty `scalar_type` is unknown. `other` is the rank of the group that is its root or peer.
+    `known` are other fields of TracedCall.
     """
+    title, _, ends = title.partition(" ")
+    name = title.replace("_", "").lower()
+    if _NO_CALL.fullmatch(name):
+        return None
+    operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
+    dtype, ranks = _DTYPES.get(scalar_type, ""), trace.size(group)
+    if operation is None:
+        trace.left_out[f"{title}, an unknown operation"] += 1
+        return None
+    if (scalar_type and not dtype) or min((*elements[0], *elements[1]), default=0) < 0:
+        trace.left_out[f"{title} of an unknown type or size"] += 1
+        return None
+    even = _even(split_sizes) if operation is Operation.ALLTOALL else True
+    other = int(match[3]) if (match := _ENDS.search(ends)) else other
+    other = other if other is not None and other < ranks else None
+    whole = _message_elements(operation, ranks, *elements, listed=not split_sizes) if dtype else None
+    if isinstance(operation, PointToPoint):
+        known |= {"peer": other, "number": None}
+    elif operation.rooted:
+        known["root"] = other
+    operation = Operation.ALLTOALLV if even is False else operation
+    size = None if whole is None else whole * DTYPE_BYTES[dtype]
+    return TracedCall(operation.value, size, group, dtype, even=even, **known)
 
-    group: str
-    name: str
-    scalar_type: str
-    sent: list[int]
-    received: list[int]
-    other: int | None = None
-    split_sizes: tuple[Any, ...] = ()
-    start: float = math.nan
-    gpu: float = math.nan
-    gpu_start: float = math.nan
-    exposed: float = math.nan
-    captured: bool = False
-    library: Library = Library.NCCL
-    number: int | None = None
 
-    def add_to(self, trace: Trace) -> None:
-        """Add the call to a trace; count a row that cannot be read."""
-        title, _, ends = self.name.partition(" ")
-        name = title.replace("_", "").lower()
-        if _NO_CALL.fullmatch(name):
-            return
-        operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
-        dtype, ranks = _DTYPES.get(self.scalar_type, ""), trace.size(self.group)
-        if operation is None:
-            trace.left_out[f"{title}, an unknown operation"] += 1
-            return
-        if (self.scalar_type and not dtype) or min((*self.sent, *self.received), default=0) < 0:
-            trace.left_out[f"{title} of an unknown type or size"] += 1
-            return
-        even = self._even() if operation is Operation.ALLTOALL else True
-        if even is False:
-            operation = Operation.ALLTOALLV
-        other = int(match[3]) if (match := _ENDS.search(ends)) else self.other
-        other = other if other is not None and other < ranks else None
-        elements = self._message_elements(operation, ranks) if dtype else None
-        trace.add(
-            TracedCall(
-                operation.value,
-                None if elements is None else elements * DTYPE_BYTES[dtype],
-                self.group,
-                dtype,
-                root=other if isinstance(operation, Operation) and operation.rooted else None,
-                peer=other if isinstance(operation, PointToPoint) else None,
-                start=self.start,
-                gpu=self.gpu,
-                gpu_start=self.gpu_start,
-                exposed=self.exposed,
-                captured=self.captured,
-                library=self.library,
-                even=even,
-                number=None if isinstance(operation, PointToPoint) else self.number,
-            )
-        )
+def _even(split_sizes: tuple[Any, ...]) -> bool | None:
+    """Return whether an all-to-all's blocks are of one size; torch prints thirty of them, and then dots."""
+    whole: list[bool] = []
+    for sizes in split_sizes:
+        shown = re.findall(r"\d+", sizes) if isinstance(sizes, str) else values.items(sizes)
+        if len(set(map(str, shown))) > 1:
+            return False
+        whole.append("." not in sizes if isinstance(sizes, str) else isinstance(sizes, list))
+    return True if whole and all(whole) else None
 
-    def _even(self) -> bool | None:
-        """Return whether an all-to-all's blocks are of one size; torch prints thirty of them, and then dots."""
-        whole: list[bool] = []
-        for sizes in self.split_sizes:
-            shown = re.findall(r"\d+", sizes) if isinstance(sizes, str) else values.items(sizes)
-            if len(set(shown)) > 1:
-                return False
-            whole.append("." not in sizes if isinstance(sizes, str) else isinstance(sizes, list))
-        return True if whole and all(whole) else None
 
-    def _message_elements(self, operation: Operation | PointToPoint, ranks: int) -> int | None:
-        """Return the elements of a message as nccl-tests counts them; None if the row does not say them."""
-        sent, received = sum(self.sent), sum(self.received)
-        if operation is Operation.ALLGATHER:
-            return max(sent * ranks, received) if self.received or ranks else None
-        if operation is Operation.REDUCESCATTER:
-            return max(sent, received * ranks) if self.sent or ranks else None
-        # torch names a list of blocks at the root, one elsewhere.
-        if operation in (Operation.GATHER, Operation.SCATTER) and not self.split_sizes:
-            return max((*self.sent, *self.received)) * ranks if ranks and (self.sent or self.received) else None
-        return max(sent, received) if self.sent or self.received else None
+def _message_elements(
+    operation: Operation | PointToPoint, ranks: int, sent: list[int], received: list[int], *, listed: bool
+) -> int | None:
+    """Return the elements of a message as nccl-tests counts them; None if unknown. `listed`: of a list of blocks."""
+    if operation is Operation.ALLGATHER:
+        return max(sum(sent) * ranks, sum(received)) if received or ranks else None
+    if operation is Operation.REDUCESCATTER:
+        return max(sum(sent), sum(received) * ranks) if sent or ranks else None
+    if not sent and not received:
+        return None
+    # torch names a list of blocks at the root, one elsewhere.
+    if operation in (Operation.GATHER, Operation.SCATTER) and listed:
+        return max(*sent, *received, 0) * ranks if ranks else None
+    return max(sum(sent), sum(received))
 
 
 class FlightRecorderReader:
@@ -174,10 +147,10 @@ class FlightRecorderReader:
         first: Any = self._entries[0].get("record_id") if self._entries else None
         trace.lost, trace.rows = first if values.natural(first) else 0, len(self._entries)
         for entry in self._entries:
-            self._row(entry).add_to(trace)
+            trace.add(self._called(entry))
         return [trace]
 
-    def _row(self, entry: dict[Any, Any]) -> Row:
+    def _called(self, entry: dict[Any, Any]) -> TracedCall | None:
         key, description, *_ = [*map(values.text, values.items(entry.get("process_group"))), "", ""]
         if key not in self._trace.members:
             self._trace.add_group(key, description, ())
@@ -186,12 +159,12 @@ class FlightRecorderReader:
         library, _, name = values.text(entry.get("profiling_name")).rpartition(":")
         created: Any = entry.get("time_created_ns")
         number = entry.get("collective_seq_id")
-        return Row(
+        return called(
+            self._trace,
             key,
             name,
             scalar_types.pop() if len(scalar_types) == 1 else "several types" if scalar_types else "",
-            values.shaped(entry.get("input_sizes")),
-            values.shaped(entry.get("output_sizes")),
+            (values.shaped(entry.get("input_sizes")), values.shaped(entry.get("output_sizes"))),
             start=created / 1e3 if values.natural(created) else math.nan,
             gpu=values.number(entry.get("duration_ms")) * 1e3,
             library=Library.GLOO if library == Library.GLOO else Library.NCCL,
@@ -202,9 +175,8 @@ class FlightRecorderReader:
 class ExecutionTraceReader:
     """Makes a trace of a host trace of ExecutionTraceObserver: a node for each call, numbered in order, without times.
 
-    Until 1.0.3 a node's arguments say all of a call; since 1.1.0 attributes do, too. The arguments are, from the
-    collective's name on, its splits and the ranks of its group; before it are its root or peer, its group, its number
-    and its tensors [ParamCommsUtils.hpp]. gloo has a node "gloo:all_reduce" of the tensor that goes in.
+    A node's arguments say all of a call: its tensors, its number, its group, its root or peer, the collective's name,
+    its splits, and since 1.0.2 the ranks of its group [ParamCommsUtils.hpp]. gloo has a node "gloo:all_reduce".
     """
 
     def __init__(self, rank: int | None) -> None:
@@ -225,52 +197,32 @@ class ExecutionTraceReader:
     def traces(self, fields: dict[Any, Any]) -> list[Trace]:
         """Return the trace of one rank."""
         for node in sorted(self._nodes, key=_node_number):
-            row = self._called(node) if node.get("name") == CALL_ROW else self._gloo(node)
-            row.add_to(self._trace)
+            self._trace.add(self._called(node) if node.get("name") == CALL_ROW else self._gloo(node))
         return [self._trace]
 
-    def _gloo(self, node: dict[Any, Any]) -> Row:
+    def _gloo(self, node: dict[Any, Any]) -> TracedCall | None:
         tensors, kinds = _parts(node, "inputs")
         kind = next(map(values.text, kinds), "")
         name = node["name"].removeprefix("gloo:")
-        group = self._trace.any_group()
-        return Row(group, name, tensor_type(kind), [*_elements(tensors)], [], library=Library.GLOO)
+        sent, group = [*_elements(tensors)], self._trace.any_group()
+        return called(self._trace, group, name, tensor_type(kind), (sent, []), library=Library.GLOO)
 
-    def _called(self, node: dict[Any, Any]) -> Row:
-        attributes = {
-            attribute["name"]: attribute.get("value")
-            for attribute in map(values.fields, values.items(node.get("attrs")))
-            if isinstance(attribute.get("name"), str)
-        }
+    def _called(self, node: dict[Any, Any]) -> TracedCall | None:
         inputs, kinds = _parts(node, "inputs")
         at = next((place for place, value in enumerate(inputs) if isinstance(value, str)), 0)
-        if at < 2:  # no arguments of a call
-            inputs, at = [[], None, "", *inputs[at:]], 2
+        if at < 2:
+            return None
         group, other, name, *after = inputs[at - 2 :]
         splits, places = after[:2], [value for value in after[2:5] if values.natural(value)]
-        key, description, *_ = [*(values.items(group) or [str(group)]), "", ""]
-        key = values.text(attributes.get("pg_name")) or values.text(key)
-        listed = len(values.items(splits[0])) if splits else 0
-        size = values.size(attributes.get("pg_size")) or values.size(places[-1] if places else listed)
-        first, stride = places[:2] if len(places) == 3 else (None, None)
+        key, description, *_ = [*map(values.text, values.items(group) or [str(group)]), "", ""]
         if not self._trace.size(key):
-            first, stride = attributes.get("global_rank_start", first), attributes.get("global_rank_stride", stride)
-            name_of_group = values.text(attributes.get("pg_desc")) or values.text(description)
-            self._trace.add_group(key, name_of_group, _strided(first, stride, size), size)
-        sent, received = attributes.get("in_msg_nelems"), attributes.get("out_msg_nelems")
+            size = values.size(places[-1] if places else len(values.items(*splits[:1] or [None])))
+            first, stride = places[:2] if len(places) == 3 else (None, None)
+            self._trace.add_group(key, description, _strided(first, stride, size), size)
         kind = re.search(r"Tensor\(([^()]*)\)", " ".join(map(values.text, kinds)))
-        return Row(
-            key,
-            values.text(attributes.get("collective_name")) or values.text(name),
-            values.text(attributes.get("dtype")) or tensor_type(kind[1] if kind else ""),
-            [*_elements(inputs[: at - 2])] if sent is None else [values.elements(sent)],
-            [*_elements(_parts(node, "outputs")[0])] if received is None else [values.elements(received)],
-            other=values.rank(other),
-            split_sizes=tuple(
-                attributes.get(side, default)
-                for side, default in zip(("in_split_size", "out_split_size"), (*splits, None, None), strict=False)
-            ),
-        )
+        elements = [*_elements(inputs[: at - 2])], [*_elements(_parts(node, "outputs")[0])]
+        scalar_type, peer = tensor_type(kind[1] if kind else ""), values.rank(other)
+        return called(self._trace, key, name, scalar_type, elements, other=peer, split_sizes=tuple(splits))
 
     def _add_groups(self, listed: str) -> None:
         """Note the groups in torch's JSON about them. A group of all ranks has an empty list there [pg_config_info]."""

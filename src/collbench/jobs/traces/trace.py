@@ -16,7 +16,7 @@ _MOST_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of fou
 _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TracedCall:
     """One call as a trace has it. Times are NaN where unknown."""
 
@@ -82,12 +82,12 @@ class Trace:
         """Return how many ranks a group has; 0 if unknown."""
         return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
 
-    def add(self, call: TracedCall) -> None:
-        """Add a call; only count an impossible one."""
-        if call.size_bytes is not None and not 0 <= call.size_bytes < _MOST_BYTES:
+    def add(self, call: TracedCall | None) -> None:
+        """Add a call, if it is one; only count an impossible one."""
+        if call is not None and call.size_bytes is not None and not 0 <= call.size_bytes < _MOST_BYTES:
             self.left_out[f"{call.operation} of an impossible size"] += 1
-            return
-        self.calls.append(call)
+        elif call is not None:
+            self.calls.append(call)
 
 
 class Reader(Protocol):
