@@ -202,6 +202,22 @@ def test_splits_beyond_those_that_torch_prints_are_unknown(sizes: str | None, op
     assert ([one.operation for one in job.calls], Unknown.SPLITS in job.unknown) == ([operation], unknown)
 
 
+def test_a_root_is_the_rank_that_a_broadcasts_row_names() -> None:
+    events = call(1, 0.0, 50.0, 30.0) + call(2, 100.0, 150.0, 30.0)
+    for name, row in zip(("broadcast", "allreduce"), (events[0], events[2]), strict=True):
+        row["args"] |= {"Collective name": name, "Rank": 1}
+    assert [(one.operation, one.root) for one in trace_of(events).calls] == [("broadcast", 1), ("allreduce", None)]
+
+
+def test_titles_one_right_after_the_other_are_two_calls() -> None:
+    """Older torch wrote whole µs: a row may begin at the moment at which the one before ends."""
+    rows = [
+        event("nccl:all_reduce", 10.0 * n, 10.0, "user_annotation", 1, Input_Dims=[[n + 1]], Input_type=["float"])
+        for n in range(3)
+    ]
+    assert [one.size_bytes for one in trace_of(rows).calls] == [4, 8, 12]
+
+
 def nested(events: list[Any]) -> list[tuple[Any, list[Any]]]:
     """Return each slice of a thread and its parts, as Perfetto nests them. Raises AssertionError if slices cross."""
     found: list[tuple[Any, list[Any]]] = []

@@ -244,6 +244,8 @@ def import_job(
         notices.say(
             "no communicator has all ranks, so ranks are numbered in file order: check that all files are of one job"
         )
+    if not any(trace.world_size for trace in called) and not all(group.size for group in job.groups):
+        notices.say(f"no trace says how many ranks the job has: it is taken to have {job.world_size}")
     missing = job.world_size - len(job.ranks)
     if missing:
         notices.say(f"{missing} of {job.world_size} ranks have no trace with a call: name the files of all ranks")

@@ -129,7 +129,7 @@ class KinetoReader:
                 own.append(_Span(start, end, self._named(given, arguments, start), bool(given)))
                 if (number := values.hashable(arguments.get("External id"))) is not None:
                     numbered[number] = own[-1]
-            elif not own or start > own[-1].end:
+            elif not own or start >= own[-1].end:
                 own.append(_Span(start, end, self._titled(title, arguments, start, around.get(where))))
             elif not own[-1].named and own[-1].call is None:
                 own[-1].call = self._titled(title, arguments, start, around.get(where))
@@ -145,7 +145,7 @@ class KinetoReader:
                 values.ranks(arguments.get("Process Group Ranks")),
                 values.size(arguments.get("Group size")),
             )
-        peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
+        end = "Dst Rank" if name.startswith("send") else "Src Rank" if name.startswith("recv") else "Rank"
         number = arguments.get("Seq")
         return called(
             trace,
@@ -153,7 +153,7 @@ class KinetoReader:
             name,
             values.text(arguments.get("dtype")),
             ([values.elements(arguments.get("In msg nelems"))], [values.elements(arguments.get("Out msg nelems"))]),
-            other=values.rank(peer) if name.startswith(("send", "recv")) else None,
+            other=values.rank(arguments.get(end)),
             split_sizes=(arguments.get("In split size"), arguments.get("Out split size")),
             start=start,
             number=number if values.natural(number) else None,
@@ -182,7 +182,7 @@ class KinetoReader:
         loose = list[tuple[int, float, bool]]()
         for place, kernel in enumerate(self._kernels):
             where, start, captured = self._launches.get(kernel.launch or "", (0, math.nan, False))
-            span = numbered.get(kernel.row or "")
+            span = None if captured else numbered.get(kernel.row or "")
             if span is None and where in spans and not captured:
                 at = bisect_right(begins[where], start)
                 near = reversed(spans[where][max(0, at - _NESTED) : at])
