@@ -228,6 +228,11 @@ def test_the_time_of_a_gpu_is_the_union_of_its_kernels(path: Path) -> None:
     if kernels == len(calls):  # each is a call's
         assert sum(calls) == pytest.approx(whole.exposed, abs=0.01)
     assert sum(calls) <= whole.exposed + 0.01
+    (rank,) = job_of([trace]).ranks
+    samples = [sample for phase in rank.phases for sample in phase.samples]
+    if sum(len(sample.exposed) for sample in samples) == len(trace.calls):  # each call is in one
+        assert sum(sum(sample.exposed) for sample in samples) == pytest.approx(sum(calls), abs=0.1)
+    assert rank.gpu_time == whole
     assert all(call.exposed <= call.gpu for call in trace.calls if not math.isnan(call.exposed))
 
 

@@ -169,8 +169,8 @@ def report(
     phase = phases[chosen]
     least, whole = _leasts(groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
-    spreads = (position.exposed for position in phase.positions)
-    exposed = np.array([np.nan if spread is None else spread.mean * MICRO for spread in spreads])
+    samples = [one.exposed for one in phase.samples if one.exposed]
+    exposed = np.mean(samples, axis=0) * MICRO if samples else np.full(len(own), np.nan)
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
@@ -183,7 +183,7 @@ def report(
             transfer=transfer,
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
-            exposed=_known(np.mean, exposed[at]),
+            exposed=_known(np.mean, np.minimum(exposed[at], own[at])),
             alone=(alone or {}).get(call),
             late=late_by_call.get(call),
         )

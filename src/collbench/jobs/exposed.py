@@ -5,7 +5,8 @@ Each moment counts once, on the GPU's own clock: the union of its intervals, not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,27 @@ class Timeline:
         found = np.empty(len(kernels))
         found[order] = passed[1] - passed[0]
         return found
+
+
+def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[float, float]) -> JobRank:
+    """Return a rank with how its GPU's time passed, in all and in each sample.
+
+    The timeline counts from `offset` on the rank's clock. `exposed` are µs by the beginning of each call's kernel.
+    """
+
+    def timed(phase: Phase) -> Phase:
+        begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
+        samples = []
+        for sample in phase.samples:
+            start, end = begins[sample.repetition], begins.get(sample.repetition + 1)
+            passed = None
+            if start is not None and end is not None and start < end:
+                passed = timeline.between(start + offset, end + offset)
+            own = tuple(round(exposed.get(begin, 0.0), 3) for begin in sample.gpu_starts)
+            samples.append(replace(sample, exposed=own, gpu_time=passed))
+        return replace(phase, samples=tuple(samples))
+
+    return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=timeline.between(*timeline.ends))
 
 
 @dataclass(frozen=True, slots=True)

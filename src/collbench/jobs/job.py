@@ -120,7 +120,6 @@ class Position:
     # The host's time since the call before; of the first position, since the last one of the repetition before.
     pause: Spread | None = None
     gpu: Spread | None = None  # how long its kernel ran: on a rank that came early, the wait for the others included
-    exposed: Spread | None = None  # of `gpu`: nothing was computed meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,8 @@ class Sample:
     gpu: tuple[Micros, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
     gpu_starts: tuple[Micros, ...] = ()  # when its kernel began, to some 10 µs
     gpu_before: tuple[Micros, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
-    gpu_time: GpuTime | None = None  # from its first kernel to that of the repetition after it
+    exposed: tuple[Micros, ...] = ()  # of `gpu`: nothing was computed meanwhile
+    gpu_time: GpuTime | None = None  # from its first kernel to that of the next repetition
 
 
 @dataclass(frozen=True, slots=True)

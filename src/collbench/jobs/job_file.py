@@ -108,7 +108,10 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        times = (sample.starts, *(sample_times for sample_times in (sample.gpu, sample.gpu_starts) if sample_times))
+        times = (
+            sample.starts,
+            *(sample_times for sample_times in (sample.gpu, sample.gpu_starts, sample.exposed) if sample_times),
+        )
         if (
             {len(sample_times) for sample_times in times} != {len(phase.positions)}
             or len(sample.gpu_before) not in {0, 2}

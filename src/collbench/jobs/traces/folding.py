@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from collbench.jobs.exposed import Timeline
-from collbench.jobs.job import Call, Ending, GpuTime, Group, Job, JobRank, Phase, Position, Sample, Unknown
+from collbench.jobs.exposed import on_gpu
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.jobs.repeats import SAMPLES, PhaseOrder, fold, spreads
 from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
@@ -51,7 +51,8 @@ def job_of(traces: Sequence[Trace]) -> Job:
     starts = [trace.origin + call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
     began = min(starts, default=0.0)
     ranks = tuple(
-        _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
+        _on_gpu(_rank(number, trace, [number_of(trace, call) for call in trace.calls], began), trace, began)
+        for number, trace in ranked
     )
     return Job(
         source=sources.pop(),
@@ -126,13 +127,10 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
-    times = {
-        name: np.array([getattr(call, name) for call in trace.calls])
-        for name in ("start", "gpu", "gpu_start", "exposed")
-    }
-    times["start"] += trace.origin - began
-    times["gpu_start"] += trace.origin - began
-    times["pause"] = np.diff(times["start"], prepend=np.nan).clip(min=0.0)
+    starts = np.array([call.start for call in trace.calls]) - (began - trace.origin)
+    pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
+    gpu = np.array([call.gpu for call in trace.calls])
+    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - (began - trace.origin)
     begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
     sequence = PhaseOrder()
     folded = (
@@ -144,46 +142,43 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
         symbols = tuple(call_numbers[start : start + period])
         sequence.add(symbols, repetitions)
         begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
-    passed = None if trace.gpu is None else (trace.gpu, began - trace.origin)
-    phases = tuple(_phase(symbols, first, times, passed) for symbols, first in begins.items())
+    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
     order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
-    whole = None if trace.gpu is None else trace.gpu.between(*trace.gpu.ends)
-    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order, whole)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
 
 
-def _phase(
-    symbols: Sequence[int], begins: Sequence[int], times: dict[str, Any], passed: tuple[Timeline, float] | None
-) -> Phase:
+def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
     length = len(symbols)
     rows = np.array(begins)[:, None] + np.arange(length)
 
-    columns = zip(symbols, *(spreads(times[name][rows]) for name in ("pause", "gpu", "exposed")), strict=True)
-    positions = tuple(Position(symbol, False, pause, gpu, exposed) for symbol, pause, gpu, exposed in columns)
+    positions = tuple(
+        Position(symbol, pause=pause, gpu=took)
+        for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
+    )
     samples = []
     for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
         calls = rows[repetition]
-        if not np.isnan(times["start"][calls]).any():
+        if not np.isnan(starts[calls]).any():
             before = calls[0] - 1
             samples.append(
                 Sample(
                     repetition,
-                    _rounded(times["start"][calls]),
-                    _rounded(times["gpu"][calls]),
-                    _rounded(times["gpu_start"][calls]),
-                    _rounded([times["gpu_start"][before], times["gpu"][before]]) if before >= 0 else (),
-                    None if passed is None else _gpu_time(*passed, times["gpu_start"], calls[0], calls[-1] + 1),
+                    _rounded(starts[calls]),
+                    _rounded(gpu[calls]),
+                    _rounded(gpu_starts[calls]),
+                    _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
 
 
-def _gpu_time(timeline: Timeline, began: float, gpu_starts: Any, first: int, after: int) -> GpuTime | None:
-    """Return how the GPU's time passed from one call's kernel to another's, or the next one's that has any."""
-    known = [gpu_starts[at:][np.isfinite(gpu_starts[at:])][:1] for at in (first, after)]
-    if not all(map(len, known)):
-        return None
-    start, end = (began + float(one[0]) for one in known)
-    return timeline.between(start, end) if start < end else None
+def _on_gpu(rank: JobRank, trace: Trace, began: float) -> JobRank:
+    """Return a rank with how its GPU's time passed, where the trace has all that ran there."""
+    if trace.gpu is None:
+        return rank
+    offset = began - trace.origin
+    exposed = {round(call.gpu_start - offset, 3): call.exposed for call in trace.calls}
+    return on_gpu(rank, trace.gpu, offset, exposed)
 
 
 def _rounded(values: Any) -> tuple[float, ...]:
