@@ -47,6 +47,11 @@ def call(
     return [row, own]
 
 
+def mark(step: int, start: float) -> Any:
+    """Return the row of a step that the program marked by profile.step()."""
+    return event(f"ProfilerStep#{step}", start, 100.0, "user_annotation", 1)
+
+
 def trace_of(events: list[Any], rank: int = 0) -> Trace:
     fields = {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2, "pg_config": [GROUP]}}
     (trace,) = parse(io.BytesIO(json.dumps(fields).encode()), f"{rank}.json")
@@ -58,7 +63,7 @@ def steps(waits: float = 0.0, first: int = 0, rank: int = 0) -> Trace:
     events = []
     for step in range(first, 6):
         at = 1e6 + 100.0 * step
-        events += [event("gemm", at, 60.0), event("Memcpy DtoD", at + 75, 10.0, "gpu_memcpy")]
+        events += [event("gemm", at, 60.0), event("Memcpy DtoD", at + 75, 10.0, "gpu_memcpy"), mark(step, at)]
         events += call(step + 1, at + 10, at + 50 - waits, 30.0 + waits, seq=40 + step)
     return trace_of(events, rank)
 
@@ -98,7 +103,8 @@ def test_the_page_says_it_first_and_adds_up() -> None:
 
 
 def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
-    events = [one for step in range(6) for one in call(step + 1, 100.0 * step, 100.0 * step + 50, 30.0)]
+    events = [one for step in range(6) for one in call(step + 1, 100.0 * step + 10, 100.0 * step + 50, 30.0)]
+    events += [mark(step, 100.0 * step) for step in range(6)]
     job = job_of([trace_of(events)])
     assert Unknown.OVERLAP in job.unknown
     own = report(job)
