@@ -60,10 +60,10 @@ class Timeline:
         return found
 
 
-def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[float, float]) -> JobRank:
+def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[tuple[float, float], float]) -> JobRank:
     """Return a rank with how its GPU's time passed, in all and in each sample.
 
-    The timeline counts from `offset` on the rank's clock. `exposed` are µs by the beginning of each call's kernel.
+    The timeline counts from `offset` on the rank's clock. `exposed` are µs by a kernel's beginning and length.
     """
 
     def timed(phase: Phase) -> Phase:
@@ -74,7 +74,8 @@ def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[fl
             passed = None
             if start is not None and end is not None and start < end:
                 passed = timeline.between(start + offset, end + offset)
-            own = tuple(round(exposed.get(begin, 0.0), 3) for begin in sample.gpu_starts)
+            kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
+            own = tuple(round(exposed.get(kernel, 0.0), 3) for kernel in kernels)
             samples.append(replace(sample, exposed=own, gpu_time=passed))
         return replace(phase, samples=tuple(samples))
 

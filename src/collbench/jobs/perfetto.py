@@ -75,27 +75,27 @@ def _kernels(
     """
     for phase in phases:
         for sample in phase.samples:
-            starts = sample.gpu_starts or sample.starts
-            for at, (start, length) in enumerate(zip(starts, sample.gpu, strict=False)):
-                if length > 0:
-                    transfer = transfers.get((id(sample), at))
-                    begins, lasted = round(start * _NANO), round(length * _NANO)
-                    yield begins, lasted, phase.positions[at].call, transfer, bool(sample.gpu_starts)
+            for position, kernel in zip(phase.positions, _moments(sample), strict=False):
+                if kernel[1] > 0:
+                    yield *kernel, position.call, transfers.get(kernel), bool(sample.gpu_starts)
+
+
+def _moments(sample: Sample) -> list[tuple[int, int]]:
+    """Return when each kernel of a sample began, and how long it ran, whole ns."""
+    starts = sample.gpu_starts or sample.starts
+    return [(round(start * _NANO), round(length * _NANO)) for start, length in zip(starts, sample.gpu, strict=False)]
 
 
 def _transfers(job: Job) -> dict[int, dict[tuple[int, int], int]]:
-    """Return, for each rank, the transfer of each call of its samples that all ranks of its group kept, whole ns."""
+    """Return, for each rank, the transfer of each kernel of samples that all ranks of its group kept, whole ns."""
     phases = {rank.rank: phase for rank in job.ranks if (phase := shown_phase(rank)) is not None}
     found: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
     for group in matched(job):
-        if not group.whole:
-            continue
-        kept = [{one.repetition: one for one in phases[rank].samples if one.gpu} for rank in group.ranks]
-        for repetition in set.intersection(*map(set, kept)):
-            own: list[Sample] = [samples[repetition] for samples in kept]
+        kept = [{one.repetition: _moments(one) for one in phases[rank].samples if one.gpu} for rank in group.ranks]
+        for repetition in set.intersection(*map(set, kept)) if group.whole else ():
             for places in group.places.T.tolist():
-                least = round(min(sample.gpu[at] for sample, at in zip(own, places, strict=True)) * _NANO)
-                for rank, sample, at in zip(group.ranks, own, places, strict=True):
-                    if least > 0:
-                        found[rank][id(sample), at] = least
+                kernels = [samples[repetition][at] for samples, at in zip(kept, places, strict=True)]
+                least = min(length for _, length in kernels)
+                for rank, kernel in zip(group.ranks, kernels, strict=True):
+                    found[rank].update({kernel: least} if least > 0 else {})
     return found

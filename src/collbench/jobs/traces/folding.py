@@ -177,7 +177,7 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float) -> JobRank:
     if trace.gpu is None:
         return rank
     offset = began - trace.origin
-    exposed = {round(call.gpu_start - offset, 3): call.exposed for call in trace.calls}
+    exposed = {(round(call.gpu_start - offset, 3), round(call.gpu, 3)): call.exposed for call in trace.calls}
     return on_gpu(rank, trace.gpu, offset, exposed)
 
 
