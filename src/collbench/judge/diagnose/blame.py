@@ -81,7 +81,9 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
         for position, (first, last) in new_errors(run, counter).items():
             text = f"{last - first} new {name} on {run.devices[position].tag}"
             errors.setdefault(position, Cause("new_errors", text, (position,), seen=True))
-    resting = {position for position, state in enumerate(run.health_before) if _rests(state)}
+    resting = {position for position, state in enumerate(run.health_before) if _rests(state)} & shared.keys()
+    holding = {position for position in resting if not only_opened(run.health_before[position])}
+    resting -= _other_ends(facts, shared.keys() - resting, holding)
     shared = {position: seen for position, seen in shared.items() if position not in resting}
     return UnhealthyDevices(throttled, shared, errors)
 
@@ -90,6 +92,24 @@ def _rests(state: Health) -> bool:
     """Return whether others' processes on a GPU did nothing: a notebook that holds memory slows nobody."""
     idle = state.utilization is not None and state.utilization <= BUSY_PERCENT
     return bool(state.processes) and (idle or only_opened(state))
+
+
+def _other_ends(facts: Facts, working: Collection[int], holding: Collection[int]) -> set[int]:
+    """Return the GPUs to or from whose memory a process copies that works on another GPU.
+
+    NVML counts utilization only where the engine or kernel that copies runs. Such a copy leaves through the ports of
+    one of the GPUs and enters through those of the other, so both must be slow, in opposite directions.
+    """
+    ends: set[int] = set()
+    for over_nvlink in (True, False) if working and holding else ():
+        ports = [port for port in blamed(facts, over_nvlink=over_nvlink, collective=False) if port.of_gpu]
+        out, into = (
+            frozenset[int]().union(*of_ports) for of_ports in ([p.out for p in ports], [p.into for p in ports])
+        )
+        for one, other in ((out, into), (into, out)):
+            if not one.isdisjoint(working):
+                ends |= other.intersection(holding)
+    return ends
 
 
 # What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (method/verdicts.md 6).
