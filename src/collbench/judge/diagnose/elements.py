@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Link, both_ways, directed_links
-from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN, chained
+from collbench.judge.physics import chained, most_over_pcie
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
@@ -301,8 +301,8 @@ def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
     """Return whether a reading on a pair shows its label's links, undisturbed."""
     if len(reading.members) != 2 or is_nvlink(reading.label) is not over_nvlink:
         return False
-    hidden = HIDDEN * (facts.limit(reading.members) or FASTEST_PCIE_GBS)
-    return over_nvlink or ((reading.isolated or reading.confirmed) and reading.gbs <= hidden)
+    isolated = reading.isolated or reading.confirmed
+    return over_nvlink or (isolated and reading.gbs <= most_over_pcie(facts.limit(reading.members)))
 
 
 def _typical(
