@@ -351,14 +351,19 @@ def _candidates(facts: Facts, *, over_nvlink: bool) -> Iterator[Element]:
             yield Element(Part.PATH, pair, both_ways([pair]))
     for link in sorted(links):
         yield Element(Part.PATH, link, frozenset((link,)))
-    for gpu in every:
+    yield from ports_of(every, links)
+    if not over_nvlink and not facts.on_cores:
+        yield from _of_tree(facts, links)
+
+
+def ports_of(gpus: Iterable[int], links: Collection[Link]) -> Iterator[Element]:
+    """Yield each GPU and its ports in each direction, with those of the links that cross them."""
+    for gpu in gpus:
         sent, received = (frozenset(link for link in links if link[end] == gpu) for end in (0, 1))
         one = frozenset((gpu,))
         yield Element(Part.GPU, (gpu,), sent | received, one, one)
         yield Element(Part.ONE_DIRECTION, (gpu,), sent, out=one)
         yield Element(Part.ONE_DIRECTION, (gpu,), received, into=one)
-    if not over_nvlink and not facts.on_cores:
-        yield from _of_tree(facts, links)
 
 
 def _in_tree(facts: Facts, pair: Collection[int]) -> str:
