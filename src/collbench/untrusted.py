@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import IO
 
 _PIECE = 2**20
 # A pipe that the shell gave to this process: `nvidia-smi topo -m | collbench topo --topology /dev/stdin`, <(…).
@@ -28,7 +29,13 @@ class Refused(OSError):
 
 
 def read(path: Path, most: int, owners: Collection[int] | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises Refused for one of another kind or of more than `most` bytes.
+    """Return the bytes of a regular file. Raises OSError as `opened` does."""
+    with opened(path, most, owners) as stream:
+        return bounded(stream.read, most)
+
+
+def opened(path: Path, most: int, owners: Collection[int] | None = None) -> IO[bytes]:
+    """Open a regular file. Raises Refused for one of another kind or of more than `most` bytes.
 
     With `owners`, so is a link, and a file that a user who is none of these may have written. Raises OSError.
     """
@@ -51,9 +58,10 @@ def read(path: Path, most: int, owners: Collection[int] | None = None) -> bytes:
             raise Refused(why)
         if status.st_size > most:
             raise _too_long(most)
-        return bounded(lambda size: os.read(number, size), most)
-    finally:
+        return os.fdopen(number, "rb", buffering=0)
+    except OSError:
         os.close(number)
+        raise
 
 
 def read_text(path: Path, most: int, owners: Collection[int] | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from collbench.jobs.job import Source, Unknown
+from collbench.jobs.job import Library, Source, Unknown
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
-from collbench.model.errors import UsageError
 from tests.jobs.traces import noted, observed
 
 # Some nodes of torch 2.11's trace of two gloo ranks (2026-11-23).
@@ -23,26 +23,25 @@ PAIR = {"pg_name": "5", "pg_desc": "undefined", "ranks": [1, 3], "group_size": 2
 
 
 def trace_of(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
-    (trace,) = parse(observed(nodes, groups), "et_1.json")
+    (trace,) = parse(io.BytesIO(observed(nodes, groups)), "et_1.json")
     return trace
 
 
-def test_a_real_trace_of_gloo_has_groups_and_no_call_that_names_one() -> None:
-    traces = read(GLOO)
-    assert [(trace.source, trace.rank) for trace in traces] == [
-        (Source.EXECUTION_TRACE, 0),
-        (Source.EXECUTION_TRACE, 1),
-    ]
-    assert all(trace.members == {"0": (0, 1), "1": (0, 1)} for trace in traces)
-    with pytest.raises(UsageError, match="no trace has a collective"):
-        job_of(traces)
+def test_a_real_trace_of_gloo_has_its_calls() -> None:
+    """They name no group, but all of the trace's groups have the same ranks."""
+    job = job_of(read(GLOO))
+    assert (job.source, job.library, job.world_size) == (Source.EXECUTION_TRACE, Library.GLOO, 2)
+    assert [[job.calls[call].size_bytes for call in rank.unfolded()] for rank in job.ranks] == [[4096], [4096]]
+    assert [group.ranks for group in job.groups] == [(0, 1)]
 
 
-def test_nodes_of_nccl_put_into_a_real_trace_are_read() -> None:
+def test_calls_of_gloo_beside_those_of_nccl_are_left_out_and_counted() -> None:
     fields = json.loads(GLOO[1].read_text())
     fields["nodes"] += [noted("allreduce", 100, 100, number=90), noted("wait", 100, 100, number=91)]
-    (trace,) = parse(json.dumps(fields).encode(), GLOO[1].name)
-    assert ([(call.operation, call.size_bytes) for call in trace.calls], trace.skipped) == ([("allreduce", 400)], 0)
+    (trace,) = parse(io.BytesIO(json.dumps(fields).encode()), GLOO[1].name)
+    job = job_of([trace])
+    assert (job.library, [call.size_bytes for call in job.calls]) == (Library.NCCL, [400])
+    assert trace.left_out == {"calls of gloo beside NCCL's": 1}
 
 
 # Elements that go in and come out on each of 4 ranks, as ProcessGroupNCCL notes them: floats of 4 bytes.
@@ -74,22 +73,20 @@ def test_a_call_has_the_size_that_nccl_tests_would_give_it(
 
 
 def test_groups_are_those_that_torch_lists_or_describes() -> None:
-    strided: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
-    unclear: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
     trace = trace_of(
         noted("allreduce", 4, 4, number=11, group="5"),
-        noted("allreduce", 4, 4, number=12, group="8", **strided),
-        noted("allreduce", 4, 4, number=13, group="9", **unclear),
+        noted("allreduce", 4, 4, number=12, group="8", places=(1, 2, 2)),
+        noted("allreduce", 4, 4, number=13, group="9", places=(1, -1, 2)),
         noted("allreduce", 4, 4, number=14, group="10"),
     )
-    assert trace.members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": ()}
-    assert ([call.group for call in trace.calls], trace.skipped) == (["5", "8", "9"], 1)
+    assert trace.members == {"0": (0, 1, 2, 3), "5": (1, 3), "8": (1, 3), "9": (), "10": (0, 1, 2, 3)}
+    assert [(call.group, trace.size(call.group)) for call in trace.calls] == [("5", 2), ("8", 2), ("9", 2), ("10", 4)]
     assert Unknown.GROUP_RANKS in job_of([trace]).unknown
 
 
 def test_calls_are_in_the_order_of_their_numbers_and_uneven_ones_are_known() -> None:
     trace = trace_of(
-        noted("all_to_all", 4, 4, number=30, in_split_size="[1, 3]"),
+        noted("all_to_all", 4, 4, number=30, splits=[1, 3]),
         noted("broadcast", 4, 4, number=20),
     )
     assert [call.operation for call in trace.calls] == ["broadcast", "alltoallv"]
@@ -101,7 +98,6 @@ def test_what_the_trace_lacks_is_unknown() -> None:
         Unknown.ROOT,
         Unknown.PAUSES,
         Unknown.GPU_TIMES,
-        Unknown.GRAPH_REPLAYS,
         Unknown.OVERLAP,
     }
 
@@ -110,12 +106,12 @@ def test_what_the_trace_lacks_is_unknown() -> None:
     "unclear",
     [
         noted("all_smile", 4, 4),
-        noted("allreduce", 4, 4, dtype="ComplexFloat"),
+        noted("allreduce", 4, 4, dtype="c10::complex<float>"),
         noted("allreduce", -1, 4),
         {"name": "record_param_comms"},
     ],
 )
 def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
     trace = trace_of(unclear, noted("allreduce", 4, 4, number=11))
-    left_out = int("attrs" in unclear)  # a node that names no collective is no call
-    assert (len(trace.calls), trace.skipped) == (1, left_out)
+    left_out = int("inputs" in unclear)  # a node that names no collective is no call
+    assert (len(trace.calls), trace.left_out.total()) == (1, left_out)

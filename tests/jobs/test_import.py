@@ -54,7 +54,7 @@ def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
     path.write_bytes(inspected("AllReduce", 5, 8192, ranks=4) + inspected("AllGatherV", 0, 8192, ranks=4) + b'{"head')
     result = program("import", "-o", str(tmp_path / "job.json"), str(path))
     assert result.status == 0
-    assert "2 rows were left out" in result.err
+    assert "rows were left out: 1 × AllGatherV, an unknown operation, 1 × lines that are not about a call" in result.err
     assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in result.err
     assert "3 of 4 ranks have no trace" in result.err
 
@@ -82,3 +82,37 @@ def test_a_job_needs_no_import(program: Program) -> None:
     result = program("import", str(job))
     assert (result.status, result.out) == (2, "")
     assert result.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")
+
+
+PUBLIC = Path(__file__).parents[1] / "data" / "traces" / "public"
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "why"),
+    [
+        (
+            "no-shapes-1",
+            "allreduce",
+            "the kineto traces do not say the bytes of all calls: profile with record_shapes=True",
+        ),
+        (
+            "gloo-300-34",
+            "calls of gloo",
+            "the job's calls are of gloo: only those of NCCL can be replayed and predicted",
+        ),
+    ],
+)
+def test_a_job_that_nccl_cannot_send_again_has_a_page_and_is_not_replayed(
+    name: str, page: str, why: str, program: Program, tmp_path: Path
+) -> None:
+    job = str(tmp_path / "job.json")
+    assert program("import", "-o", job, str(PUBLIC / f"{name}.json.gz")).status == 0
+    shown = program("show", job)
+    assert (shown.status, page in " ".join(shown.out.split())) == (0, True)
+    refused = program("replay", job, "--backend", "sim")
+    assert (refused.status, refused.line) == (2, why)
+
+
+def test_an_unknown_number_of_ranks_is_said(program: Program, tmp_path: Path) -> None:
+    result = program("import", "-o", str(tmp_path / "job.json"), str(PUBLIC / "no-kernels-0.json.gz"))
+    assert "no trace says how many ranks the job has: it is taken to have 1\n" in result.err

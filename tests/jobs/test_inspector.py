@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.jobs.traces import inspected
 
 def ranked(*files: bytes) -> list[Trace]:
     """Return the traces in these files, named as the plugin names them."""
-    return [trace for number, data in enumerate(files) for trace in parse(data, f"node-pid{number}.log")]
+    return [trace for number, data in enumerate(files) for trace in parse(io.BytesIO(data), f"node-pid{number}.log")]
 
 
 def sequences_of(job: Job) -> list[list[tuple[str, int]]]:
@@ -173,7 +174,7 @@ def test_lines_that_cannot_be_read_are_counted_and_not_guessed() -> None:
     ]
     assert ranked(bad[0] + good)[0].calls
     (trace,) = ranked(good + b"\n".join(bad))
-    assert ([call.size_bytes for call in trace.calls], trace.skipped) == ([64], len(bad))
+    assert ([call.size_bytes for call in trace.calls], trace.left_out.total()) == ([64], len(bad))
 
 
 def test_what_is_forced_to_be_of_a_kind_is_read_as_that_or_refused(tmp_path: Path) -> None:

@@ -51,36 +51,14 @@ def noted(
     number: int = 10,
     rank: int = 0,
     group: str = "0",
-    dtype: str = "Float",
-    **more: Any,
+    dtype: str = "float",
+    splits: Sequence[int] = (),
+    places: tuple[int, int, int] = (0, 1, 4),
 ) -> dict[str, Any]:
-    """Return a node about a call of NCCL: arguments in the order of ParamCommsUtils.hpp, then its attributes."""
-    attributes_of_call = {
-        "rf_id": number,
-        "collective_name": name,
-        "dtype": dtype,
-        "in_msg_nelems": in_elements,
-        "out_msg_nelems": out_elements,
-    }
-    attributes_of_call |= {
-        "in_split_size": "[]",
-        "out_split_size": "[]",
-        "pg_name": group,
-        "pg_desc": "default_pg",
-        **more,
-    }
-    values = [
-        [5, 6, 0, in_elements, 4, "cuda:0"],
-        [number, False],
-        [group, "default_pg"],
-        rank,
-        name,
-        [],
-        [],
-        0,
-        1,
-        4,
-        True,
-    ]
-    attributes = [{"name": key, "type": "string", "value": value} for key, value in attributes_of_call.items()]
-    return {"id": number, "name": "record_param_comms", "inputs": {"values": values}, "attrs": attributes}
+    """Return a node about a call of NCCL: arguments in the order of ParamCommsUtils.hpp."""
+    tensors = [[[5, 6, 0, elements, 4, "cuda:0"]] for elements in (in_elements, out_elements)]
+    values = [tensors[0], [number, False], [group, "default_pg"], rank, name, list(splits), [], *places, True]
+    types = [f"GenericList[Tensor({dtype})]", "Tuple[Int,Bool]", "Tuple[String,String]", "Int", "String"]
+    inputs, outputs = {"values": values, "types": types}, {"values": [tensors[1]], "types": types[:1]}
+    attributes = [{"name": "rf_id", "type": "uint64", "value": number}]
+    return {"id": number, "name": "record_param_comms", "inputs": inputs, "outputs": outputs, "attrs": attributes}

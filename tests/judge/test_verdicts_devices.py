@@ -2,7 +2,9 @@
 
 import math
 import random
+import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +13,14 @@ from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
+from collbench.runfile import run_file
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, nvml_says, shared, smi_says
 from tests.judge.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
 from tests.sim.made import simulate
 
+KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-4xh200-judging/runs.tar.gz"
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
 
 
@@ -49,6 +53,50 @@ def test_a_process_that_has_only_opened_a_gpu_is_not_blamed() -> None:
     rests = Health(processes=1, others_memory=526 * 2**20, utilization=2)
     states = (works, Health(), rests, Health())
     assert the(replace(run, health_before=states), Kind.CONTENTION).members == (0,)
+
+
+def test_both_ends_of_a_kept_job_that_copies_are_shared_and_no_link_is_blamed() -> None:
+    """A job copied from GPU0 to GPU1: NVML counted 98% of GPU0 and 0% of GPU1, where the job held as much memory.
+
+    Its raw rates: of copies from GPU0 66% of others', of those into GPU1 52%, of all other links 99% to 100%.
+    """
+    with tarfile.open(KEPT) as archive:
+        kept = archive.extractfile("busy.json")
+        assert kept is not None
+        run = run_file.loads(kept.read().decode(), "busy.json")
+    assert [state.utilization for state in run.health_before] == [98, 0, 1, 2]
+    assert [(v.kind, v.members) for v in faults(run)] == [(Kind.CONTENTION, (0, 1))]
+    rests = replace(run, health_before=tuple(replace(one, utilization=0) for one in run.health_before))
+    assert (Kind.NV_DEGRADED, (1,)) in [(v.kind, v.members) for v in faults(rests)]
+
+
+@pytest.mark.parametrize(
+    ("case", "links", "found"),
+    [
+        ("copies to the other process's memory", "out into", {(Kind.CONTENTION, (0, 1))}),
+        ("copies from there", "into out", {(Kind.CONTENTION, (0, 1))}),
+        ("ports in one direction: nobody copies between them", "into into", {(Kind.NV_DEGRADED, (1,))}),
+        ("one GPU's ports only", "none into", {(Kind.NV_DEGRADED, (1,))}),
+        ("one path", "out path", {(Kind.NV_DEGRADED, (1, 2))}),
+    ],
+)
+def test_an_idle_process_beside_a_busy_one_explains_only_the_other_end_of_its_copies(
+    case: str, links: str, found: set[tuple[Kind, tuple[int, ...]]]
+) -> None:
+    """GPU0 is busy, and a process holds memory of GPU1 without utilization."""
+    others = {0: (1, 2, 3), 1: (0, 2, 3)}
+    slowed = []
+    for gpu, which in zip((0, 1), links.split(), strict=True):
+        out, into = [(gpu, other) for other in others[gpu]], [(other, gpu) for other in others[gpu]]
+        slowed += {"out": out, "into": into, "none": [], "path": [(1, 2), (2, 1)]}[which]
+    run = h200(slow(slowed, 0.5))
+    for gpu in (0, 1):
+        run = flagged(run, shared(gpu))
+    held = Health(processes=1, others_memory=784 * 2**20, utilization=0)
+    run = replace(run, health_before=(replace(held, utilization=98), held, Health(), Health()))
+    verdicts = {(v.kind, v.members) for v in faults(run)}
+    assert found <= verdicts, case
+    assert (Kind.CONTENTION, (0, 1)) in found or (Kind.CONTENTION, (0,)) in verdicts, case
 
 
 def test_nobody_else_is_no_contention() -> None:

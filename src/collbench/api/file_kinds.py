@@ -54,6 +54,7 @@ class Kind(Protocol):
     load: Callable[[Path], object]
     scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
     show: Callable[..., None]  # prints it
+    export: Callable[[Path, str], str]  # the text of --format. Raises UsageError for one that it does not have
     html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
     ablate: Callable[[AblateJobArguments, Notices], None]  # measures it in two arms, prints it, and leaves
 

@@ -15,14 +15,13 @@ from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.terminal import echo, say
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
-from collbench.model.run import Run
 from collbench.model.units import parse_size
 from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
 
 _SAVE = ("write the export to", "--output")
-_FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
+_FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus", "perfetto")
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
@@ -43,11 +42,13 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
 
     csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and lists
     columns with a single value above its table; prometheus has some dozens of gauges for a textfile collector;
-    nccl-tests is the text that nccl-tests prints.
+    nccl-tests is the text that nccl-tests prints. perfetto is for a recorded job: its kernels on each rank's GPU,
+    waiting and transfer apart, for ui.perfetto.dev.
 
     \b
     Examples:
       collbench export run.json --format csv -o run.csv
+      collbench export job.json --format perfetto -o trace.json
       collbench export run.json --format markdown
       collbench export run.json --format prometheus -o collbench.prom
     """
@@ -56,14 +57,7 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     run_file = named_or_newest(file)
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
-    run = runfile_run_file.load(run_file)
-    measured_by = section(run)
-    if measured_by is not None and layout in _OF_MEASUREMENTS:
-        held = measured_by.HELD
-        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
-    if not run.measurements and not any(run.results) and layout != "nccl-tests":
-        raise UsageError(f"{run_file} has no data point to export: nothing was measured")
-    content = _content(run, layout, per_link=per_link)
+    content = _job(run_file, layout) or _run(run_file, layout, per_link=per_link)
     if isinstance(content, str):
         content = printable(content)
     if output is not None:
@@ -75,7 +69,22 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
         echo(content, end="")
 
 
-def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
+def _job(file: Path, layout: str) -> str:
+    """Return the text of a recorded job; "" for a run."""
+    kind = file_kinds.kind_of(file)
+    if kind is None and layout == "perfetto":
+        raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
+    return "" if kind is None else kind.export(file, layout)
+
+
+def _run(run_file: Path, layout: str, *, per_link: bool) -> str | bytes:
+    run = runfile_run_file.load(run_file)
+    measured_by = section(run)
+    if measured_by is not None and layout in _OF_MEASUREMENTS:
+        held = measured_by.HELD
+        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
+    if not run.measurements and not any(run.results) and layout != "nccl-tests":
+        raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     from collbench.report import nccl_tests, prometheus, rows  # late: numpy
 
     writers: dict[str, Callable[[], str | bytes]] = {

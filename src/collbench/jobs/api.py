@@ -19,7 +19,7 @@ from collbench.api.file_kinds import JOB, format_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import load_named
 from collbench.jobs import job_file, recording
-from collbench.jobs.job import IMPORTED, Ending, Job, Source
+from collbench.jobs.job import IMPORTED, Ending, Job, Library, Source, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
@@ -238,7 +238,7 @@ def import_job(
     `calls_per_step` a recorded job is a trace, too: it is saved with steps of so many calls.
     """
     from collbench.jobs import steps  # late: numpy
-    from collbench.jobs.traces import folding, formats
+    from collbench.jobs.traces import folding, formats, matching
 
     if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
@@ -256,9 +256,8 @@ def import_job(
         return job
     read = formats.read(files, source)
     job = folding.job_of(read, length)
-    skipped = sum(trace.skipped for trace in read)
-    if skipped:
-        notices.say(f"{skipped} rows were left out: their operation, type or size is none that collbench knows")
+    if left_out := matching.left_out(read):
+        notices.say(f"rows were left out: {left_out}")
     lost = sum(trace.lost for trace in read)
     if lost:
         notices.say(f"{lost} calls are missing: {formats.FORMATS[job.source].lost}")
@@ -267,6 +266,8 @@ def import_job(
         notices.say(
             "no communicator has all ranks, so ranks are numbered in file order: check that all files are of one job"
         )
+    if not any(trace.world_size for trace in called) and not all(group.size for group in job.groups):
+        notices.say(f"no trace says how many ranks the job has: it is taken to have {job.world_size}")
     missing = job.world_size - len(job.ranks)
     if missing:
         notices.say(f"{missing} of {job.world_size} ranks have no trace with a call: name the files of all ranks")
@@ -346,6 +347,7 @@ def predict_job(
     """
     from collbench.jobs.predict import recorded as prediction  # late: numpy and scipy
 
+    check_sent_again(job)
     if job.steps.reservation:
         raise UsageError(f"{job.steps.reservation}, which says too little of the job to predict it")
     new = _placed(runs, job, devices)
@@ -383,7 +385,7 @@ def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
 def _newest_run(job: Job) -> NamedRuns:
     """Return the newest saved run of links if it is of the job's only host and has its devices; none otherwise."""
     hosts = {rank.host for rank in job.ranks}
-    if len(hosts) != 1 or "" in hosts:
+    if len(hosts) != 1 or "" in hosts or job.library is not Library.NCCL:
         return ()
     files = saved_runs.believed().files
     newest = next((path for path in files if CommandKind.of(saved_runs.command_of(path)).of_links), None)

@@ -16,6 +16,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.jobs.exposed import Exposure, exposure
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
@@ -95,6 +96,7 @@ class Row:
     transfer: float | None
     bounded: bool
     busbw: float | None
+    exposed: float | None  # of `own`: nothing was computed meanwhile
     alone: float | None
     late: LateRank | None
 
@@ -132,6 +134,7 @@ class Report:
     rows: tuple[Row, ...]
     distinct: tuple[Row, ...]
     ranks: tuple[RankRow, ...]
+    gpu: tuple[Exposure, ...]
     late: tuple[LateRank, ...]
     late_known: bool
     compared_with: tuple[str, ...] = ()
@@ -176,6 +179,9 @@ def report(
     phase = phases[chosen]
     least, whole = _leasts(groups, chosen, phase)
     own = _medians(_kernel_times(phase, common(job)), 0)
+    repetitions = common(job)
+    samples = [one.exposed for one in phase.samples if one.exposed and one.repetition in repetitions]
+    exposed = np.median(samples, axis=0) * MICRO if samples else np.full(len(own), np.nan)
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
@@ -187,12 +193,15 @@ def report(
             own=_known(np.median, own[at]),
             transfer=transfer,
             bounded=not whole[at].all(),
-            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
+            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
+            exposed=_known(np.median, np.minimum(exposed[at], own[at])),
             alone=(alone or {}).get(call),
             late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
+    rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
+    passed = (exposure(one, row.step) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
@@ -200,7 +209,8 @@ def report(
         repeats=job.steps.source is not None,
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
-        ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
+        ranks=rank_rows,
+        gpu=tuple(one for one in passed if one is not None),
         late=tuple(late),
         late_known=any(group.arrived is not None and group.judged.any() for group in groups),
     )

@@ -39,6 +39,15 @@ def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bo
         show_page(pages.page(report))
 
 
+def export(file: Path, layout: str) -> str:
+    """Return a recorded job for another tool. Raises UsageError."""
+    from collbench.jobs import perfetto  # late: numpy
+
+    if layout != "perfetto":
+        raise UsageError(f"{one_line(str(file))} is a recorded job: export it with --format perfetto")
+    return perfetto.as_json(load(file))
+
+
 def html(files: Sequence[Path]) -> str:
     """Return the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
     from collbench.jobs import api as jobs  # late: numpy, jinja2

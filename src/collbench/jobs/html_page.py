@@ -11,13 +11,15 @@ from collbench.jobs.calls import Bar, Report, Timeline, timeline
 from collbench.jobs.job import Job
 from collbench.jobs.page import (
     call_table,
+    exposed_text,
+    gpu_table,
     group_text,
     headline,
     milli,
     origin,
     rank_table,
     remarks,
-    size,
+    size_text,
     timeline_text,
 )
 from collbench.report.html.page import render_plain
@@ -40,11 +42,13 @@ def content(report: Report, name: str, version: str) -> dict[str, Any]:
     tables = [
         _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report)),
         _table("Per step, ms", rank_table(report.ranks)),
+        *([_table("How the GPU's time passes, ms", gpu_table(report.gpu))] if report.gpu else []),
     ]
     return {
         "title": name,
         "version": version,
         "answer": headline(report),
+        "gpu": exposed_text(report),
         "lines": [" ".join(line.split()) for line in (*origin(report), *remarks(report))],
         "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
@@ -105,6 +109,6 @@ def _bar(job: Job, bar: Bar, scale: float, fills: dict[str, str]) -> dict[str, A
         "x": round(_LEFT + bar.start * scale, 2),
         "width": round(max(1.0, (bar.seconds or 0.0) * scale), 2),
         "fill": fills[call.operation],
-        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_text(job, call)}: from "
+        "title": f"{call.operation} {size_text(job, call)} {call.dtype} of {group_text(job, call)}: from "
         f"{milli(bar.start)}, {took}",
     }

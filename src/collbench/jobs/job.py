@@ -35,6 +35,13 @@ class Source(StrEnum):
     EXECUTION_TRACE = "pytorch-et"  # torch's ExecutionTraceObserver
 
 
+class Library(StrEnum):
+    """What the calls were sent to."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"  # torch's, on the CPU
+
+
 IMPORTED = tuple(source for source in Source if source is not Source.PLUGIN)  # what other tools write
 
 
@@ -50,6 +57,8 @@ class Unknown(StrEnum):
     GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay
     ORDER = "order"  # how calls of several groups, or sends and receives, followed one another
     OVERLAP = "overlap"  # what computed concurrently
+    SIZES = "sizes"  # of calls of 0 bytes
+    SPLITS = "splits"  # whether each all-to-all has blocks of one size
 
 
 class Ending(StrEnum):
@@ -79,7 +88,7 @@ class Group:
     """The ranks of one communicator."""
 
     ranks: tuple[int, ...]  # as job ranks, in the communicator's order; () if the source does not report them
-    size: Ranks  # their number
+    size: Annotated[int, Range(0, MOST_RANKS, f"0 to {MOST_RANKS:,} ranks")]  # their number, 0 if unknown
     name: str = ""  # what the framework calls it, "" if it does not say
 
 
@@ -128,6 +137,22 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTime:
+    """How a GPU spent some time by its own clock, µs: each moment counts once, so that all but `overlapped` add up."""
+
+    compute: Micros  # some kernel that is not NCCL's ran
+    overlapped: Micros  # of `compute`: one of NCCL's ran too
+    exposed: Micros  # of others only NCCL's ran
+    copies: Micros  # no kernel ran, only copies and memsets
+    idle: Micros
+
+    @property
+    def total(self) -> float:
+        """The whole time, µs."""
+        return self.compute + self.exposed + self.copies + self.idle
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One repetition of a phase, whole: times of each position in µs, () where any is unknown.
 
@@ -141,6 +166,8 @@ class Sample:
     gpu_before: tuple[Micros, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
     # Of a step: until the next one's first call, or its kernel where kernels' beginnings are known; 0 if unknown.
     step: Micros = 0.0
+    exposed: tuple[Micros, ...] = ()  # of `gpu`: nothing was computed meanwhile
+    gpu_time: GpuTime | None = None  # from its first kernel to that of the next repetition
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +192,7 @@ class JobRank:
     # How the phases came where some came again: places in `phases`, each with how often it was repeated there, together
     # a phase's `repetitions`; () if each phase came once, in the order of `phases`.
     order: tuple[tuple[int, int], ...] = ()
+    gpu_time: GpuTime | None = None  # from the first kernel of the record to the last
     step: Phase | None = None  # what it did all the time, as Job.steps says; None if that is not known
 
     def positions(self) -> Iterator[Position]:
@@ -235,6 +263,7 @@ class Job:
     nccl: str = ""  # its version
     environment: dict[str, str] = field(default_factory=dict)  # the NCCL_* variables of rank 0
     unknown: tuple[Unknown, ...] = ()  # what the source cannot tell
+    library: Library = Library.NCCL
     steps: Steps = Steps()
 
     def __repr__(self) -> str:
@@ -245,6 +274,14 @@ class Job:
     def called(self, phase: Phase) -> Sequence[Call]:
         """Return the calls of a phase, in order."""
         return [self.calls[position.call] for position in phase.positions]
+
+
+def check_sent_again(job: Job) -> None:
+    """Raise UsageError for calls that NCCL cannot be asked for again: of gloo, or of unknown bytes."""
+    if job.library is not Library.NCCL:
+        raise UsageError(f"the job's calls are of {job.library}: only those of NCCL can be replayed and predicted")
+    if Unknown.SIZES in job.unknown:
+        raise UsageError(f"the {job.source} traces do not say the bytes of all calls: profile with record_shapes=True")
 
 
 def checked(value: object) -> Job:

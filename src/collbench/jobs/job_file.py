@@ -114,7 +114,7 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        times = [one for one in (sample.starts, sample.gpu, sample.gpu_starts) if one]
+        times = [one for one in (sample.starts, sample.gpu, sample.gpu_starts, sample.exposed) if one]
         if (
             any(len(sample_times) != len(phase.positions) for sample_times in times)
             or len(sample.gpu_before) not in {0, 2}

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timeline
-from collbench.jobs.job import Call, Ending, Job, Occasional, PointToPoint, StepSource, Unknown
+from collbench.jobs.exposed import Exposure
+from collbench.jobs.job import Call, Ending, Job, Library, Occasional, PointToPoint, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
@@ -46,7 +47,9 @@ _LACKS = {
     Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
     Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
     Unknown.ORDER: "the order of calls of different groups",
-    Unknown.OVERLAP: "the concurrent compute",
+    Unknown.OVERLAP: "the concurrent compute: how much of the communication is exposed",
+    Unknown.SIZES: "the bytes of the calls that show ?",
+    Unknown.SPLITS: "whether each all-to-all sends blocks of one size",
 }
 
 
@@ -61,6 +64,7 @@ _HOW = "call collbench.step() once a step, or name its length: collbench import 
 def page(report: Report) -> Iterator[Block]:
     """Yield the page's blocks."""
     yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
+    yield from _gpu(report)
     steps = amount(len(report.phase.positions), "call")
     if report.repeats:
         steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
@@ -84,6 +88,46 @@ def page(report: Report) -> Iterator[Block]:
             Text("\n" + "\n".join(timeline_lines(report.job, job_timeline, most))) for most in (_FEW_RANKS, _MOST_RANKS)
         )
         yield from _lengths(few_lines, lines, differ=len(job_timeline.lanes) > _FEW_RANKS)
+
+
+def _gpu(report: Report) -> Iterator[Block]:
+    """Yield how a step passes on the GPU: the answer, and a table of all ranks."""
+    answer = exposed_text(report)
+    if answer:
+        yield from both("header", Text(f"\n{filled(answer, NARROW)}"))
+    if len(report.gpu) > 1:
+        few = report.gpu[:_FEW_RANKS]
+        yield from _lengths(gpu_table(few), gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
+
+
+def exposed_text(report: Report) -> str:
+    """Return how a step passes on the GPU of the rank that is shown; "" if unknown."""
+    one = next((one for one in report.gpu if one.rank == report.rank), None)
+    if one is None:
+        return ""
+    took = "" if one.step is None else f" of {milli(one.step)}"
+    if one.compute is None or one.overlapped is None or one.copies is None or one.idle is None:
+        return (
+            f"a step{took}: exposed communication is at most {milli(one.exposed)}; what was computed meanwhile is not "
+            "recorded, torch.profiler's traces have it"
+        )
+    copies = f", copies {milli(one.copies)}" if one.copies else ""
+    what = f"the traced {milli(one.step or 0.0)}" if one.whole else f"a step{took}"
+    return (
+        f"{what}: compute {milli(one.compute)}, exposed communication {milli(one.exposed)}{copies}, idle "
+        f"{milli(one.idle)} (GPU of rank {one.rank}; {milli(one.overlapped)} of the compute hides communication)"
+    )
+
+
+def gpu_table(rows: Sequence[Exposure]) -> Table:
+    """Return a row for each rank: how its GPU passes a step, in ms."""
+    ranks = table("rank", "on GPU", "compute", "overlap", "exposed", "copies", "idle")
+    for row in rows:
+        parts = (row.step, row.compute, row.overlapped, row.exposed, row.copies, row.idle)
+        cells = ["-" if one is None else figure(one * _MILLI, 2) for one in parts]
+        cells[3] = ("≤" if row.compute is None else "") + cells[3]
+        ranks.add_row(str(row.rank), *cells)
+    return ranks
 
 
 def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Iterator[Block]:
@@ -112,7 +156,8 @@ def headline(report: Report) -> str:
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
         lack = "not all kernel times are known" if any(row.own for row in report.rows) else "kernel times are unknown"
         verb = "sends" if report.repeats else "send"
-        clauses.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
+        of = "" if Unknown.SIZES in report.job.unknown else f" of {size(sent)}"
+        clauses.append(f"{what} {verb} {amount(mine.calls, 'call')}{of}{took}; {lack}")
     top = dominant(report)
     if top is not None:
         clauses.append(top)
@@ -134,7 +179,7 @@ def dominant(report: Report) -> str | None:
         sent[operation] += _bytes(report, row)
     weights, of = (times, "the kernel time") if known else (sent, "the bytes")
     total = sum(weights.values())
-    if len(weights) < 2 or not total:
+    if len(weights) < 2 or not total or (not known and Unknown.SIZES in report.job.unknown):
         return None
     most = max(weights, key=lambda one: (weights[one], one))
     return f"{most} dominates with {weights[most] / total:.0%} of {of}"
@@ -185,6 +230,20 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for row in report.ranks
         ],
+        "gpu": [
+            {
+                "rank": one.rank,
+                "whole_trace": one.whole,
+                "step_seconds": one.step,
+                "compute_seconds": one.compute,
+                "overlapped_seconds": one.overlapped,
+                "exposed_seconds": one.exposed,
+                "exposed_is_bound": one.compute is None,
+                "copies_seconds": one.copies,
+                "idle_seconds": one.idle,
+            }
+            for one in report.gpu
+        ],
         "late": [_late_json(one) for one in report.late] if report.late_known else None,
     }
 
@@ -194,13 +253,14 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
     group = report.job.groups[call.group]
     return {
         "operation": call.operation,
-        "size_bytes": call.size_bytes,
+        "size_bytes": call.size_bytes if size_text(report.job, call) != "?" else None,
         "dtype": call.dtype or None,
         "reduction": call.reduction or None,
-        "group": {"size": group.size, "ranks": list(group.ranks) or None, "name": group.name or None},
+        "group": {"size": group.size or None, "ranks": list(group.ranks) or None, "name": group.name or None},
         "captured": call.captured,
         "count": row.count,
         "kernel_seconds": row.own,
+        "exposed_seconds": row.exposed,
         "transfer_seconds": row.transfer,
         "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
         "busbw_gbs": row.busbw,
@@ -265,9 +325,16 @@ def size(size_bytes: int) -> str:
     return exact
 
 
+def size_text(job: Job, call: Call) -> str:
+    """Return a call's bytes, "?" if unknown."""
+    return size(call.size_bytes) if call.size_bytes or Unknown.SIZES not in job.unknown else "?"
+
+
 def group_text(job: Job, call: Call) -> str:
     """Return the ranks of a group as text: "all 8", "ranks 0-3", else the group's name and size."""
     group = job.groups[call.group]
+    if not group.size:
+        return one_line(group.name)[:_SHORT] or "?"
     if group.size == job.world_size:
         return f"all {group.size}"
     if group.name and len(group.name) <= _SHORT:
@@ -305,7 +372,8 @@ def call_table(report: Report) -> Table:
 def _call_table(report: Report, rows: Sequence[Row]) -> Table:
     job = report.job
     isolated = any(row.alone is not None for row in report.distinct)
-    heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
+    bare = any(row.exposed is not None for row in report.distinct)
+    heads = ["call", "bytes", "dtype", "group", "count", "kernel", *(["exposed"] if bare else []), "transfer", "busbw"]
     mark = "sim " if report.compared_simulated else ""
     heads += [f"{mark}alone"] if isolated else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
@@ -313,11 +381,12 @@ def _call_table(report: Report, rows: Sequence[Row]) -> Table:
         call = job.calls[row.call]
         cells = [
             call.operation + ("*" if call.captured else ""),
-            size(call.size_bytes),
+            size_text(job, call),
             one_line(call.dtype)[:_LONGEST] or "?",
             group_text(job, call),
             f"×{row.count}",
             micro(row.own),
+            *([micro(row.exposed)] if bare else []),
             ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
             ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
         ]
@@ -328,7 +397,7 @@ def _call_table(report: Report, rows: Sequence[Row]) -> Table:
 
 
 def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
-    if not seconds or call.collective is None:
+    if not seconds or call.collective is None or not job.groups[call.group].size:
         return None
     return call.size_bytes / seconds * call.collective.busbw_factor(job.groups[call.group].size) / 1e9
 
@@ -389,7 +458,8 @@ def origin(report: Report) -> Iterator[str]:
         ranks = f"{len(job.ranks)} of {ranks}"
     nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
     started = f", started {one_line(job.started)}" if job.started else ""
-    yield f"job       {ranks}, by {job.source}{nccl}{started}"
+    library = ", calls of gloo" if job.library is Library.GLOO else ""
+    yield f"job       {ranks}, by {job.source}{library}{nccl}{started}"
     if job.command:
         yield f"command   {one_line(' '.join(job.command))}"
     if report.compared_with:

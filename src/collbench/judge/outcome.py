@@ -194,16 +194,12 @@ def outcome(run: Run) -> Outcome:
             counts[TroubleKind.WRONG_DATA, affected] += 1
         elif left.kind is SkipKind.PEERS_REFUSED and left.work:
             counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)
-    for measurement in run.measurements:
-        if measurement.wrong or measurement.failure is not None:
-            failed = measurement.failure
-            kind = TroubleKind.WRONG_DATA if measurement.wrong or failed is None else _FAILURES[failed.kind]
-            counts[kind, measurement.point.work.place(measurement.point.members)] += 1
-    for result in run.results:
-        if result.wrong_data or result.failure is not None:
-            failed = result.failure
-            kind = TroubleKind.WRONG_DATA if result.wrong_data or failed is None else _FAILURES[failed.kind]
-            counts[kind, tuple(sorted(result.members))] += 1
+    tried = [(m.point.work.place(m.point.members), bool(m.wrong), m.failure) for m in run.measurements]
+    tried += [(tuple(sorted(result.members)), result.wrong_data, result.failure) for result in run.results]
+    for place, wrong, failed in tried:
+        if wrong or failed is not None:
+            kind = TroubleKind.WRONG_DATA if wrong or failed is None else _FAILURES[failed.kind]
+            counts[kind, place] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     kinds = list(TroubleKind)
     troubles = sorted(

@@ -280,19 +280,26 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
 # A rate above a limit means that the timing is wrong, or what the driver reports about the links. If no limit is known
 # (`Hardware.of` is None), nothing is judged.
 
-# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5% takes
-# NVLinks that no label shows.
+# Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
 MARGIN, HIDDEN = 1.02, 1.05
+# A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
+_FASTEST_PCIE_GBS = 118.0
 # A path below this share of its limit lacks links, or runs them slower (docs/method/verdicts.md 5).
 DEGRADED = 0.7
-# A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
-FASTEST_PCIE_GBS = 118.0
 # From this size on a copy shows whether a pair uses PCIe: it comes within 5% of its plateau [4 × H200].
 _SHOWS_BANDWIDTH = 16 * 2**20
 _BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)
 _BY_KERNEL = (Operation.SM_WRITE, Operation.SM_READ)
 
 Pair = frozenset[int]
+
+
+def most_over_pcie(limit_gbs: float | None) -> float:
+    """Return the most that PCIe with this limit may show, GB/s; None: no slot reports one.
+
+    What is faster than PCIe by more than 5% takes NVLinks that no label shows.
+    """
+    return HIDDEN * (limit_gbs or _FASTEST_PCIE_GBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +375,7 @@ class Check:
         pairs = [frozenset(path.devices) for path in run.paths]
         over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
         shown = _shown(run)
-        most = {pair: HIDDEN * (self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS) for pair in over_pcie}
+        most = {pair: most_over_pcie(self._labelled.link(*sorted(pair))) for pair in over_pcie}
         kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
         self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
@@ -382,7 +389,7 @@ class Check:
         elsewhere = point.variant.host_memory or point.variant is Variant.STAGED or point.operation is Operation.CHASE
         pairs = set() if elsewhere else {frozenset(pair) for pair in combinations(point.members, 2)}
         shown = bool(pairs & self.hidden)  # then a collective, slower than copies, may use the same links
-        if shown or (pairs & self._open and rate > HIDDEN * (limit.gbs if limit else FASTEST_PCIE_GBS)):
+        if shown or (pairs & self._open and rate > most_over_pcie(limit.gbs if limit else None)):
             return self._beyond.of(point)
         return limit
 

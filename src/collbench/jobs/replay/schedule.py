@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
 
-from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
+from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown, check_sent_again
 from collbench.jobs.replay.results import ReplayedCall
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -153,6 +153,7 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
 
 
 def _check_whole(job: Job) -> None:
+    check_sent_again(job)
     if Unknown.ORDER in job.unknown:
         raise UsageError(
             "the recording does not say how calls of several groups followed one another, and in another order they "

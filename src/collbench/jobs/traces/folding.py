@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from collbench.jobs import steps
+from collbench.jobs.exposed import on_gpu
 from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
+from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
 
@@ -20,9 +23,7 @@ _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the squa
 
 def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     """Return the traces of a job's ranks as a job with steps. Raises UsageError if none called or ranks are unclear."""
-    traces = [trace for trace in traces if trace.calls]
-    if not traces:
-        raise UsageError("no trace has a collective: trace every rank while the job trains")
+    traces = matched(traces)
     sources = {trace.source for trace in traces}
     if len(sources) > 1:
         raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
@@ -31,7 +32,8 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     ranked = [(numbers[index], traces[index]) for index in order]
     _find_members(ranked)
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
-    world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
+    sizes = [size for trace in traces for size in (trace.world_size, *trace.sizes.values())]
+    world = max(*sizes, *(rank + 1 for rank in members), ranked[-1][0] + 1)
     groups: dict[tuple[str, tuple[int, ...], int], int] = {}
     job_groups: list[Group] = []
     calls: dict[Call, int] = {}
@@ -44,12 +46,11 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         return groups[group_key]
 
     def number_of(trace: Trace, call: TracedCall) -> int:
-        job_call = Call(
-            call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
-        )
+        group, known = group_of(trace, call.group), call.size_bytes or 0
+        job_call = Call(call.operation, known, group, call.dtype, "", call.root, call.peer, call.captured)
         return calls.setdefault(job_call, len(calls))
 
-    starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
+    starts = [trace.origin + call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
     began = min(starts, default=0.0)
     ranks = tuple(
         _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
@@ -63,9 +64,12 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
         unknown=_unknown(traces, job_groups, calls),
+        library=traces[0].calls[0].library,
     )
-    marks = {number: [mark - began for mark in trace.marks] for number, trace in ranked if trace.marks}
-    return steps.find(job, calls_per_step, marks)
+    marks = {number: [mark - (began - one.origin) for mark in one.marks] for number, one in ranked if one.marks}
+    job = steps.find(job, calls_per_step, marks)
+    timed = (_on_gpu(rank, trace, began) for rank, (_, trace) in zip(job.ranks, ranked, strict=True))
+    return replace(job, ranks=tuple(timed))
 
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
@@ -118,19 +122,20 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
         Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
         Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
         Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
-        Unknown.GRAPH_REPLAYS: any(trace.replays for trace in traces),
         Unknown.ORDER: any(not trace.ordered for trace in traces),
-        Unknown.OVERLAP: True,
+        Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
+        Unknown.SIZES: any(call.size_bytes is None for call in traced),
+        Unknown.SPLITS: any(call.even is None for call in traced),
     }
     return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
-    starts = np.array([call.start for call in trace.calls]) - began
+    starts = np.array([call.start for call in trace.calls]) - (began - trace.origin)
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
-    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
+    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - (began - trace.origin)
     begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
     sequence = PhaseOrder()
     folded = (
@@ -170,6 +175,15 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
+
+
+def _on_gpu(rank: JobRank, trace: Trace, began: float) -> JobRank:
+    """Return a rank with how its GPU's time passed, where the trace has all that ran there."""
+    if trace.gpu is None:
+        return rank
+    offset = began - trace.origin
+    exposed = {(round(call.gpu_start - offset, 3), round(call.gpu, 3)): call.exposed for call in trace.calls}
+    return on_gpu(rank, trace.gpu, offset, exposed)
 
 
 def _known(values: Any) -> tuple[float, ...]:

@@ -1,67 +1,57 @@
-"""The formats of traces: how each is recognised by what a file holds, and read."""
+"""The formats of traces: how each is recognized by what a file holds, and read."""
 
 from __future__ import annotations
 
-import gzip
-import io
+import os
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from collbench import untrusted
 from collbench.jobs.job import Source
 from collbench.jobs.job_file import is_job
-from collbench.jobs.traces.inspector import is_inspector, read_inspector
-from collbench.jobs.traces.torch_traces import (
-    is_execution_trace,
-    is_flight_recorder,
-    is_kineto,
-    read_execution_trace,
-    read_flight_recorder,
-    read_kineto,
-)
-from collbench.jobs.traces.trace import Trace
-from collbench.jobs.traces.values import Content, Unreadable
+from collbench.jobs.traces import content, values
+from collbench.jobs.traces.inspector import LONGEST, InspectorReader, is_inspector
+from collbench.jobs.traces.kineto import KinetoReader
+from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
+from collbench.jobs.traces.trace import Reader, Trace
+from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import RunFileError
 from collbench.model.printable import one_line
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. `recognizes` says whether a file has it, `traces` reads it, `lost` says why calls may be missing."""
+    """One format. Its elements stand in the list `elements`, and without one are lines.
+
+    `lost` says why calls may be missing.
+    """
 
     title: str
-    recognizes: Callable[[Content], bool]
-    traces: Callable[[Content], list[Trace]]
+    reader: Callable[[int | None], Reader]
+    elements: str = ""
     lost: str = "the trace does not contain them"
 
 
-# In the order in which a file is asked: lines of JSON before one JSON.
 FORMATS = {
     Source.INSPECTOR: Format(
         "JSON lines of NCCL Inspector",
-        is_inspector,
-        read_inspector,
-        "they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
+        InspectorReader,
+        lost="they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
     ),
-    Source.KINETO: Format("a trace of torch.profiler", is_kineto, read_kineto),
+    Source.KINETO: Format("a trace of torch.profiler", KinetoReader, "traceEvents"),
     Source.FLIGHT_RECORDER: Format(
         "a dump of torch's Flight Recorder",
-        is_flight_recorder,
-        read_flight_recorder,
+        FlightRecorderReader,
+        "entries",
         "the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)",
     ),
     Source.EXECUTION_TRACE: Format(
-        "an execution trace of torch's ExecutionTraceObserver", is_execution_trace, read_execution_trace
+        "an execution trace of torch's ExecutionTraceObserver", ExecutionTraceReader, "nodes"
     ),
 }
-
-
-_MOST_BYTES = 2**30  # of a rank's trace, decompressed
-# gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.
-_MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
 
 
 def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
@@ -71,37 +61,51 @@ def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
 
 def _read(path: Path, forced: Source | None) -> list[Trace]:
     try:
-        data = untrusted.read(path, _MOST_BYTES)
+        with untrusted.opened(path, content.MOST_BYTES) as stream:
+            return parse(stream, path.name, forced, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
-    try:
-        return parse(data, path.name, forced)
     except Unreadable as error:
         raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
 
 
-def parse(data: bytes, name: str, forced: Source | None = None) -> list[Trace]:
-    """Return the traces in a file's bytes; its name may hold the rank. Raises Unreadable, which read() words."""
-    if data[:2] == b"\x1f\x8b":
-        try:
-            most = min(_MOST_BYTES, max(_FEWEST_BYTES, _MOST_COMPRESSED * len(data)))
-            data = untrusted.bounded(gzip.GzipFile(fileobj=io.BytesIO(data)).read, most)
-        except (OSError, EOFError, zlib.error) as error:
-            why = error.strerror if isinstance(error, untrusted.Refused) else error
-            raise Unreadable(f"it cannot be decompressed: {why}") from error
-    if not data:
+def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 0) -> list[Trace]:
+    """Return the traces in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
+    stream = content.opened(file, size)
+    head = stream.peek()
+    readers = {source: one.reader(_rank_in(name)) for source, one in FORMATS.items() if forced in {None, source}}
+    found, fields = None, dict[Any, Any]()
+    if not head:
         raise Unreadable("it is empty")
-    content = Content(data, _rank_in(name))
-    candidates = FORMATS if forced is None else {forced: FORMATS[forced]}
-    for format_ in candidates.values():
-        if format_.recognizes(content):
-            return format_.traces(content)
+    if is_inspector(head):
+        found = Source.INSPECTOR
+        while found in readers and (line := stream.readline(LONGEST)):
+            readers[found].add(line)
+    elif head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
+        fields = content.read_json(stream, {FORMATS[source].elements: one.add for source, one in readers.items()})
+        found = _kind(fields)
+    else:
+        fields = values.fields(content.read_pickle(stream))
+        found = _kind(fields)
+        for entry in values.items(fields.get("entries")) if found in readers else []:
+            readers[Source.FLIGHT_RECORDER].add(entry)
+    if found in readers:
+        return readers[found].traces(fields)
     if forced is not None:
         raise Unreadable(f"it is not {FORMATS[forced].title}")
-    content.check()
-    if is_job(content.fields):
+    if is_job(fields):
         raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
+
+
+def _kind(fields: dict[Any, Any]) -> Source | None:
+    """Return the format of a file with these fields; None of any other."""
+    for source, one in FORMATS.items():
+        if isinstance(fields.get(one.elements), list) and (
+            source is not Source.EXECUTION_TRACE or values.text(fields.get("schema"))[:2] == "1."
+        ):
+            return source
+    return None
 
 
 def _rank_in(name: str) -> int | None:

@@ -7,7 +7,6 @@ call stands there if NCCL_INSPECTOR_DUMP_VERBOSE was set. Names and units are th
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterable
@@ -17,46 +16,46 @@ from typing import Any
 from collbench.jobs.job import PointToPoint, Source
 from collbench.jobs.traces import values
 from collbench.jobs.traces.trace import Trace, TracedCall
-from collbench.jobs.traces.values import Content, Unreadable
+from collbench.jobs.traces.values import Unreadable
 from collbench.model.operations import Operation
 
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
-    "AllReduce": Operation.ALLREDUCE,
-    "AllGather": Operation.ALLGATHER,
-    "ReduceScatter": Operation.REDUCESCATTER,
-    "Broadcast": Operation.BROADCAST,
-    "Reduce": Operation.REDUCE,
-    "Send": PointToPoint.SEND,
-    "Recv": PointToPoint.RECV,
+    **{name: Operation(name.lower()) for name in ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")},
+    **{one.value.capitalize(): one for one in PointToPoint},
 }
 _MOST_CALLS = 2**40
 _LOOKED_AT = 16  # lines: the first may be damaged
-_LONGEST = 2**20  # bytes of a line: a longer one is other JSON, which need not be read twice
+LONGEST = 2**20  # bytes of a line: a longer one is other JSON
 
 
-def is_inspector(content: Content) -> bool:
-    """True if one of the first lines is about a call."""
-    stream = io.BytesIO(content.data)
-    lines = (stream.readline(_LONGEST) for _ in range(_LOOKED_AT))
-    return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
+def is_inspector(head: bytes) -> bool:
+    """True if one of a file's first lines is about a call."""
+    return any(_line(line) is not None for line in head.split(b"\n")[:_LOOKED_AT])
 
 
-def read_inspector(content: Content) -> list[Trace]:
-    """Return the traces of the ranks that a file holds. Raises Unreadable if they cannot be distinguished."""
-    skipped = 0
-    processes: dict[tuple[str, int], list[_Line]] = {}
-    for data in content.data.splitlines():
-        if not data.strip():
-            continue
-        line = _line(data)
-        if line is None:
-            skipped += 1
-        else:
-            processes.setdefault((line.host, line.process), []).append(line)
-    traces_read = [trace for lines in processes.values() for trace in _ranks(lines)]
-    if traces_read:
-        traces_read[0].skipped += skipped
-    return traces_read
+class InspectorReader:
+    """Makes the traces of the ranks that a file holds of its lines."""
+
+    def __init__(self, _: int | None) -> None:
+        """Start; a line says its own rank."""
+        self._damaged = 0
+        self._processes: dict[tuple[str, int], list[_Line]] = {}
+
+    def add(self, data: bytes) -> None:
+        """Take the next line."""
+        if data.strip():
+            line = _line(data)
+            if line is None:
+                self._damaged += 1
+            else:
+                self._processes.setdefault((line.host, line.process), []).append(line)
+
+    def traces(self, _: dict[Any, Any]) -> list[Trace]:
+        """Return the traces. Raises Unreadable if the ranks cannot be distinguished."""
+        traces_read = [trace for lines in self._processes.values() for trace in _ranks(lines)]
+        if self._damaged and traces_read:
+            traces_read[0].left_out["lines that are not about a call"] += self._damaged
+        return traces_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def _trace(lines: list[_Line]) -> Trace:
             trace.own[key] = line.rank
         operation = _OPERATIONS.get(line.function)
         if operation is None or trace.sizes[key] != line.ranks:
-            trace.skipped += 1
+            trace.left_out[f"{line.function}, an unknown operation"] += 1
             continue
         message = isinstance(operation, PointToPoint)
         # NCCL counts collectives of each function from 0, and the plugin messages of either kind from 1.

@@ -1,6 +1,6 @@
-"""What torch writes about its calls: the Flight Recorder, torch.profiler (Kineto) and the ExecutionTraceObserver.
+"""What torch writes about its calls: a row of any of its traces, the Flight Recorder, the ExecutionTraceObserver.
 
-All three name collectives, types and process groups as torch does.
+All name collectives, types and process groups as torch does; `kineto.py` reads torch.profiler's traces.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from collbench.jobs.job import PointToPoint, Source
+from collbench.jobs.job import Library, PointToPoint, Source
 from collbench.jobs.traces import values
 from collbench.jobs.traces.trace import Trace, TracedCall
-from collbench.jobs.traces.values import Content
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
 
@@ -30,271 +28,236 @@ _DTYPES = {
     "Float": "float32",
     "Double": "float64",
     "BFloat16": "bfloat16",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e5m2": "float8_e5m2",
+    **{name: name.lower() for name in ("Float8_e4m3fn", "Float8_e5m2")},
+}
+# The same as C++ names them, by which torch says the types of tensors: "c10::Half", "Tensor(long int)".
+_CPP_TYPES = {name.lower(): name for name in _DTYPES if name not in {"Char", "Byte"}} | {
+    "signed char": "Char",
+    "unsigned char": "Byte",
+    "long int": "Long",
 }
 # What torch calls its collectives, without underscores; the longest that fits counts [ProcessGroupNCCL.cpp].
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
-    "allreduce": Operation.ALLREDUCE,
-    "broadcast": Operation.BROADCAST,
-    "reduce": Operation.REDUCE,
-    "allgather": Operation.ALLGATHER,
-    "reducescatter": Operation.REDUCESCATTER,
-    "alltoall": Operation.ALLTOALL,
-    "gather": Operation.GATHER,
-    "scatter": Operation.SCATTER,
-    "send": PointToPoint.SEND,
-    "recv": PointToPoint.RECV,
+    **{one.value: one for one in Operation if one.is_collective and not one.collective.irregular},
+    **{one.value: one for one in PointToPoint},
 }
 _LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 # Rows that are no call: a wait, the making of a communicator, a barrier (whose all-reduce has a row of its own), and
 # the row of a group in addition to those of its members.
 _NO_CALL = re.compile(r"wait|init|barrier|coalesced|allgathercoalesced|reducescattercoalesced|startcoalescing|")
-_CALL_ROW = "record_param_comms"  # the name of a call's row in the traces of torch.profiler and the observer
+CALL_ROW = "record_param_comms"  # the name of a call's row in the traces of torch.profiler and the observer
+_ENDS = re.compile(r"(\d{1,8})(->|<-)(\d{1,8})$")  # of a message: "send 0->1"
 _GROUPS_NODE = "process_group:init"  # the name of the node that lists the groups
-_UNKNOWN = (math.nan, math.nan)
 _MOST_LISTED = 2**16  # ranks of a group that a file may name by their number alone
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """torch's line about a call. Times are µs.
+def tensor_type(name: str) -> str:
+    """Return torch's scalar type by its name in C++: "c10::Half", "Tensor(float)"; an unknown one as it is."""
+    bare = name.removeprefix("Tensor(").removesuffix(")").removeprefix("c10::")
+    return _CPP_TYPES.get(bare.lower(), bare)
 
-    `sent` and `received` are the elements of each tensor; where torch gives `split_sizes`, of all tensors together.
-    `other` is the rank of the group that is its root or peer.
+
+def called(
+    trace: Trace,
+    group: str,
+    title: str,
+    scalar_type: str,
+    elements: tuple[list[int], list[int]],
+    *,
+    other: int | None = None,
+    split_sizes: tuple[Any, ...] = (),
+    **known: Any,
+) -> TracedCall | None:
+    """Return a call as torch names it; None of what is no call, or cannot be read, which is counted.
+
+    `elements` are those of each tensor sent and received, [] if unknown; where torch gives `split_sizes`, of all
+    together. An empty `scalar_type` is unknown. `other` is the rank of the group that is its root or peer.
+    `known` are other fields of TracedCall.
     """
-
-    group: str
-    name: str
-    scalar_type: str
-    sent: list[int]
-    received: list[int]
-    other: int | None = None
-    split_sizes: tuple[Any, ...] = ()
-    start: float = math.nan
-    gpu: float = math.nan
-    gpu_start: float = math.nan
-
-    def add_to(self, trace: Trace) -> None:
-        """Add the call to a trace; count a row that cannot be read."""
-        name = self.name.partition(" ")[0].replace("_", "").lower()
-        if _NO_CALL.fullmatch(name):
-            return
-        operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
-        dtype = _DTYPES.get(self.scalar_type)
-        ranks = trace.size(self.group)
-        if operation is None or dtype is None or ranks < 1 or min((*self.sent, *self.received), default=0) < 0:
-            trace.skipped += 1
-            return
-        splits = {size for sizes in self.split_sizes for size in values.naturals(sizes)}
-        if operation is Operation.ALLTOALL and len(splits) > 1:
-            operation = Operation.ALLTOALLV
-        other = self.other if self.other is not None and self.other < ranks else None
-        trace.add(
-            TracedCall(
-                operation.value,
-                self._message_elements(operation, ranks) * DTYPE_BYTES[dtype],
-                self.group,
-                dtype,
-                root=other if isinstance(operation, Operation) and operation.rooted else None,
-                peer=other if isinstance(operation, PointToPoint) else None,
-                start=self.start,
-                gpu=self.gpu,
-                gpu_start=self.gpu_start,
-            )
-        )
-
-    def _message_elements(self, operation: Operation | PointToPoint, ranks: int) -> int:
-        """Return the elements of a message as nccl-tests counts them."""
-        sent, received = sum(self.sent), sum(self.received)
-        if operation is Operation.ALLGATHER:
-            return max(sent * ranks, received)
-        if operation is Operation.REDUCESCATTER:
-            return max(sent, received * ranks)
-        # torch names a list of blocks at the root, one elsewhere.
-        if operation in (Operation.GATHER, Operation.SCATTER) and not self.split_sizes:
-            return max((*self.sent, *self.received), default=0) * ranks
-        return max(sent, received)
+    title, _, ends = title.partition(" ")
+    name = title.replace("_", "").lower()
+    if _NO_CALL.fullmatch(name):
+        return None
+    operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
+    dtype, ranks = _DTYPES.get(scalar_type, ""), trace.size(group)
+    if operation is None:
+        trace.left_out[f"{title}, an unknown operation"] += 1
+        return None
+    if (scalar_type and not dtype) or min((*elements[0], *elements[1]), default=0) < 0:
+        trace.left_out[f"{title} of an unknown type or size"] += 1
+        return None
+    even = _even(split_sizes) if operation is Operation.ALLTOALL else True
+    other = int(match[3]) if (match := _ENDS.search(ends)) else other
+    other = other if other is not None and other < ranks else None
+    whole = _message_elements(operation, ranks, *elements, listed=not split_sizes) if dtype else None
+    if isinstance(operation, PointToPoint):
+        known |= {"peer": other, "number": None}
+    elif operation.rooted:
+        known["root"] = other
+    operation = Operation.ALLTOALLV if even is False else operation
+    size = None if whole is None else whole * DTYPE_BYTES[dtype]
+    return TracedCall(operation.value, size, group, dtype, even=even, **known)
 
 
-# A dump of the Flight Recorder: an entry for each call, in a ring, so that the first ones may be gone.
+def _even(split_sizes: tuple[Any, ...]) -> bool | None:
+    """Return whether an all-to-all's blocks are of one size; torch prints thirty of them, and then dots."""
+    whole: list[bool] = []
+    for sizes in split_sizes:
+        shown = re.findall(r"\d+", sizes) if isinstance(sizes, str) else values.items(sizes)
+        if len(set(map(str, shown))) > 1:
+            return False
+        whole.append("." not in sizes if isinstance(sizes, str) else isinstance(sizes, list))
+    return True if whole and all(whole) else None
 
 
-def is_flight_recorder(content: Content) -> bool:
-    """True for a dump, in a pickle or in JSON."""
-    return isinstance(values.fields(content.fields).get("entries"), list)
+def _message_elements(
+    operation: Operation | PointToPoint, ranks: int, sent: list[int], received: list[int], *, listed: bool
+) -> int | None:
+    """Return the elements of a message as nccl-tests counts them; None if unknown. `listed`: of a list of blocks."""
+    if operation is Operation.ALLGATHER:
+        return max(sum(sent) * ranks, sum(received)) if received or ranks else None
+    if operation is Operation.REDUCESCATTER:
+        return max(sum(sent), sum(received) * ranks) if sent or ranks else None
+    if not sent and not received:
+        return None
+    # torch names a list of blocks at the root, one elsewhere.
+    if operation in (Operation.GATHER, Operation.SCATTER) and listed:
+        return max(*sent, *received, 0) * ranks if ranks else None
+    return max(sum(sent), sum(received))
 
 
-def read_flight_recorder(content: Content) -> list[Trace]:
-    """Return the trace of one rank."""
-    fields = content.fields
-    trace = Trace(Source.FLIGHT_RECORDER, content.rank)
-    trace.nccl = values.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
-    for group in map(values.fields, values.fields(fields.get("pg_config")).values()):
-        trace.add_group(values.text(group.get("name")), values.text(group.get("desc")), group.get("ranks"))
-    entries = [values.fields(entry) for entry in fields["entries"]]
-    first: Any = entries[0].get("record_id") if entries else None
-    trace.lost = first if values.natural(first) else 0
-    for entry in entries:
+class FlightRecorderReader:
+    """Makes a trace of a dump of the Flight Recorder: an entry for each call, in a ring that may forget the first."""
+
+    def __init__(self, rank: int | None) -> None:
+        """Take the rank that the file is named by."""
+        self._trace = Trace(Source.FLIGHT_RECORDER, rank)
+        self._entries: list[dict[Any, Any]] = []
+
+    def add(self, entry: Any) -> None:
+        """Take the next entry."""
+        self._entries.append(values.fields(entry))
+
+    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
+        """Return the trace of one rank."""
+        trace = self._trace
+        trace.nccl = values.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
+        for group in map(values.fields, values.fields(fields.get("pg_config")).values()):
+            trace.add_group(values.text(group.get("name")), values.text(group.get("desc")), group.get("ranks"))
+        first: Any = self._entries[0].get("record_id") if self._entries else None
+        trace.lost, trace.rows = first if values.natural(first) else 0, len(self._entries)
+        for entry in self._entries:
+            trace.add(self._called(entry))
+        return [trace]
+
+    def _called(self, entry: dict[Any, Any]) -> TracedCall | None:
         key, description, *_ = [*map(values.text, values.items(entry.get("process_group"))), "", ""]
-        if key not in trace.members:
-            trace.add_group(key, description, ())
+        if key not in self._trace.members:
+            self._trace.add_group(key, description, ())
         listed = (*values.items(entry.get("input_dtypes")), *values.items(entry.get("output_dtypes")))
         scalar_types = {*map(values.text, listed)} - {"UNKNOWN_SCALAR"}  # a scatter's receivers name no output
-        name = values.text(entry.get("profiling_name")).rpartition(":")[2]
-        ends = re.search(r"(\d+)(->|<-)(\d+)", name)
+        library, _, name = values.text(entry.get("profiling_name")).rpartition(":")
         created: Any = entry.get("time_created_ns")
-        _Row(
+        number = entry.get("collective_seq_id")
+        return called(
+            self._trace,
             key,
             name,
-            scalar_types.pop() if len(scalar_types) == 1 else "",
-            values.shaped(entry.get("input_sizes")),
-            values.shaped(entry.get("output_sizes")),
-            other=int(ends[3]) if ends and len(ends[3]) < 9 else None,
+            scalar_types.pop() if len(scalar_types) == 1 else "several types" if scalar_types else "",
+            (values.shaped(entry.get("input_sizes")), values.shaped(entry.get("output_sizes"))),
             start=created / 1e3 if values.natural(created) else math.nan,
             gpu=values.number(entry.get("duration_ms")) * 1e3,
-        ).add_to(trace)
-    return [trace]
+            library=Library.GLOO if library == Library.GLOO else Library.NCCL,
+            number=number if values.natural(number) else None,
+        )
 
 
-# torch.profiler's trace (Kineto's JSON): a row of the host for each call, and its kernel by the same External id.
+class ExecutionTraceReader:
+    """Makes a trace of a host trace of ExecutionTraceObserver: a node for each call, numbered in order, without times.
+
+    A node's arguments say all of a call: its tensors, its number, its group, its root or peer, the collective's name,
+    its splits, and since 1.0.2 the ranks of its group [ParamCommsUtils.hpp]. gloo has a node "gloo:all_reduce".
+    """
+
+    def __init__(self, rank: int | None) -> None:
+        """Take the rank, which only the file's name says."""
+        self._trace = Trace(Source.EXECUTION_TRACE, rank)
+        self._nodes: list[dict[Any, Any]] = []
+
+    def add(self, node: Any) -> None:
+        """Take the next node."""
+        node = values.fields(node)
+        name = values.text(node.get("name"))
+        self._trace.rows += 1
+        if _GROUPS_NODE in name:
+            self._add_groups("".join(map(values.text, _parts(node, "inputs")[0])))
+        elif name == CALL_ROW or name.startswith("gloo:"):
+            self._nodes.append(node)
+
+    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
+        """Return the trace of one rank."""
+        for node in sorted(self._nodes, key=_node_number):
+            self._trace.add(self._called(node) if node.get("name") == CALL_ROW else self._gloo(node))
+        return [self._trace]
+
+    def _gloo(self, node: dict[Any, Any]) -> TracedCall | None:
+        tensors, kinds = _parts(node, "inputs")
+        kind = next(map(values.text, kinds), "")
+        name = node["name"].removeprefix("gloo:")
+        sent, group = [*_elements(tensors)], self._trace.any_group()
+        return called(self._trace, group, name, tensor_type(kind), (sent, []), library=Library.GLOO)
+
+    def _called(self, node: dict[Any, Any]) -> TracedCall | None:
+        inputs, kinds = _parts(node, "inputs")
+        at = next((place for place, value in enumerate(inputs) if isinstance(value, str)), 0)
+        if at < 2:
+            return None
+        group, other, name, *after = inputs[at - 2 :]
+        splits, places = after[:2], [value for value in after[2:5] if values.natural(value)]
+        key, description, *_ = [*map(values.text, values.items(group) or [str(group)]), "", ""]
+        if not self._trace.size(key):
+            size = values.size(places[-1] if places else len(values.items(*splits[:1] or [None])))
+            first, stride = places[:2] if len(places) == 3 else (None, None)
+            self._trace.add_group(key, description, _strided(first, stride, size), size)
+        kind = re.search(r"Tensor\(([^()]*)\)", " ".join(map(values.text, kinds)))
+        elements = [*_elements(inputs[: at - 2])], [*_elements(_parts(node, "outputs")[0])]
+        scalar_type, peer = tensor_type(kind[1] if kind else ""), values.rank(other)
+        return called(self._trace, key, name, scalar_type, elements, other=peer, split_sizes=tuple(splits))
+
+    def _add_groups(self, listed: str) -> None:
+        """Note the groups in torch's JSON about them. A group of all ranks has an empty list there [pg_config_info]."""
+        try:
+            groups = json.loads(listed)
+        except (ValueError, RecursionError):
+            return
+        for group in map(values.fields, values.items(groups)):
+            size = values.size(group.get("group_size"))
+            everyone = group.get("ranks") == [] and size <= _MOST_LISTED
+            ranks = range(size) if everyone else group.get("ranks")
+            name, description = values.text(group.get("pg_name")), values.text(group.get("pg_desc"))
+            self._trace.add_group(name, description, list(ranks or ()), size)
 
 
-def is_kineto(content: Content) -> bool:
-    """True for a trace of torch.profiler."""
-    return isinstance(values.fields(content.fields).get("traceEvents"), list)
-
-
-def read_kineto(content: Content) -> list[Trace]:
-    """Return the trace of one rank."""
-    fields = content.fields
-    distributed = values.fields(fields.get("distributedInfo"))
-    own_rank = values.rank(distributed.get("rank"))
-    trace = Trace(Source.KINETO, content.rank if own_rank is None else own_rank, replays=False)
-    trace.world_size = values.size(distributed.get("world_size"))
-    trace.nccl = values.text(distributed.get("nccl_version"))
-    trace.host = values.text(fields.get("host_name"))
-    for group in map(values.fields, values.items(distributed.get("pg_config"))):
-        trace.add_group(values.text(group.get("pg_name")), values.text(group.get("pg_desc")), group.get("ranks"))
-    base: Any = fields.get("baseTimeNanoseconds")
-    origin = base / 1e3 if values.natural(base) else 0.0
-    events = [event for event in map(values.fields, fields["traceEvents"]) if event.get("ph") == "X"]
-    kernels: dict[int | str, tuple[float, float]] = {}  # of each call: when its first one began, and how long all took
-    for event in events:
-        if event.get("cat") == "kernel" and "nccl" in values.text(event.get("name")).lower():
-            number = values.hashable(values.fields(event.get("args")).get("External id"))
-            start, lasted = origin + values.number(event.get("ts")), values.number(event.get("dur"))
-            if not number:
-                trace.replays = True  # a kernel of NCCL without a call: a graph's
-            elif math.isnan(start) or math.isnan(lasted):
-                trace.skipped += 1
-            else:
-                began, before = kernels.get(number, (math.inf, 0.0))
-                kernels[number] = min(began, start), before + lasted
-    trace.marks = _marks(events, origin)
-    rows = [event for event in events if event.get("name") == _CALL_ROW]
-    for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
-        arguments = values.fields(event.get("args"))
-        key = values.text(arguments.get("Process Group Name"))
-        if key not in trace.members:
-            trace.add_group(
-                key,
-                values.text(arguments.get("Process Group Description")),
-                values.ranks(arguments.get("Process Group Ranks")),
-                values.size(arguments.get("Group size")),
-            )
-        name = values.text(arguments.get("Collective name"))
-        peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
-        call_number = values.hashable(arguments.get("External id"))
-        began, lasted = kernels.get(call_number, _UNKNOWN) if call_number is not None else _UNKNOWN
-        _Row(
-            key,
-            name,
-            values.text(arguments.get("dtype")),
-            [values.elements(arguments.get("In msg nelems"))],
-            [values.elements(arguments.get("Out msg nelems"))],
-            other=values.rank(peer) if name.startswith(("send", "recv")) else None,
-            split_sizes=(arguments.get("In split size"), arguments.get("Out split size")),
-            start=origin + values.number(event.get("ts")),
-            gpu=lasted,
-            gpu_start=began,
-        ).add_to(trace)
-    return [trace]
-
-
-def _marks(events: Iterable[dict[str, Any]], origin: float) -> list[float]:
-    """Return where the profiler's steps begin, and where the last one ends, on the host."""
-    spans = [
-        (origin + values.number(event.get("ts")), values.number(event.get("dur")))
-        for event in events
-        if event.get("cat") == "user_annotation" and values.text(event.get("name")).startswith("ProfilerStep#")
-    ]
-    spans = sorted(span for span in spans if not math.isnan(sum(span)))
-    return [*(start for start, _ in spans), *(start + lasted for start, lasted in spans[-1:])]
-
-
-# A host trace of ExecutionTraceObserver: a node for each call, numbered in order, without times.
-
-
-def is_execution_trace(content: Content) -> bool:
-    """True for a trace of ExecutionTraceObserver."""
-    fields = values.fields(content.fields)
-    return isinstance(fields.get("nodes"), list) and "chakra" in values.text(fields.get("schema"))
-
-
-def read_execution_trace(content: Content) -> list[Trace]:
-    """Return the trace of one rank, which its file's name must say."""
-    trace = Trace(Source.EXECUTION_TRACE, content.rank)
-    nodes = [values.fields(node) for node in content.fields["nodes"]]
-    for node in nodes:
-        if _GROUPS_NODE in values.text(node.get("name")):
-            _add_groups(trace, "".join(map(values.text, _inputs(node))))
-    for node in sorted((node for node in nodes if node.get("name") == _CALL_ROW), key=_node_number):
-        attributes = {
-            attribute["name"]: attribute.get("value")
-            for attribute in map(values.fields, values.items(node.get("attrs")))
-            if isinstance(attribute.get("name"), str)
-        }
-        key, name = values.text(attributes.get("pg_name")), values.text(attributes.get("collective_name"))
-        if key not in trace.members:
-            size = values.size(attributes.get("pg_size"))
-            members = _strided(attributes.get("global_rank_start"), attributes.get("global_rank_stride"), size)
-            trace.add_group(key, values.text(attributes.get("pg_desc")), members, size)
-        # The root or peer is the argument before the collective's name [ParamCommsUtils.hpp].
-        inputs = _inputs(node)
-        place = inputs.index(name) if name in inputs else 0
-        _Row(
-            key,
-            name,
-            values.text(attributes.get("dtype")),
-            [values.elements(attributes.get("in_msg_nelems"))],
-            [values.elements(attributes.get("out_msg_nelems"))],
-            other=values.rank(inputs[place - 1]) if place else None,
-            split_sizes=(attributes.get("in_split_size"), attributes.get("out_split_size")),
-        ).add_to(trace)
-    return [trace]
-
-
-def _add_groups(trace: Trace, listed: str) -> None:
-    """Note the groups in torch's JSON about them. A group of all ranks has an empty list there [pg_config_info]."""
-    try:
-        groups = json.loads(listed)
-    except (ValueError, RecursionError):
-        return
-    for group in map(values.fields, values.items(groups)):
-        size = values.size(group.get("group_size"))
-        everyone = group.get("ranks") == [] and size <= _MOST_LISTED
-        ranks = range(size) if everyone else group.get("ranks")
-        trace.add_group(values.text(group.get("pg_name")), values.text(group.get("pg_desc")), list(ranks or ()), size)
-
-
-def _node_number(node: dict[str, Any]) -> float:
+def _node_number(node: dict[Any, Any]) -> float:
     number = values.number(node.get("id"))
     return 0 if math.isnan(number) else number
 
 
-def _inputs(node: dict[str, Any]) -> list[Any]:
-    return values.items(values.fields(node.get("inputs")).get("values"))
+def _parts(node: dict[Any, Any], side: str) -> tuple[list[Any], list[Any]]:
+    """Return the values of a node's inputs or outputs, and their types; until 1.0.1 they stand in the node itself."""
+    part = node.get(side)
+    if isinstance(part, dict):
+        return values.items(part.get("values")), values.items(part.get("types"))
+    return values.items(part), values.items(node.get(f"{side.removesuffix('s')}_types"))
+
+
+def _elements(tensors: Any, nested: int = 3) -> Iterator[int]:
+    """Yield the elements of each tensor in lists: of [tensor, storage, offset, elements, bytes of each, device]."""
+    for items in map(values.items, values.items(tensors) if nested else []):
+        if len(items) == 6 and isinstance(items[5], str):
+            yield values.elements(items[3])
+        else:
+            yield from _elements(items, nested - 1)
 
 
 def _strided(start: Any, stride: Any, size: int) -> list[int]:

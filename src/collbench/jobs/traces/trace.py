@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from collbench.jobs.job import Source
+from collbench.jobs.exposed import Timeline
+from collbench.jobs.job import Library, Source
 from collbench.jobs.traces import values
 from collbench.jobs.traces.values import Unreadable
 
@@ -14,19 +16,24 @@ _MOST_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of fou
 _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TracedCall:
     """One call as a trace has it. Times are NaN where unknown."""
 
     operation: str
-    size_bytes: int
+    size_bytes: int | None  # None if unknown
     group: str  # the trace's own name of it
     dtype: str
     root: int | None = None  # a rank of the group, None if unknown
     peer: int | None = None  # a rank of the group, None if unknown
-    start: float = math.nan  # UTC, µs
-    gpu: float = math.nan  # how long it ran there, µs
-    gpu_start: float = math.nan  # UTC, µs
+    start: float = math.nan  # when the host made it, µs from the trace's origin
+    gpu: float = math.nan  # how long its kernel ran, µs
+    gpu_start: float = math.nan  # when that began, µs from the trace's origin
+    exposed: float = math.nan  # how long it ran while nothing was computed, µs
+    captured: bool = False  # inside a CUDA graph
+    library: Library = Library.NCCL
+    even: bool | None = True  # its blocks are of one size; None if unknown
+    number: int | None = None  # of the collectives of its group, on all ranks alike
 
 
 @dataclass(slots=True)
@@ -39,15 +46,17 @@ class Trace:
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # each group's ranks of the job
     sizes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    marks: list[float] = field(default_factory=list)  # where a step begins, and the last one ends: UTC, µs
+    marks: list[float] = field(default_factory=list)  # where a step begins, and the last one ends, µs from the origin
     own: dict[str, int] = field(default_factory=dict)  # its own rank in each group, where the trace says no members
     world_size: int = 0
     nccl: str = ""
     host: str = ""
+    origin: float = 0.0  # UTC, µs: a float of the whole moment would be exact to a quarter of one
+    gpu: Timeline | None = None  # µs from the origin
+    rows: int = 0  # of the file, of any kind
     known_members: int = 0  # of all its groups
     lost: int = 0  # calls that the job made, and the trace has not kept
-    skipped: int = 0  # rows that could not be read
-    replays: bool = True  # a captured graph's calls are there once, or its kernels without a call
+    left_out: Counter[str] = field(default_factory=Counter)  # rows that could not be read, by what they are
     ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
@@ -59,6 +68,13 @@ class Trace:
         self.members[key], self.sizes[key] = members, len(members) or size
         self.names[key] = description if description not in {"", "undefined"} else key
 
+    def any_group(self) -> str:
+        """Return the group of a call that names none: its ranks are known if all groups have the same."""
+        if "" not in self.members:
+            known = set(self.members.values())
+            self.add_group("", "", known.pop() if len(known) == 1 else ())
+        return ""
+
     def own_size(self, group: str) -> int:
         """Return the size of a group in which the trace says its own rank; 0 of any other."""
         return self.sizes[group] if group in self.own else 0
@@ -67,10 +83,19 @@ class Trace:
         """Return how many ranks a group has; 0 if unknown."""
         return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
 
-    def add(self, call: TracedCall) -> None:
-        """Add a call; only count an impossible one."""
-        ranks = self.size(call.group)
-        if ranks < 1 or not 0 <= call.size_bytes < _MOST_BYTES:
-            self.skipped += 1
-            return
-        self.calls.append(call)
+    def add(self, call: TracedCall | None) -> None:
+        """Add a call, if it is one; only count an impossible one."""
+        if call is not None and call.size_bytes is not None and not 0 <= call.size_bytes < _MOST_BYTES:
+            self.left_out[f"{call.operation} of an impossible size"] += 1
+        elif call is not None:
+            self.calls.append(call)
+
+
+class Reader(Protocol):
+    """Makes traces of a file, given one element after the other: a line, a row, a node."""
+
+    def add(self, element: Any) -> None:
+        """Take the next element."""
+
+    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
+        """Return the traces of the file's ranks; `fields` are what stands beside its elements."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.judge.diagnose.elements import Element, blamed
+from collbench.judge.diagnose.elements import Element, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links
 from collbench.judge.diagnose.words import on
@@ -81,7 +81,9 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
         for position, (first, last) in new_errors(run, counter).items():
             text = f"{last - first} new {name} on {run.devices[position].tag}"
             errors.setdefault(position, Cause("new_errors", text, (position,), seen=True))
-    resting = {position for position, state in enumerate(run.health_before) if _rests(state)}
+    resting = {position for position, state in enumerate(run.health_before) if _rests(state)} & shared.keys()
+    holding = {position for position in resting if not only_opened(run.health_before[position])}
+    resting -= _other_ends(facts, shared.keys() - resting, holding)
     shared = {position: seen for position, seen in shared.items() if position not in resting}
     return UnhealthyDevices(throttled, shared, errors)
 
@@ -90,6 +92,24 @@ def _rests(state: Health) -> bool:
     """Return whether others' processes on a GPU did nothing: a notebook that holds memory slows nobody."""
     idle = state.utilization is not None and state.utilization <= BUSY_PERCENT
     return bool(state.processes) and (idle or only_opened(state))
+
+
+def _other_ends(facts: Facts, working: Collection[int], holding: Collection[int]) -> set[int]:
+    """Return the GPUs to or from whose memory a process copies that works on another GPU.
+
+    NVML counts utilization only where the engine or kernel that copies runs. Such a copy leaves through the ports of
+    one of the GPUs and enters through those of the other, so both must be slow, in opposite directions.
+    """
+    ends: set[int] = set()
+    for over_nvlink in (True, False) if working and holding else ():
+        ports = [port for port in blamed(facts, over_nvlink=over_nvlink, collective=False) if port.of_gpu]
+        out, into = (
+            frozenset[int]().union(*of_ports) for of_ports in ([p.out for p in ports], [p.into for p in ports])
+        )
+        for one, other in ((out, into), (into, out)):
+            if not one.isdisjoint(working):
+                ends |= other.intersection(holding)
+    return ends
 
 
 # What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (method/verdicts.md 6).
@@ -139,20 +159,12 @@ def blames(
             continue
         for with_nccl in (False, True) if rates and ours else ():
             if ours and with_nccl <= collective:
-                found = _by_elements(facts, ours, blamed(facts, over_nvlink=over_nvlink, collective=with_nccl))
-                groups += found
-                ours = ours.difference(*(one.links for one in found))
+                for element in blamed(facts, over_nvlink=over_nvlink, collective=with_nccl):
+                    if element.shared and ours & element.links:
+                        groups.append(on_element(facts, element, ours & element.links))
+                        ours -= element.links
         groups += _grouped(facts, ours, alike)
     return tuple(groups)
-
-
-def _by_elements(facts: Facts, slow: frozenset[Link], elements: Sequence[Element]) -> list[Blame]:
-    groups: list[Blame] = []
-    for element in elements:
-        ours = (slow & element.links).difference(*(one.links for one in groups))
-        if ours and element.shared:
-            groups.append(on_element(facts, element, ours))
-    return groups
 
 
 def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
@@ -161,47 +173,29 @@ def on_element(facts: Facts, element: Element, links: frozenset[Link]) -> Blame:
         cause = element.cause(facts.run)
         return replace(_together(facts, links, everything=False), reach=element.links, cause=cause)
     way = "of" if element.out and element.into else "from" if element.out else "to"
-    return _of_gpu(facts, element.devices[0], way, links, element.links)
-
-
-def _of_gpu(facts: Facts, gpu: int, way: str, links: frozenset[Link], reach: frozenset[Link] = frozenset()) -> Blame:
-    return Blame(links, (gpu,), f"all links {way} {facts.run.devices[gpu].tag}", gpu, reach)
+    place = f"all links {way} {tags(element.devices, facts.run.devices)}"
+    return Blame(links, element.devices, place, element.devices[0], element.links)
 
 
 def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> Iterator[Blame]:
+    """Yield the GPUs all of whose links, or all in one direction, are slow, those with most first; then what is left.
+
+    Without rates nothing is known of links that are not slow, so a blame reaches no further than these.
+    """
     rest = set(slow)
-    for blame in _rows(facts, slow, judged):
-        if not blame.links & rest:
-            continue
-        yield replace(blame, links=blame.links & rest)
-        rest -= blame.links
-    single = list(_singles(facts, frozenset(rest)))
-    if len(single) > _MOST_SINGLE:
+    ports = ports_of(range(len(facts.run.devices)), judged)
+    for port in sorted(
+        (port for port in ports if port.shared and port.links <= slow), key=lambda port: -len(port.links)
+    ):
+        if ours := port.links & rest:
+            yield replace(on_element(facts, port, ours), reach=frozenset())
+            rest -= ours
+    pairs = sorted({(min(link), max(link)) for link in rest})
+    if len(pairs) > _MOST_SINGLE:
         yield _together(facts, frozenset(rest), everything=False)
-    else:
-        yield from single
-
-
-def _rows(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
-    """Return the GPUs all of whose links, or all in one direction, are slow; those with most links first."""
-    rows = []
-    for gpu in sorted({member for link in slow for member in link}):
-        both = frozenset(link for link in judged if gpu in link)
-        candidates = (
-            (both, "of"),
-            (frozenset(link for link in both if link[0] == gpu), "from"),
-            (frozenset(link for link in both if link[1] == gpu), "to"),
-        )
-        for links, way in candidates:
-            if len({frozenset(link) for link in links}) > 1 and links <= slow:
-                rows.append(_of_gpu(facts, gpu, way, links))
-                break
-    return sorted(rows, key=lambda blame: -len(blame.links))
-
-
-def _singles(facts: Facts, slow: frozenset[Link]) -> Iterator[Blame]:
-    for low, high in sorted({(min(link), max(link)) for link in slow}):
-        links = [link for link in ((low, high), (high, low)) if link in slow]
+        return
+    for low, high in pairs:
+        links = [link for link in ((low, high), (high, low)) if link in rest]
         between = "-" if len(links) == 2 else " → "
         yield Blame(frozenset(links), links[0], tags(links[0], facts.run.devices, between))
 

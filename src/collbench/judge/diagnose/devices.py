@@ -11,7 +11,7 @@ from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, both_ways
 from collbench.judge.diagnose.words import names, on, slots
-from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN
+from collbench.judge.physics import most_over_pcie
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
@@ -178,7 +178,7 @@ def _carried(facts: Facts, device: int) -> float:
     for reading in facts.readings.points:
         if reading.work in (*CE, *SM, STAGED) and reading.size_bytes >= COPY_BYTES and device in reading.members:
             copies.append(reading)
-    most = HIDDEN * (limit.gbs if (limit := slot(facts.run.devices[device])) else FASTEST_PCIE_GBS)
+    most = most_over_pcie(limit.gbs if (limit := slot(facts.run.devices[device])) else None)
     over_slot = [r for r in copies if r.work.variant is not Variant.PLAIN or not facts.over_nvlink(r.members)]
     return max((facts.readings.interval(r)[0] for r in over_slot if r.gbs <= most), default=0.0)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Link, both_ways, directed_links
-from collbench.judge.physics import FASTEST_PCIE_GBS, HIDDEN, chained
+from collbench.judge.physics import chained, most_over_pcie
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
@@ -301,8 +301,8 @@ def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
     """Return whether a reading on a pair shows its label's links, undisturbed."""
     if len(reading.members) != 2 or is_nvlink(reading.label) is not over_nvlink:
         return False
-    hidden = HIDDEN * (facts.limit(reading.members) or FASTEST_PCIE_GBS)
-    return over_nvlink or ((reading.isolated or reading.confirmed) and reading.gbs <= hidden)
+    isolated = reading.isolated or reading.confirmed
+    return over_nvlink or (isolated and reading.gbs <= most_over_pcie(facts.limit(reading.members)))
 
 
 def _typical(
@@ -351,14 +351,19 @@ def _candidates(facts: Facts, *, over_nvlink: bool) -> Iterator[Element]:
             yield Element(Part.PATH, pair, both_ways([pair]))
     for link in sorted(links):
         yield Element(Part.PATH, link, frozenset((link,)))
-    for gpu in every:
+    yield from ports_of(every, links)
+    if not over_nvlink and not facts.on_cores:
+        yield from _of_tree(facts, links)
+
+
+def ports_of(gpus: Iterable[int], links: Collection[Link]) -> Iterator[Element]:
+    """Yield each GPU and its ports in each direction, with those of the links that cross them."""
+    for gpu in gpus:
         sent, received = (frozenset(link for link in links if link[end] == gpu) for end in (0, 1))
         one = frozenset((gpu,))
         yield Element(Part.GPU, (gpu,), sent | received, one, one)
         yield Element(Part.ONE_DIRECTION, (gpu,), sent, out=one)
         yield Element(Part.ONE_DIRECTION, (gpu,), received, into=one)
-    if not over_nvlink and not facts.on_cores:
-        yield from _of_tree(facts, links)
 
 
 def _in_tree(facts: Facts, pair: Collection[int]) -> str:

@@ -13,7 +13,7 @@ from collbench.judge.diagnose.elements import OUTLYING, Part
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, directed_links
 from collbench.judge.diagnose.words import names, on
-from collbench.judge.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
+from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
@@ -143,8 +143,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
         for link in directed_links(one.point.work, one.point.members):
             of_links[link].append(one)
     over_pcie = {link for link in links if not facts.on_cores and not facts.over_nvlink(link)} - of_links.keys()
-    most = {link: HIDDEN * (facts.limit(link) or FASTEST_PCIE_GBS) for link in over_pcie}
-    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
+    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most_over_pcie(facts.limit(link))}
     for blame in _by_label(facts, hidden, links):
         vm = facts.run.machine.virtualization
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"

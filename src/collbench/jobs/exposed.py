@@ -1,0 +1,142 @@
+"""What a GPU does in a step: compute, communication that no compute hides, copies, nothing. Pure.
+
+Each moment counts once, on the GPU's own clock: the union of its intervals, not their sum (docs/job-page.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.jobs.job import MICRO, GpuTime, JobRank, Phase, Sample
+
+Intervals = NDArray[np.float64]  # of beginnings and ends, µs, shape (n, 2)
+_CLASSES = 3  # of intervals: compute, communication, copies
+
+
+class Timeline:
+    """What ran on a GPU, from the first beginning to the last end."""
+
+    def __init__(self, compute: Intervals, communication: Intervals, copies: Intervals) -> None:
+        """Take the intervals, which may overlap one another, in any order."""
+        parts = (compute, communication, copies)
+        self._moments = np.concatenate([part.T.ravel() for part in parts])
+        change = np.zeros((_CLASSES, len(self._moments)))
+        first = 0
+        for number, part in enumerate(parts):
+            change[number, first : first + len(part)] = 1
+            change[number, first + len(part) : first + 2 * len(part)] = -1
+            first += 2 * len(part)
+        order = np.argsort(self._moments, kind="stable")
+        self._moments = self._moments[order]
+        runs = change[:, order].cumsum(axis=1)[:, :-1] > 0
+        computes, sends, copying = runs
+        states = np.stack([computes, computes & sends, sends & ~computes, copying & ~sends & ~computes, ~runs.any(0)])
+        self._passed = np.pad((states * np.diff(self._moments)).cumsum(axis=1), ((0, 0), (1, 0)))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Its beginning and end, µs."""
+        return float(self._moments[0]), float(self._moments[-1])
+
+    def between(self, start: float, end: float) -> GpuTime:
+        """Return how the time from one moment to another passed."""
+        both = np.array([start, end])
+        times = [float(np.diff(np.interp(both, self._moments, passed))[0]) for passed in self._passed]
+        return GpuTime(*(round(time, 3) for time in times))
+
+    def exposed(self, kernels: Intervals) -> NDArray[np.float64]:
+        """Return how long each kernel of communication ran exposed; what several did at once is the earliest's, µs."""
+        order = np.lexsort((kernels[:, 1], kernels[:, 0]))
+        starts, ends = kernels[order].T
+        until = np.maximum.accumulate(ends)
+        begins = np.maximum(starts, np.concatenate([[-np.inf], until[:-1]]))
+        passed = np.interp(np.stack([begins, np.maximum(begins, ends)]), self._moments, self._passed[2])
+        found = np.empty(len(kernels))
+        found[order] = passed[1] - passed[0]
+        return found
+
+
+def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[tuple[float, float], float]) -> JobRank:
+    """Return a rank with how its GPU's time passed, in all and in each sample.
+
+    The timeline counts from `offset` on the rank's clock. `exposed` are µs by a kernel's beginning and length.
+    """
+
+    def timed(phase: Phase) -> Phase:
+        begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
+        samples = []
+        for sample in phase.samples:
+            start, end = begins[sample.repetition], begins.get(sample.repetition + 1)
+            passed = None
+            if start is not None and end is None and sample.step:
+                end = start + sample.step
+            if start is not None and end is not None and start < end:
+                passed = timeline.between(start + offset, end + offset)
+            kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
+            own = tuple(round(exposed.get(kernel, 0.0), 3) for kernel in kernels)
+            samples.append(replace(sample, exposed=own, gpu_time=passed))
+        return replace(phase, samples=tuple(samples))
+
+    whole = timeline.between(*timeline.ends)
+    if rank.step is None:
+        return replace(rank, phases=tuple(map(timed, rank.phases)), gpu_time=whole)
+    return replace(rank, step=timed(rank.step), gpu_time=whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How a step passes on a rank's GPU, in seconds: compute, exposed communication, copies and idle add up to it.
+
+    `whole`: there is no step, and it is the whole trace. `overlapped` communication is part of `compute`. If the source
+    does not say what was computed, `exposed` is the most that it can be, and all others are None.
+    """
+
+    rank: int
+    step: float | None
+    exposed: float
+    compute: float | None = None
+    overlapped: float | None = None
+    copies: float | None = None
+    idle: float | None = None
+    whole: bool = False
+
+
+def exposure(rank: JobRank, step: float | None) -> Exposure | None:
+    """Return how a rank's step passes, of `step` seconds if the source has no compute; None if it has no kernels.
+
+    The figures are those of the repetition that is as long as the step, for medians of each would not add up.
+    """
+    samples = () if rank.step is None else rank.step.samples
+    known = sorted((one.gpu_time for one in samples if one.gpu_time), key=lambda one: one.total)
+    usual = known[len(known) // 2].total if known and step is None else (step or 0.0) / MICRO
+    passed = min(known, key=lambda one: abs(one.total - usual)) if known else rank.gpu_time
+    if passed is not None:
+        return Exposure(
+            rank.rank,
+            step=passed.total * MICRO,
+            exposed=passed.exposed * MICRO,
+            compute=passed.compute * MICRO,
+            overlapped=passed.overlapped * MICRO,
+            copies=passed.copies * MICRO,
+            idle=passed.idle * MICRO,
+            whole=not known,
+        )
+    most = [_most_exposed(one) for one in samples if one.gpu and all(one.gpu)]
+    if not most:
+        return None
+    bound = float(np.median(most)) * MICRO
+    return Exposure(rank.rank, step, bound if step is None else min(bound, step))
+
+
+def _most_exposed(sample: Sample) -> float:
+    """Return how long any kernel of communication ran, µs; without their beginnings, all of them one after another."""
+    if not sample.gpu_starts:
+        return sum(sample.gpu)
+    starts = np.array(sample.gpu_starts)
+    kernels = np.stack([starts, starts + sample.gpu], axis=1)
+    none = np.empty((0, 2))
+    return float(Timeline(none, kernels, none).exposed(kernels).sum())

@@ -1,0 +1,205 @@
+"""A file of another tool, read as it is decompressed: of a list as long as the file, one element is kept at a time."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from collbench.jobs.traces.values import Unreadable, hashable
+
+MOST_BYTES = 2**30  # of a rank's trace, decompressed
+# gzip makes a trace 10 to 30 times smaller, and zeros 1,000 times.
+_MOST_COMPRESSED, _FEWEST_BYTES = 100, 2**26
+_HEAD = 2**20  # bytes from which a format is recognized
+_LARGEST = 2**24  # characters of one value: Python needs 25 times their memory for a list of empty lists
+_MOST_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
+_PIECE = 2**18
+_NEAR = 32  # a number or literal that may go on in the next piece is no longer
+
+
+def opened(stream: IO[bytes], size: int) -> io.BufferedReader[Any]:
+    """Return a stream decompressed if it is gzipped; `size` are its own bytes."""
+    plain: io.BufferedReader[Any] = io.BufferedReader(_Bounded(stream, MOST_BYTES), _HEAD)
+    if plain.peek(2)[:2] != b"\x1f\x8b":
+        return plain
+    most = min(MOST_BYTES, max(_FEWEST_BYTES, _MOST_COMPRESSED * size))
+    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=plain), most), _HEAD)
+
+
+class _Bounded(io.RawIOBase):
+    """At most so many bytes of a stream."""
+
+    def __init__(self, stream: Any, most: int) -> None:
+        self._stream, self._most, self._left = stream, most, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            piece = self._stream.read(len(buffer))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise Unreadable(f"it cannot be decompressed: {error}") from error
+        self._left -= len(piece)
+        if self._left < 0:
+            raise Unreadable(f"it has more than {self._most >> 20} MiB, which no real one of this file's size has")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raises Unreadable.
+
+    Elements of its lists are handed to `lists` by field, or dropped; the field is then [].
+    """
+    json_text = _Json(stream)
+    fields: dict[str, Any] = {}
+    if not json_text.next_is("{"):
+        raise Unreadable("it is not an object in JSON")
+    if json_text.next_is("}"):
+        return fields
+    while True:
+        key = json_text.value()
+        json_text.expect(":")
+        if not isinstance(key, str):
+            raise Unreadable("it is not an object in JSON")
+        if json_text.next_is("["):
+            take = lists.get(key, lambda _: None)
+            fields[key] = []
+            count = 0
+            while not json_text.next_is("]"):
+                take(json_text.value())
+                count += 1
+                if count > _MOST_ELEMENTS:
+                    raise Unreadable(f"it lists more than {_MOST_ELEMENTS:,} elements, which no real trace has")
+                if not json_text.next_is(","):
+                    json_text.expect("]")
+                    break
+        else:
+            fields[key] = json_text.value()
+        if not json_text.next_is(","):
+            json_text.expect("}")
+            json_text.expect("")
+            return fields
+
+
+class _Json:
+    """Text in JSON, value by value."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._text = codecs.getreader("utf-8-sig")(stream)
+        self._decode = json.JSONDecoder().raw_decode
+        self._buffer, self._at, self._before, self._ended = "", 0, 0, False
+
+    def _more(self) -> None:
+        """Read on: each time as much as is there, so that a long value is not scanned too often."""
+        rest = self._buffer[self._at :]
+        if len(rest) > _LARGEST:
+            raise Unreadable(f"a value in it has more than {_LARGEST >> 20} MiB, which no real trace has")
+        try:
+            piece = self._text.read(max(_PIECE, len(rest)))
+        except UnicodeDecodeError as error:
+            raise Unreadable("it is not text") from error
+        self._before += self._at
+        self._buffer, self._at, self._ended = rest + piece, 0, not piece
+
+    def _next(self) -> str:
+        """Return the next character that is no space; "" at the end."""
+        while True:
+            while self._at < len(self._buffer):
+                if not (character := self._buffer[self._at]).isspace():
+                    return character
+                self._at += 1
+            if self._ended:
+                return ""
+            self._more()
+
+    def next_is(self, character: str) -> bool:
+        """Skip a character if it is the next one."""
+        found = self._next() == character
+        self._at += found
+        return found
+
+    def expect(self, character: str) -> None:
+        """Skip a character, or "" at the end. Raises Unreadable if it is not the next one."""
+        if not self.next_is(character):
+            raise self._damaged()
+
+    def value(self) -> Any:
+        """Return the next value."""
+        while True:
+            self._next()
+            try:
+                value, end = self._decode(self._buffer, self._at)
+            except json.JSONDecodeError as error:
+                place, cut = error.pos, error.msg.startswith("Unterminated")
+            except RecursionError as error:
+                raise Unreadable("it is nested too deep") from error
+            except ValueError as error:
+                raise Unreadable(f"a number in it is none of JSON's ({error})") from error
+            else:
+                if self._ended or end < len(self._buffer) - _NEAR:
+                    self._at = end
+                    return value
+                self._more()
+                continue
+            if self._ended or not (cut or place > len(self._buffer) - _NEAR):
+                raise self._damaged(place)
+            self._more()
+
+    def _damaged(self, place: int | None = None) -> Unreadable:
+        where = self._before + (self._at if place is None else place)
+        return Unreadable(f"it is cut off or damaged after {where:,} characters")
+
+
+def read_pickle(stream: IO[bytes]) -> Any:
+    """Return the plain values of a pickle. Raises Unreadable for anything else."""
+    try:
+        return _Plain(stream).load()
+    except Unreadable:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise Unreadable(
+            "it is neither JSON nor a dump of plain values, as torch's Flight Recorder writes it"
+        ) from error
+
+
+def _set_item(reader: Any) -> None:
+    """Set an object's field as a pickle asks for, by a key that cannot be made to have the hash of others."""
+    value, key = reader.stack.pop(), reader.stack.pop()
+    if hashable(key) is None:
+        raise pickle.UnpicklingError("a key that is no text or number")
+    reader.stack[-1][key] = value
+
+
+def _set_items(reader: Any) -> None:
+    """Set an object's fields likewise."""
+    items = reader.pop_mark()
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        reader.stack += [key, value]
+        _set_item(reader)
+
+
+class _Plain(pickle._Unpickler):
+    """Reads plain containers alone: a pickle could otherwise run any program.
+
+    Python's own reader, not C's, which makes room for as many objects as a damaged number says: 64 GiB.
+    """
+
+    _CODES = (
+        *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+        *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4, pickle.BINFLOAT),
+        *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8, pickle.MEMOIZE),
+        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+        *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    )
+    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _CODES}  # noqa: RUF012  # as its base has it
+
+    dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items}

@@ -1,0 +1,287 @@
+"""Made traces of torch.profiler: how a step passes on the GPU, graphs, numbers that match ranks, splits, Perfetto."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.jobs import job_file, perfetto
+from collbench.jobs.calls import matched, report
+from collbench.jobs.exposed import Timeline
+from collbench.jobs.html_page import render
+from collbench.jobs.job import GpuTime, Job, Unknown
+from collbench.jobs.page import as_json, exposed_text
+from collbench.jobs.traces.folding import job_of
+from collbench.jobs.traces.formats import parse
+from collbench.jobs.traces.trace import Trace
+from collbench.model.errors import UsageError
+from tests.cli.program import Program
+
+GROUP = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
+ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def event(name: str, start: float, lasted: float, category: str = "kernel", thread: int = 7, **arguments: Any) -> Any:
+    whole = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": thread, "ts": start, "dur": lasted}
+    return whole | {"args": {name.replace("_", " "): value for name, value in arguments.items()}}
+
+
+def call(
+    number: int, start: float, kernel: float, lasted: float, *, seq: int | None = None, nelems: int = 256
+) -> list[Any]:
+    """Return the row of an all-reduce, and its kernel."""
+    row = event("record_param_comms", start, 5.0, "cpu_op", 1)
+    row["args"] = {"External id": number, "Collective name": "allreduce", "dtype": "Float", "In msg nelems": nelems}
+    row["args"] |= {"Out msg nelems": nelems, "Group size": 2, "Process Group Name": "0"}
+    row["args"] |= {} if seq is None else {"Seq": seq}
+    own = event(ALLREDUCE, kernel, lasted)
+    own["args"] = {"External id": number, "correlation": 900 + number, "device": 0}
+    return [row, own]
+
+
+def mark(step: int, start: float) -> Any:
+    """Return the row of a step that the program marked by profile.step()."""
+    return event(f"ProfilerStep#{step}", start, 100.0, "user_annotation", 1)
+
+
+def trace_of(events: list[Any], rank: int = 0) -> Trace:
+    fields = {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2, "pg_config": [GROUP]}}
+    (trace,) = parse(io.BytesIO(json.dumps(fields).encode()), f"{rank}.json")
+    return trace
+
+
+def steps(waits: float = 0.0, first: int = 0, rank: int = 0) -> Trace:
+    """Return six steps of 100 µs: compute until 60, communication from 50 to 80, copies from 75 to 85, then nothing."""
+    events = []
+    for step in range(first, 6):
+        at = 1e6 + 100.0 * step
+        events += [event("gemm", at, 60.0), event("Memcpy DtoD", at + 75, 10.0, "gpu_memcpy"), mark(step, at)]
+        events += call(step + 1, at + 10, at + 50 - waits, 30.0 + waits, seq=40 + step)
+    return trace_of(events, rank)
+
+
+STEP = GpuTime(compute=60.0, overlapped=10.0, exposed=20.0, copies=5.0, idle=15.0)
+
+
+def test_a_step_is_compute_exposed_communication_copies_and_idle() -> None:
+    job = job_of([steps()])
+    assert Unknown.OVERLAP not in job.unknown
+    phase = job.ranks[0].step
+    assert phase is not None
+    assert {sample.gpu_time for sample in phase.samples[:-1]} == {STEP}
+    assert STEP.total == 100.0
+    assert {sample.exposed for sample in phase.samples} == {(20.0,)}
+    whole = job.ranks[0].gpu_time
+    assert whole == GpuTime(
+        compute=360.0, overlapped=60.0, exposed=120.0, copies=30.0, idle=75.0
+    )  # the last 15 are none
+    assert job_file.loads(job_file.dumps(job), "job") == job
+
+
+def test_the_page_says_it_first_and_adds_up() -> None:
+    own = report(job_of([steps()]))
+    assert own is not None
+    assert exposed_text(own) == (
+        "a step of 0.1 ms: compute 0.06 ms, exposed communication 0.02 ms, copies 0.005 ms, idle 0.015 ms (GPU of rank "
+        "0; 0.01 ms of the compute hides communication)"
+    )
+    assert exposed_text(own) in render(own, "job.json", "1")
+    (gpu,) = as_json(own)["gpu"]
+    parts = sum(gpu[f"{part}_seconds"] for part in ("compute", "exposed", "copies", "idle"))
+    assert gpu["step_seconds"] == pytest.approx(parts) == pytest.approx(1e-4)
+    (row,) = own.rows
+    assert row.own == pytest.approx(30e-6)
+    assert row.exposed == pytest.approx(20e-6)
+
+
+def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
+    events = [one for step in range(6) for one in call(step + 1, 100.0 * step + 10, 100.0 * step + 50, 30.0)]
+    events += [mark(step, 100.0 * step) for step in range(6)]
+    job = job_of([trace_of(events)])
+    assert Unknown.OVERLAP in job.unknown
+    own = report(job)
+    assert own is not None
+    assert exposed_text(own).startswith("a step of 0.1 ms: exposed communication is at most 0.03 ms; what was computed")
+    assert own.gpu[0].compute is None
+
+
+_SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=8)
+
+
+@given(_SPANS, _SPANS, _SPANS, st.tuples(st.integers(-3, 42), st.integers(-3, 42)))
+def test_each_moment_counts_once(compute: Any, sends: Any, copies: Any, window: tuple[int, int]) -> None:
+    """Against a second of each class in which something ran, or not."""
+    pairs = [
+        np.array([(start, start + lasted) for start, lasted in part], dtype=float) for part in (compute, sends, copies)
+    ]
+    timeline = Timeline(*pairs)
+    first, last = timeline.ends
+    running = [
+        {at for start, lasted in part for at in range(start, start + lasted)} for part in (compute, sends, copies)
+    ]
+    inside = set(range(max(min(window), int(first)), min(max(window), int(last))))
+    computing, sending, copying = (one & inside for one in running)
+    expected = GpuTime(
+        len(computing),
+        len(computing & sending),
+        len(sending - computing),
+        len(copying - sending - computing),
+        len(inside - computing - sending - copying),
+    )
+    assert timeline.between(min(window), max(window)) == expected
+    each = timeline.exposed(pairs[1])
+    assert each.sum() == pytest.approx(len(running[1] - running[0]))
+    assert (each >= 0).all()
+    assert (each <= pairs[1][:, 1] - pairs[1][:, 0]).all()
+
+
+def test_kernels_of_a_graph_are_calls_of_which_the_time_is_known() -> None:
+    launch = event("cudaGraphLaunch", 10.0, 5.0, "cuda_runtime", 1, correlation=5)
+    kernels = [event(ALLREDUCE, 100.0 * n, 30.0, correlation=5, External_id=0) for n in range(1, 4)]
+    unclear = event("ncclDevKernel_SendRecv(x)", 500.0, 3.0, correlation=5)
+    job = job_of([trace_of([launch, *kernels, unclear, event("gemm", 0.0, 50.0)])])
+    assert [job.calls[one].operation for one in job.ranks[0].unfolded()] == ["allreduce"] * 3
+    (captured,) = job.calls
+    assert (captured.captured, captured.size_bytes, captured.dtype) == (True, 0, "")
+    assert {Unknown.SIZES} <= set(job.unknown)
+    assert Unknown.GRAPH_REPLAYS not in job.unknown  # each replay is there
+    assert job.ranks[0].gpu_time == GpuTime(compute=50.0, overlapped=0.0, exposed=93.0, copies=0.0, idle=360.0)
+
+
+def test_a_kernel_launched_before_the_trace_is_no_graph_and_is_counted() -> None:
+    trace = trace_of([*call(1, 10.0, 50.0, 30.0), event(ALLREDUCE, 0.0, 9.0, correlation=3, External_id=3)])
+    assert len(trace.calls) == 1
+    assert trace.left_out == {"ncclDevKernel_AllReduce_Sum_f32_RING_LL without a call": 1}
+    assert not trace.calls[0].captured
+
+
+def test_rows_and_kernels_of_older_torch_are_matched_by_launches() -> None:
+    """There a kernel is numbered by its launch, which may be the number of another row."""
+    rows = []
+    for n in range(3):
+        at, launch = 100.0 * n, 1000 + n
+        rows += [event("record_param_comms", at, 50.0, "cpu_op", 1, External_id=1002 - n)]
+        rows += [
+            event("nccl:all_reduce", at + 2, 40.0, "user_annotation", 1, Input_Dims=[[n + 1]], Input_type=["float"])
+        ]
+        rows += [event("cudaLaunchKernel", at + 9, 3.0, "cuda_runtime", 1, correlation=launch)]
+        rows += [event(ALLREDUCE, at + 30, n + 1.0, correlation=launch, External_id=launch)]
+    trace = trace_of(rows)
+    assert [(one.size_bytes, one.gpu) for one in trace.calls] == [(4, 1.0), (8, 2.0), (12, 3.0)]
+
+
+def test_ranks_whose_records_begin_at_different_calls_are_matched_by_their_numbers() -> None:
+    whole = job_of([steps(), steps(7.0, rank=1)])
+    late = job_of([steps(), steps(7.0, first=2, rank=1)])
+    assert [group.whole for group in matched(whole)] == [group.whole for group in matched(late)] == [True]
+    assert [rank.calls for rank in late.ranks] == [4, 4]
+    (group,) = matched(late)
+    assert group.least.tolist() == pytest.approx([30e-6])
+    assert group.own[:, 0].tolist() == pytest.approx([30e-6, 37e-6])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "operation", "unknown"),
+    [
+        ("[]", "alltoall", False),
+        ("[64, 64]", "alltoall", False),
+        ("[64, 32]", "alltoallv", False),
+        ("[" + "64, " * 30 + "...]", "alltoall", True),
+        ("[32, " + "64, " * 29 + "..., ...]", "alltoallv", False),
+        (None, "alltoall", True),
+    ],
+)
+def test_splits_beyond_those_that_torch_prints_are_unknown(sizes: str | None, operation: str, unknown: bool) -> None:
+    row, kernel = call(1, 0.0, 50.0, 30.0, nelems=1920)
+    row["args"] |= {"Collective name": "all_to_allv", "In split size": sizes, "Out split size": sizes}
+    job = job_of([trace_of([row, kernel])])
+    assert ([one.operation for one in job.calls], Unknown.SPLITS in job.unknown) == ([operation], unknown)
+
+
+def test_a_root_is_the_rank_that_a_broadcasts_row_names() -> None:
+    events = call(1, 0.0, 50.0, 30.0) + call(2, 100.0, 150.0, 30.0)
+    for name, row in zip(("broadcast", "allreduce"), (events[0], events[2]), strict=True):
+        row["args"] |= {"Collective name": name, "Rank": 1}
+    assert [(one.operation, one.root) for one in trace_of(events).calls] == [("broadcast", 1), ("allreduce", None)]
+
+
+def test_titles_one_right_after_the_other_are_two_calls() -> None:
+    """Older torch wrote whole µs: a row may begin at the moment at which the one before ends."""
+    rows = [
+        event("nccl:all_reduce", 10.0 * n, 10.0, "user_annotation", 1, Input_Dims=[[n + 1]], Input_type=["float"])
+        for n in range(3)
+    ]
+    assert [one.size_bytes for one in trace_of(rows).calls] == [4, 8, 12]
+
+
+def nested(events: list[Any]) -> list[tuple[Any, list[Any]]]:
+    """Return each slice of a thread and its parts, as Perfetto nests them. Raises AssertionError if slices cross."""
+    found: list[tuple[Any, list[Any]]] = []
+    for one in sorted(events, key=lambda one: (one["ts"], -one["dur"])):
+        if found and one["ts"] < found[-1][0]["ts"] + found[-1][0]["dur"]:
+            whole, parts = found[-1]
+            assert one["ts"] + one["dur"] <= whole["ts"] + whole["dur"] + 1e-9
+            assert not parts or one["ts"] >= parts[-1]["ts"] + parts[-1]["dur"] - 1e-9
+            parts.append(one)
+        else:
+            found.append((one, []))
+    return found
+
+
+def exported(job: Job) -> dict[tuple[int, int], list[tuple[Any, list[Any]]]]:
+    threads: dict[tuple[int, int], list[Any]] = defaultdict(list)
+    fields = json.loads(perfetto.as_json(job))
+    for one in fields["traceEvents"]:
+        if one["ph"] == "X":
+            threads[one["pid"], one["tid"]].append(one)
+    named = {(one["pid"], one["tid"]) for one in fields["traceEvents"] if one["name"] == "thread_name"}
+    assert named == set(threads)
+    return {thread: nested(own) for thread, own in threads.items()}
+
+
+def test_perfetto_gets_each_kernel_and_its_waiting_and_transfer() -> None:
+    """No trace_processor: its package downloads a program. The rules by which it nests slices are checked instead."""
+    tracks = exported(job_of([steps(), steps(7.0, rank=1)]))
+    assert [pid for pid, _ in tracks] == [0, 1]
+    for (rank, _), slices in tracks.items():
+        assert [whole["name"] for whole, _ in slices] == ["allreduce 1K"] * 6
+        assert [whole["ts"] for whole, _ in slices] == pytest.approx(
+            [40.0 - 7 * rank + 100 * step for step in range(6)]
+        )
+        for whole, parts in slices:
+            lengths = {part["name"]: part["dur"] for part in parts}
+            assert lengths == pytest.approx({"transfer": 30.0} if rank == 0 else {"waiting": 7.0, "transfer": 30.0})
+            assert sum(lengths.values()) == pytest.approx(whole["dur"])
+
+
+def test_kernels_that_overlap_get_threads_of_their_own() -> None:
+    events = [one for n in range(6) for one in call(n + 1, 10.0 * n, 100.0 + 25 * n, 40.0)]
+    tracks = exported(job_of([trace_of([*events, event("gemm", 0.0, 9.0)])]))
+    assert sorted(len(slices) for slices in tracks.values()) == [3, 3]
+    assert all(not parts for slices in tracks.values() for _, parts in slices)  # one rank alone says no waiting
+
+
+@pytest.mark.usefixtures("loaded_program")
+def test_export_writes_a_job_for_perfetto_and_nothing_else(program: Program, tmp_path: Path) -> None:
+    job_file.save(job_of([steps()]), tmp_path / "job.json")
+    result = program("export", "job.json", "--format", "perfetto", "-o", "trace.json")
+    assert (result.status, json.loads((tmp_path / "trace.json").read_text())["displayTimeUnit"]) == (0, "ms")
+    result = program("export", "job.json", "--format", "csv")
+    assert (result.status, result.line) == (
+        2,
+        "job.json is a recorded job: export it with --format perfetto",
+    )
+
+
+def test_a_job_without_kernel_times_has_nothing_for_perfetto() -> None:
+    row, _ = call(1, 0.0, 50.0, 30.0)
+    with pytest.raises(UsageError, match="has no kernel times: record it with --gpu-times"):
+        perfetto.as_json(job_of([trace_of([row])]))
