@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collbench import untrusted
 from collbench.api import keywords, sessions
-from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.machine.launchers import find_launch
@@ -25,6 +25,9 @@ from collbench.model.run import CommandKind, Device
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import REDOPS, parse_dtype, parse_sizes
 from collbench.runfile import run_file
+
+if TYPE_CHECKING:
+    from collbench.api.measured_run import MeasuredRun
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
@@ -398,4 +401,6 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     done = sessions.measure(request, path, SILENT, f"measuring {command}")
     if done.failure is not None:
         raise done.failure
+    from collbench.api.measured_run import MeasuredRun  # late: the command line shows a run by its page
+
     return MeasuredRun.of(run_file.again(done.run))

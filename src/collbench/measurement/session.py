@@ -11,9 +11,8 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from collbench.choose.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.confirm import confirm
@@ -26,6 +25,9 @@ from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Sk
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
+
+if TYPE_CHECKING:
+    from collbench.choose.freshness import Unfit
 
 
 class Ranks(Protocol):
@@ -202,6 +204,8 @@ class NotResumed(RunFileError):
 
 def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
     """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
+    from collbench.choose.freshness import Here, OtherOrder, mismatch  # late: few runs are resumed
+
     backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))

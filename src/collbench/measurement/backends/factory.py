@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from collbench.machine import numa, visible_devices
+from collbench.machine import visible_devices
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
@@ -61,7 +61,7 @@ class Present:
 def look(name: str) -> Present:
     """Return the backend's devices here; "auto" considers only GPUs. Raises MachineError, and UsageError for MIG."""
     if name == HOST.name:
-        return Present(HOST.name, numa.devices())
+        return Present(HOST.name, present_devices(name))
     setting = os.environ.get(NAME)
     try:
         present = _look(setting)
@@ -154,6 +154,8 @@ def present_devices(name: str) -> tuple[Device, ...]:
     A simulated machine is not here: see `simulated_devices`.
     """
     if capabilities(name).cores:
+        from collbench.machine import numa  # late, as below: simulations have no cores
+
         return numa.devices()
     from collbench.machine.nvml import Nvml
 
@@ -251,6 +253,8 @@ def driver_version() -> str:
 
 def here(nvml: Nvml | None = None) -> Machine:
     """Return what is known of this host, with what NVML knows of its driver and GPUs."""
+    from collbench.machine import numa
+
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     machine = Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
     if nvml is None:
@@ -297,6 +301,7 @@ def choose_devices(present: tuple[Device, ...], wanted: str | None, fewest: int 
 
 
 def _open_host(wanted: str | None) -> Opened:
+    from collbench.machine import numa
     from collbench.measurement.backends.host import HostBackend
 
     devices = choose_devices(numa.devices(), wanted)
