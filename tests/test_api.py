@@ -14,15 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import collbench
+from collbench.cli.program import cli
 from collbench.cluster.page import as_plain
 from collbench.jobs.predict import page as prediction
 from collbench.jobs.replay.results import replays_of
 from collbench.judge.diagnose import judge
 from collbench.launch import torchrun
-from collbench.model.operations import Operation
+from collbench.model.operations import COLLECTIVES, Operation
 from collbench.report.text import verdicts
 from collbench.runfile import run_file
 from collbench.runfile.codec import plain
@@ -255,6 +257,34 @@ def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any,
     with pytest.raises(collbench.Error):
         collbench.measure(command, **options)
     assert not state.exists()
+
+
+SOME_TAKE = {
+    "sizes": "1M",
+    "dtype": "float16",
+    "redop": "max",
+    "registration": "buffer",
+    "nccl_config": {"maxCTAs": 8},
+    "latency": 4,
+    "skew": "zipf:1",
+}
+
+
+@pytest.mark.parametrize("command", ["pairs", "copies", "latency", "check", *COLLECTIVES])
+def test_measure_takes_what_the_command_line_takes(command: str) -> None:
+    row = cli.get_command(click.Context(cli), command)
+    assert row is not None
+    typed = {param.name for param in row.params}
+    for name, value in SOME_TAKE.items():
+        with pytest.raises(collbench.Error) as error:
+            collbench.measure(command, **{name: value}, backend="none")  # type: ignore[arg-type]
+        assert (f"takes no {name}" in str(error.value)) is (name not in typed), name
+
+
+def test_sizes_may_be_an_iterator(tmp_path: Path) -> None:
+    run = collbench.measure("allreduce", **SIMULATED | {"sizes": iter([1024, 4096])}, output=tmp_path / "run.json")
+    assert run.settings.command[run.settings.command.index("--sizes") + 1] == "1024,4096"
+    assert {measurement.point.size_bytes for measurement in run.measurements} == {1024, 4096}
 
 
 def test_compare_is_the_commands_judgement() -> None:

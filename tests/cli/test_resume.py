@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.api import measuring
 from collbench.api.measuring import MeasureOptions
 from collbench.cli.measuring import RunPrinter, make_request
 from collbench.measurement.plan import Request, settings_of
@@ -274,12 +275,13 @@ def test_files_named_in_a_foreign_run_are_not_touched(
         return path
 
     def judged(measure_options: MeasureOptions) -> Run:
-        return run_file.load(measured(make_request("check", measure_options), measure_options.file))
+        return run_file.load(measured(make_request("check", measure_options, measuring.check), measure_options.file))
 
     for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
+    monkeypatch.setattr("collbench.api.peer_mapping.examine", lambda *_, **__: None)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_topology", pytest.fail)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
     monkeypatch.setattr("collbench.cli.check.ToolTexts.applied", lambda _texts, run: run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.measuring import planned
+from collbench.api.measuring import check
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
@@ -212,8 +212,8 @@ def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
 
 SIM = replace(ALL, backend="sim", sizes=(), command=("check",))
 ASKED = {
-    "check": planned(SIM),
-    "quick": planned(replace(SIM, quick=True)),
+    "check": check(SIM),
+    "quick": check(replace(SIM, quick=True)),
     "pairs": replace(SIM, sizes=(2**26,), collectives=(), command=("pairs",)),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,10 +74,18 @@ class MeasureOptions(RunOptions):
         return self.resume or self.output
 
 
+# Returns a request with what a command times added to what all of them are asked.
+Timed = Callable[[Request], Request]
+
+
 def request_of(
-    command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
+    command: str,
+    options: MeasureOptions,
+    command_line: Sequence[str],
+    notices: Notices = SILENT,
+    timed: Timed = lambda request: request,
 ) -> Request:
-    """Return what the shared options ask for of a command, whose name says what can be resumed.
+    """Return what the shared options ask for of a command, whose name says what can be resumed; `timed` adds its own.
 
     With `resume` it is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.
@@ -87,9 +95,10 @@ def request_of(
             raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
     if options.resume is not None:
         request = _resumed(command, options, options.resume)
-    else:
-        request = Request(
-            backend=options.backend,
+        return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
+    return timed(
+        Request(
+            backend=resolved_backend(options.backend, options.fabric, notices),
             devices=options.devices,
             sizes=options.sizes,
             dtype=options.dtype,
@@ -104,7 +113,7 @@ def request_of(
             fabric=options.fabric,
             kind=CommandKind.of(command),
         )
-    return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
+    )
 
 
 def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
@@ -153,7 +162,7 @@ def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
     return requested(run, options.nccl, fabric)
 
 
-# What the commands time. A request that resumes has it already.
+# What the commands time.
 
 # Each kind of registered memory in one run.
 EVERY_REGISTRATION = "all"
@@ -166,15 +175,20 @@ def pairs(request: Request, operations: Sequence[Operation] | None = None, *, ra
     return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
 
 
-def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
-    """Return the collectives on memory of this kind of registration, with "all" on each kind side by side."""
-    kinds = tuple(Registration) if kind == EVERY_REGISTRATION else (Registration(kind),)
-    return tuple(replace(work, registration=registration_kind) for registration_kind in kinds for work in works)
+def with_nccl(
+    request: Request, registration: str, nccl_config: Mapping[str, int] | None, skew: Skew | None = None
+) -> Request:
+    """Return the request with its collectives on registered memory, communicators of this config, and blocks so cut.
 
-
-def skewed(works: Sequence[Work], skew: Skew | None) -> tuple[Work, ...]:
-    """Return the collectives with blocks of such sizes."""
-    return tuple(replace(work, skew=skew) if work.operation.irregular else work for work in works)
+    With "all" they run on each kind of registered memory side by side.
+    """
+    kinds = tuple(Registration) if registration == EVERY_REGISTRATION else (Registration(registration),)
+    works = tuple(
+        replace(work, registration=kind, skew=skew if work.operation.irregular else None)
+        for kind in kinds
+        for work in request.collectives
+    )
+    return replace(request, collectives=works, nccl_config=dict(nccl_config or {}))
 
 
 PATTERNS = {
@@ -217,7 +231,7 @@ def latency(request: Request) -> Request:
     )
 
 
-def collective(operation: Operation) -> Callable[[Request], Request]:
+def collective(operation: Operation) -> Timed:
     """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
     return lambda request: replace(request, collectives=(Work(operation),), launches=True)
 
@@ -232,13 +246,8 @@ _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 
-def planned(request: Request) -> Request:
-    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once.
-
-    A resumed request is returned unchanged.
-    """
-    if request.resume:
-        return request
+def check(request: Request) -> Request:
+    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
     sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
     if request.quick:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
@@ -246,11 +255,11 @@ def planned(request: Request) -> Request:
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
-COMMANDS: dict[str, Callable[[Request], Request]] = {
+COMMANDS: dict[str, Timed] = {
     "pairs": pairs,
     "copies": copies,
     "latency": latency,
-    "check": planned,
+    "check": check,
     **{operation.value: collective(operation) for operation in COLLECTIVES},
 }
 
@@ -314,8 +323,17 @@ def _block_bytes(name: str, text: str) -> int:
 
 # The Python call.
 
-# Measuring commands without --dtype and --op.
-_WITHOUT_DTYPE = ("copies", "latency", "check")
+# What only some commands take: its value where it is left out, and those commands.
+_WITH_COLLECTIVES = ("pairs", *COLLECTIVES)
+_TAKEN_BY: dict[str, tuple[object, Collection[str]]] = {
+    "sizes": (None, ("copies", "check", *_WITH_COLLECTIVES)),
+    "dtype": ("float32", _WITH_COLLECTIVES),
+    "redop": ("sum", _WITH_COLLECTIVES),
+    "registration": ("none", _WITH_COLLECTIVES),
+    "nccl_config": ({}, _WITH_COLLECTIVES),
+    "latency": (None, COLLECTIVES),
+    "skew": ("uniform", (Operation.ALLTOALLV,)),
+}
 
 
 def measure(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -350,22 +368,25 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     """
     keywords.check_only_process("measure")
     command = keywords.named("command", command, COMMANDS)
-    if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
-        raise UsageError(f"{command} takes no dtype and no redop: leave out dtype and redop")
-    if command == "latency" and sizes is not None:
-        raise UsageError("latency has fixed sizes: leave out sizes")
-    if latency is not None and command not in COLLECTIVES:
-        raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
+    size_list = keywords.optional(keywords.listed, "sizes", sizes)
     config = checked_config(keywords.mapping("nccl_config", nccl_config or {}))
     keywords.text("registration", registration, choices=(*Registration, EVERY_REGISTRATION))
-    if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
-        raise UsageError(f"{command} does not use registration or nccl_config: leave them out")
     parsed_skew = parse_skew(keywords.text("skew", skew))
-    if parsed_skew is not None and command != Operation.ALLTOALLV:
-        raise UsageError(f"{command} sends blocks of one size: leave out skew, or measure alltoallv")
+    given = {
+        "sizes": size_list,
+        "dtype": dtype,
+        "redop": redop,
+        "registration": registration,
+        "nccl_config": config,
+        "latency": latency,
+        "skew": skew if parsed_skew else "uniform",
+    }
+    for name, (left_out, commands) in _TAKEN_BY.items():
+        if given[name] != left_out and command not in commands:
+            raise UsageError(f"{command} takes no {name}: leave it out, or measure {', '.join(commands)}")
     options = MeasureOptions(
         devices=keywords.optional(keywords.listed, "devices", devices),
-        sizes=None if sizes is None else parse_sizes(keywords.listed("sizes", sizes)),
+        sizes=None if size_list is None else parse_sizes(size_list),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
         fabric=keywords.optional(keywords.file_name, fabric),
         dtype=parse_dtype(keywords.text("dtype", dtype)),
@@ -378,12 +399,12 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     )
     launches = keywords.optional(keywords.whole, "latency", latency, least=1)
     words = [command, "--backend", backend]
-    words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
+    words += ["--dtype", dtype, "--op", redop] if command in _WITH_COLLECTIVES else []
     command_line = keywords.command_line(
         words,
         {
             "--devices": options.devices,
-            "--sizes": keywords.optional(keywords.listed, "sizes", sizes),
+            "--sizes": size_list,
             "--fabric": options.fabric,
             "--precision": None if precision is None else f"{precision:f}",
             "--budget": None if budget is None else f"{budget:f}s",
@@ -394,9 +415,12 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
             "--nccl-config": ",".join(f"{name}={value}" for name, value in config.items()) or None,
         },
     )
-    request = COMMANDS[command](request_of(command, options, command_line))
-    works = skewed(registered(request.collectives, registration), parsed_skew)
-    request = replace(request, collectives=works, nccl_config=config, latency=launches or 0)
+
+    def timed(request: Request) -> Request:
+        request = with_nccl(COMMANDS[command](request), registration, config, parsed_skew)
+        return replace(request, latency=launches or 0)
+
+    request = request_of(command, options, command_line, timed=timed)
     path = keywords.run_path(command, request.backend, output, save)
     done = sessions.measure(request, path, SILENT, f"measuring {command}")
     if done.failure is not None:

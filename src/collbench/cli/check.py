@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from rich.text import Text
 
+from collbench.api import measuring
 from collbench.api.checking import ToolTexts, refuse_cores, shortfall
-from collbench.api.measuring import MeasureOptions, planned
+from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_options
@@ -128,7 +129,7 @@ def _measured(measure_options: MeasureOptions) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
     if measure_options.quick:
         refuse_cores(measure_options.backend)
-    request = planned(make_request("check", measure_options))
+    request = make_request("check", measure_options, measuring.check)
     begun: list[OpenSession] = []
     try:
         done = measured(request, measure_options.file, SILENTLY, begun)

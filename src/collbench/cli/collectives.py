@@ -437,24 +437,19 @@ def _command(operation: Operation) -> click.Command:
         if pairs and nccl_flags.root > 1:
             raise UsageError(f"--root {nccl_flags.root} is not a rank of a pair: write 0 or 1")
         printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
-        request = make_request(operation.value, measure_options)
-        if not request.resume:
+
+        def timed(request: Request) -> Request:
             launch = find_launch(os.environ)
+            request = nccl_flags.applied(measuring.collective(operation)(request), launch.world_size if launch else 1)
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
-            possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-            works = [Work(operation)]
+            inside = Work(operation, Variant.IN_PLACE)
+            possible = capabilities(request.backend).undefined_in_place or inside.verifiable
             if in_place or (printer.as_nccl_tests and possible):
-                works.append(Work(operation, Variant.IN_PLACE))
-            request = replace(
-                nccl_flags.applied(request, launch.world_size if launch else 1),
-                collectives=measuring.skewed(measuring.registered(works, registration), skew),
-                nccl_config=nccl_config or {},
-                pairs=pairs,
-                split=split,
-                launches=True,
-                latency=latency or 0,
-                algorithms=algorithms,
-            )
+                request = replace(request, collectives=(*request.collectives, inside))
+            request = replace(request, pairs=pairs, split=split, latency=latency or 0, algorithms=algorithms)
+            return measuring.with_nccl(request, registration, nccl_config, skew)
+
+        request = make_request(operation.value, measure_options, timed)
         measure_and_show(request, measure_options.file, printer)
 
     command = click.command(

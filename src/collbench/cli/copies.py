@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 import click
@@ -19,6 +18,7 @@ from collbench.cli.measuring import (
     nccl_config,
     registration,
 )
+from collbench.measurement.plan import Request
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -72,8 +72,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    request = make_request("copies", measure_options)
-    request = request if request.resume else measuring.copies(request, patterns)
+    request = make_request("copies", measure_options, lambda request: measuring.copies(request, patterns))
     measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
@@ -91,8 +90,7 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
     """
-    request = make_request("latency", measure_options)
-    request = request if request.resume else measuring.latency(request)
+    request = make_request("latency", measure_options, measuring.latency)
     measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
@@ -131,10 +129,12 @@ def pairs(
       collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
       collbench pairs --operations allreduce --backend host
     """
-    request = make_request("pairs", measure_options)
-    if not request.resume:
-        timed = [operation for operation in operations if operation is not None]
-        request = measuring.pairs(request, timed, raw=None in operations)
-        works = measuring.registered(request.collectives, registration)
-        request = replace(request, collectives=works, nccl_config=nccl_config or {})
+    on_pairs = [operation for operation in operations if operation is not None]
+
+    def timed(request: Request) -> Request:
+        return measuring.with_nccl(
+            measuring.pairs(request, on_pairs, raw=None in operations), registration, nccl_config
+        )
+
+    request = make_request("pairs", measure_options, timed)
     measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))

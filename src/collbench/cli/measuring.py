@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, request_of
+from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, Timed, request_of
 from collbench.api.sessions import Measured, OpenSession, RequestSession
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
@@ -101,9 +101,9 @@ def measuring_options(
     return decorate
 
 
-def make_request(command: str, measure_options: MeasureOptions) -> Request:
-    """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, measure_options, options.command_line(command), NOTICES)
+def make_request(command: str, measure_options: MeasureOptions, timed: Timed) -> Request:
+    """Return what the shared options ask for, and what the command times. Raises UsageError, RunFileError."""
+    return request_of(command, measure_options, options.command_line(command), NOTICES, timed)
 
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
