@@ -96,8 +96,8 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
 
 def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examined:
     from collbench.machine.doctor import collect  # late: pynvml
-    from collbench.measurement.backends.isolated import IsolatedBackend
-    from collbench.measurement.backends.nccl_transports import TIMEOUTS, TransportProbe
+    from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
+    from collbench.measurement.backends.nccl_transports import TransportProbe
 
     refuse(Use.NATIVE)
     begin = time.monotonic()
@@ -111,7 +111,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
 
             @contextmanager
             def opening(positions: tuple[int, ...]) -> Iterator[Backend]:
-                backend = IsolatedBackend(timeouts=TIMEOUTS)
+                backend = IsolatedBackend(timeouts=OF_PROBES)
                 try:
                     backend.start()
                     backend.open(tuple(devices[position] for position in positions), None, collectives=False)

@@ -316,9 +316,8 @@ _LIMIT_S = 10.0
 def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
     """Return `parse_cards` of this machine now; {} if the program is missing, fails or takes too long."""
     try:
-        done = subprocess.run((program, *_TOPOLOGY), capture_output=True, timeout=limit_s, check=True)
-        return parse_cards(done.stdout.decode("utf-8", "replace"))
-    except (OSError, subprocess.SubprocessError, UsageError):
+        return parse_cards("".join(LiveTools(program, limit_s, [_TOPOLOGY]).texts()))
+    except UsageError:
         return {}
 
 

@@ -300,6 +300,8 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 _WORKER = "collbench.measurement.backends.worker"
 _STDERR = 2  # the file descriptor
 _TIMEOUTS = Timeouts()
+# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds.
+OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 

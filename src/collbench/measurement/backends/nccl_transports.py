@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
+from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
 from collbench.measurement.backends.nccl_choices import logging_to
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.errors import CollbenchError, DataCorruption, failure_of
@@ -19,8 +19,6 @@ from collbench.model.run import Device
 # number in brackets is NVML's, or a PCI bus id before 2.16 [NCCL 2.30.7, src/transport].
 _CHANNEL = re.compile(r"Channel [\d/]+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[\w+\])? via (\S[^\n]*?)\s*$", re.MULTILINE)
 _SIZE = 2**20
-# What is a hang here: on 4 × H200 NCCL starts in 0.7 s, and a step of these sizes takes milliseconds.
-TIMEOUTS = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
 
 
 def parsed(log: str) -> dict[Link, str]:
@@ -38,7 +36,7 @@ class TransportProbe:
         """Start the process, and return at once."""
         self._folder = tempfile.TemporaryDirectory(prefix="collbench-nccl-")
         variables = logging_to(Path(self._folder.name), "INIT,P2P,SHM,NET")
-        self._backend = IsolatedBackend(timeouts=TIMEOUTS, extra=variables)
+        self._backend = IsolatedBackend(timeouts=OF_PROBES, extra=variables)
         self._backend.start()
 
     def ask(
