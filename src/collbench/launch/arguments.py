@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -129,6 +129,35 @@ def _unknown(argument: str, known_options: Known) -> UsageError:
     )
 
 
+# An option, those that it excludes, and why.
+_EXCLUSIVE = (
+    ("--auto-select", {"--devices"}, "--auto-select and --devices both say which GPUs to use"),
+    (
+        "--devices",
+        {"--exclude", "--allow-busy"},
+        "--devices names the GPUs, --exclude and --allow-busy affect an automatic choice",
+    ),
+    ("--devices", {"--job"}, "--devices says which GPUs to use, --job affects an automatic choice"),
+    ("--job", {"--nccl"}, "--job replays with the NCCL of this Python's torch, --nccl has another one"),
+    ("--job", {"--container"}, "--job replays with the NCCL of this Python's torch, --container has another one"),
+    ("--run-file", {"--fresh"}, "--run-file reads a saved run and --fresh ignores it"),
+    ("--module", {"--no-python", "--run-path"}, "--module starts a Python module, --no-python and --run-path a file"),
+    (
+        "--repeats",
+        {"--precision", "--budget"},
+        "--repeats says how often to train, --precision and --budget when to stop",
+    ),
+    ("--without", {"--against"}, "--without changes what NCCL may use, --against changes the devices"),
+)
+
+
+def _check_exclusive(given: Collection[str]) -> None:
+    """Raise UsageError if one of the given options excludes another."""
+    for name, others, why in _EXCLUSIVE:
+        if name in given and not others.isdisjoint(given):
+            raise UsageError(f"{why}: use only one")
+
+
 # The command line of `collbench train`, split into collbench's options, torchrun's, and the program's.
 
 
@@ -177,41 +206,47 @@ def split(argv: Sequence[str]) -> TrainArguments:
     """
     own_options: dict[str, str] = {}
     torchrun_options: list[Option] = []
+    given: set[str] = set()
     rest = tuple(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         option = read(rest)
         if option.name == "--help":
             return TrainArguments(help=True)
+        given.add(option.name)
         if option.name in TRAIN_VALUES or option.name in TRAIN_FLAGS:
             own_options[option.name] = option.value or ""
         else:
             torchrun_options.append(option)
         rest = rest[len(option.tokens) :]
-    return _checked(_train_arguments(own_options, tuple(torchrun_options), rest[1:] if rest[:1] == ("--",) else rest))
-
-
-def _train_arguments(
-    own_options: dict[str, str], torchrun_options: tuple[Option, ...], program: tuple[str, ...]
-) -> TrainArguments:
+    # First, because it may have taken the script for its number.
+    auto_select = _count(own_options["--auto-select"]) if "--auto-select" in own_options else None
+    program = rest[1:] if rest[:1] == ("--",) else rest
+    if not program:
+        raise UsageError("no script to train: write collbench train --auto-select 2 train.py")
+    if given.isdisjoint({"--auto-select", "--devices"}):
+        raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
+    _check_exclusive(given)
+    backend = own_options.get("--backend", "auto")
+    _check_backend(backend)
     return TrainArguments(
-        auto_select=_count(own_options["--auto-select"]) if "--auto-select" in own_options else None,
+        auto_select=auto_select,
         devices=own_options.get("--devices"),
         exclude=own_options.get("--exclude"),
         allow_busy="--allow-busy" in own_options,
         run=own_options.get("--run-file"),
         max_age=parse_duration(own_options["--max-age"]) if "--max-age" in own_options else DEFAULT_MAX_AGE,
         fresh="--fresh" in own_options,
-        backend=own_options.get("--backend", "auto"),
+        backend=backend,
         dry_run="--dry-run" in own_options,
         nccl=own_options.get("--nccl"),
         container=own_options.get("--container"),
         job=own_options.get("--job"),
-        torchrun_options=torchrun_options,
+        torchrun_options=tuple(torchrun_options),
         program=program,
     )
 
 
-def check_backend(name: str) -> None:
+def _check_backend(name: str) -> None:
     """Raise UsageError for a backend that has no devices on this machine."""
     if capabilities.is_simulated(name):
         raise UsageError(
@@ -230,36 +265,6 @@ def _count(text: str) -> int:
     if count < 1:
         raise UsageError(f"--auto-select {count} leaves no GPU to train on: use 1 or more")
     return count
-
-
-def _checked(arguments: TrainArguments) -> TrainArguments:
-    if not arguments.program:
-        raise UsageError("no script to train: write collbench train --auto-select 2 train.py")
-    if arguments.auto_select is None and arguments.devices is None:
-        raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
-    if arguments.auto_select is not None and arguments.devices is not None:
-        raise UsageError("--auto-select and --devices both say which GPUs to use: use only one")
-    if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
-        raise UsageError(
-            "--devices names the GPUs, --exclude and --allow-busy affect an automatic choice: use only one"
-        )
-    if arguments.job is not None:
-        _check_for(arguments)
-    if arguments.run is not None and arguments.fresh:
-        raise UsageError("--run-file reads a saved run and --fresh ignores it: use only one")
-    check_backend(arguments.backend)
-    if arguments.has("--module") and arguments.has("--no-python", "--run-path"):
-        raise UsageError("--module starts a Python module, --no-python and --run-path a file: use only one")
-    return arguments
-
-
-def _check_for(arguments: TrainArguments) -> None:
-    """Raise UsageError for what does not go with --job, which replays a recorded job to choose."""
-    if arguments.devices is not None:
-        raise UsageError("--devices says which GPUs to use, --job affects an automatic choice: use only one")
-    if arguments.nccl is not None or arguments.container is not None:
-        what = "--container" if arguments.nccl is None else "--nccl"
-        raise UsageError(f"--job replays with the NCCL of this Python's torch, {what} has another one: use only one")
 
 
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
@@ -319,6 +324,7 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
     own_options: dict[str, str] = {}
     without: list[str] = []
     train_options: list[Option] = []
+    given: set[str] = set()
     job: str | None = None
     rest = tuple(argv)
     while rest:
@@ -331,6 +337,7 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
         option = read(rest, ABLATE)
         if option.name == "--help":
             return AblateArguments(TrainArguments(help=True))
+        given.add(option.name)
         if option.name == "--without":
             without.append(option.value or "")
         elif option.name in ABLATE_VALUES | ABLATE_FLAGS:
@@ -338,15 +345,11 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
         else:
             train_options.append(option)
         rest = rest[len(option.tokens) :]
+    _check_exclusive(given)
     program = rest[1:] if rest[:1] == ("--",) else rest
     if job is not None:
         return AblateJobArguments(job, own_options, tuple(without), tuple(train_options), program)
     return _checked_ablation(own_options, tuple(without), train_options, program)
-
-
-def two_changes() -> UsageError:
-    """Return what is wrong with --without and --against."""
-    return UsageError("--without changes what NCCL may use, --against changes the devices: use only one")
 
 
 def _checked_ablation(
@@ -357,10 +360,6 @@ def _checked_ablation(
         raise UsageError(f"no script to train: write {example}")
     if not without and "--against" not in own_options:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
-    if "--repeats" in own_options and own_options.keys() & {"--precision", "--budget"}:
-        raise UsageError("--repeats says how often to train, --precision and --budget when to stop: use only one")
-    if without and "--against" in own_options:
-        raise two_changes()
     if replayed := sorted(own_options.keys() & JOB_ONLY):
         raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
     train_tokens = [token for option in train_options for token in option.tokens]

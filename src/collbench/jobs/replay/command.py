@@ -21,7 +21,7 @@ from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.results import Pauses
 from collbench.launch import ablation as ablations
-from collbench.launch.arguments import AblateJobArguments, two_changes, whole_option
+from collbench.launch.arguments import AblateJobArguments, whole_option
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import BACKENDS, capabilities
@@ -131,8 +131,6 @@ def options_of(arguments: AblateJobArguments) -> ReplayOptions:
     if strange:
         listed = ", ".join(dict.fromkeys(strange))
         raise UsageError(f"{arguments.file} is replayed, and nothing is trained: leave out {listed}")
-    if without and "--against" in own_options:
-        raise two_changes()
     compute = own_options.get("--compute", Pauses.NONE.value)
     if compute not in tuple(Pauses):
         raise UsageError(f"--compute '{compute}' is not one of {', '.join(Pauses)}")
