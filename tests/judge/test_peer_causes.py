@@ -98,7 +98,9 @@ def _small_bar1(seen: Seen) -> Seen:
 
 
 def _narrow(seen: Seen) -> Seen:
-    return seen.gpus(lambda one: replace(one, pcie_width=4) if one.device.index == 1 else one)
+    return seen.gpus(
+        lambda one: replace(one, health=replace(one.health, pcie_width=4)) if one.device.index == 1 else one
+    )
 
 
 def _geforce(seen: Seen) -> Seen:

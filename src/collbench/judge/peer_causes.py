@@ -239,11 +239,14 @@ def _width(case: _Case) -> _Found | None:
     narrow = [
         gpu
         for gpu in case.ends
-        if gpu is not None and gpu.pcie_width and gpu.device.pcie_width and gpu.pcie_width < gpu.device.pcie_width
+        if gpu is not None
+        and gpu.health.pcie_width
+        and gpu.device.pcie_width
+        and gpu.health.pcie_width < gpu.device.pcie_width
     ]
     if not case.over_pcie or not narrow:
         return None
-    each = ", ".join(f"{gpu.device.tag} x{gpu.pcie_width} of x{gpu.device.pcie_width}" for gpu in narrow)
+    each = ", ".join(f"{gpu.device.tag} x{gpu.health.pcie_width} of x{gpu.device.pcie_width}" for gpu in narrow)
     fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
     return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {each}", fix)
 

@@ -307,7 +307,7 @@ def read(gpu: Query) -> Health:
         memory_used=memory_used(gpu),
         nvlink_replays=replays(gpu, links),
         nvlink_errors=errors(gpu, links),
-        ecc_errors=ecc_errors(gpu),
+        ecc_errors=gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         processes=_other_processes(gpu),
         pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),
@@ -319,11 +319,6 @@ def _throttle(gpu: Query) -> tuple[str, ...]:
     if bits is None:  # the name before r535
         bits = gpu.integer("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
-
-
-def ecc_errors(gpu: Query) -> int | None:
-    """Return the uncorrected ECC errors since the driver was loaded; None if they are not counted."""
-    return gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
 
 
 def memory_used(gpu: Query) -> int | None:

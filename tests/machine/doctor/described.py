@@ -8,7 +8,7 @@ from typing import Any
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.doctor.findings import Finding
 from collbench.machine.doctor.judge import judge
-from collbench.model.run import Device, Path
+from collbench.model.run import Device, Health, Path
 from tests.builders import nvml_says
 
 GIB = 2**30
@@ -26,19 +26,17 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
     )
     healthy = Gpu(
         device=device,
+        health=Health(ecc_errors=0, processes=0, memory_used=0, temperature=31),
         compute_mode=0,
         persistence=True,
         mig=False,
-        ecc_errors=0,
         repair_pending=False,
         repair_failed=False,
         fabric_state=3,
         links_up=18,
-        processes=0,
-        memory_used=0,
-        temperature=31,
     )
-    return replace(healthy, **changes)
+    of_health = {name: changes.pop(name) for name in Health.__slots__ if name in changes}
+    return replace(healthy, health=replace(healthy.health, **of_health), **changes)
 
 
 def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:

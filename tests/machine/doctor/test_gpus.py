@@ -57,16 +57,18 @@ def test_a_machine_that_reports_everything(tmp_path: Path) -> None:
     )
     assert [path.label for path in driver.paths] == ["NV18"] * 6
     first = driver.gpus[0]
-    assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors) == (3, True, True, 2)
+    assert (first.compute_mode, first.persistence, first.mig, first.health.ecc_errors) == (3, True, True, 2)
     assert (first.repair_pending, first.repair_failed, first.links_up) == (True, False, 18)
-    assert (first.processes, first.temperature) == (0, 38)
+    assert (first.health.processes, first.health.temperature) == (0, 38)
     assert nvml.closed == nvml.opened == 1
 
 
 def test_a_machine_that_reports_nearly_nothing(tmp_path: Path) -> None:
     first = read_driver(tmp_path, bare_pcie).gpus[0]
-    assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors, first.repair_pending) == (None,) * 5
-    assert (first.repair_failed, first.fabric_state, first.links_up, first.processes) == (None, None, 0, None)
+    assert (first.compute_mode, first.persistence, first.mig, first.health.ecc_errors, first.repair_pending) == (
+        None,
+    ) * 5
+    assert (first.repair_failed, first.fabric_state, first.links_up, first.health.processes) == (None, None, 0, None)
 
 
 def test_the_fabric_is_read_where_the_binding_supports_it(tmp_path: Path) -> None:

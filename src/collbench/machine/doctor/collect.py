@@ -167,26 +167,20 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
 
 
 def _gpu(asked: Query, device: Device) -> Gpu:
-    glance = nvml.glance(asked)
     rows = asked.ask("nvmlDeviceGetRemappedRows")  # Ampere and newer; before, pages are retired
     pending = rows[2] if rows else asked.integer("nvmlDeviceGetRetiredPagesPendingStatus")
     mig = asked.ask("nvmlDeviceGetMigMode")
     return Gpu(
         device=device,
+        health=nvml.read(asked),
         compute_mode=asked.integer("nvmlDeviceGetComputeMode"),
         persistence=_flag(asked.integer("nvmlDeviceGetPersistenceMode")),
         mig=_flag(mig[0] if mig else None),
-        ecc_errors=nvml.ecc_errors(asked),
         repair_pending=_flag(pending),
         repair_failed=_flag(rows[3] if rows else None),
         fabric_state=_fabric_state(asked),
         links_up=len(nvml.active_links(asked)),
-        processes=None if glance.processes is None else len(glance.processes),
-        memory_used=nvml.memory_used(asked),
-        temperature=glance.temperature,
-        throttle=glance.throttle,
         bar1_bytes=getattr(asked.ask("nvmlDeviceGetBAR1MemoryInfo"), "bar1Total", None),
-        pcie_width=asked.integer("nvmlDeviceGetCurrPcieLinkWidth"),
     )
 
 

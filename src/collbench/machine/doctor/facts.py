@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collbench.machine.network_affinity import NetworkAffinity
-from collbench.model.run import Device, NetworkPort, Path
+from collbench.model.run import Device, Health, NetworkPort, Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,20 +14,15 @@ class Gpu:
     """One GPU as NVML has it now."""
 
     device: Device
+    health: Health = field(default_factory=Health)
     compute_mode: int | None = None  # nvmlComputeMode_t
     persistence: bool | None = None
     mig: bool | None = None
-    ecc_errors: int | None = None
     repair_pending: bool | None = None  # a reset will replace memory rows
     repair_failed: bool | None = None  # memory rows that nothing can replace any more
     fabric_state: int | None = None  # nvmlGpuFabricState_t
     links_up: int = 0  # active NVLinks
-    processes: int | None = None
-    memory_used: int | None = None  # bytes
-    temperature: int | None = None  # °C
-    throttle: tuple[str, ...] = ()
     bar1_bytes: int | None = None  # of its memory that other devices can address over PCIe
-    pcie_width: int | None = None  # now
 
 
 @dataclass(frozen=True, slots=True)

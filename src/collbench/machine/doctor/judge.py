@@ -144,22 +144,23 @@ def _health(gpus: Sequence[Gpu]) -> Lines:
         yield fail("fabric", text, fix, waiting)
     elif any(gpu.fabric_state for gpu in gpus):
         yield ok("fabric", "NVSwitch fabric ready")
-    held = [gpu for gpu in gpus if any(holds_back(reason) for reason in gpu.throttle)]
+    held = [gpu for gpu in gpus if any(holds_back(reason) for reason in gpu.health.throttle)]
     if held:
-        each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.throttle)}" for gpu in held)
+        each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.health.throttle)}" for gpu in held)
         yield warn("clocks", f"throttled: {each}", "check nvidia-smi -q -d PERFORMANCE and the cooling", held)
-    hot = [gpu for gpu in gpus if (gpu.temperature or 0) > HOT_C]
+    hot = [gpu for gpu in gpus if (gpu.health.temperature or 0) > HOT_C]
     if hot:
-        each = ", ".join(f"{gpu.device.tag} {gpu.temperature} °C" for gpu in hot)
+        each = ", ".join(f"{gpu.device.tag} {gpu.health.temperature} °C" for gpu in hot)
         yield warn("temperature", f"over {HOT_C} °C: {each}", "check the fans and the air flow", hot)
-    busy = [gpu for gpu in gpus if gpu.processes]
+    busy = [gpu for gpu in gpus if gpu.health.processes]
     if busy:
         each = ", ".join(
-            f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
+            f"{gpu.device.tag} ({gpu.health.processes}, {format_approximate_size(gpu.health.memory_used or 0)})"
+            for gpu in busy
         )
         text = f"processes on {each}: they disturb measurements"
         yield warn("in use", text, "nvidia-smi lists them; wait, or use other GPUs", busy)
-    elif all(gpu.processes is not None for gpu in gpus):
+    elif all(gpu.health.processes is not None for gpu in gpus):
         yield ok("in use", "no compute process on any of them")
 
 
@@ -224,13 +225,13 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Line:
     if pending:
         text = f"{tags(pending, gpus)} will remap a bad memory row at the next reset"
         return warn("memory", text, nvidia_smi(pending, "--gpu-reset when nothing runs there, or reboot"), pending)
-    wrong = [gpu for gpu in gpus if gpu.ecc_errors]
+    wrong = [gpu for gpu in gpus if gpu.health.ecc_errors]
     if wrong:
-        each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
+        each = ", ".join(f"{gpu.health.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
         text = f"uncorrected ECC errors since the driver started: {each}"
         options = "--gpu-reset when nothing runs there; replace the GPU if they return"
         return warn("memory", text, nvidia_smi(wrong, options), wrong)
-    if any(gpu.ecc_errors is None for gpu in gpus):
+    if any(gpu.health.ecc_errors is None for gpu in gpus):
         return unknown("memory", "errors are not counted: ECC is off, or NVML does not report them")
     return ok("memory", "no uncorrected ECC errors, no row remapping pending")
 
