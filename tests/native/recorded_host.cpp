@@ -537,8 +537,8 @@ static void run(const std::vector<Line>& lines, int shift) {
     } else if (line.word == "mark") {
       char host[256];
       gethostname(host, sizeof host);
-      const std::string name = std::string(getenv("COLLBENCH_RECORD_FOLDER")) + "/" + host + "-" +
-                               std::to_string(getpid()) + "-0.marks";
+      const std::string name =
+          std::string(getenv("COLLBENCH_RECORD_FOLDER")) + "/" + host + "-" + std::to_string(getpid()) + "-0.marks";
       const uint64_t now = host_ns();
       FILE* file = fopen(name.c_str(), "ab");
       fwrite(&now, sizeof now, 1, file);
