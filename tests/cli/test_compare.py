@@ -196,6 +196,7 @@ def documented(program: Program) -> None:
     shutil.copy(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json", "run.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
+    shutil.copy(RESULTS / "2026-11-23-1xh200-jax" / "job-gpu-times.json", "job.json")
     run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), Path("new.json"))
     for day, name in enumerate(("monday", "tuesday", "wednesday")):
         run_file.save(replace(copies(seed=day), started=f"2026-03-0{day + 2}T00:00:00Z"), Path(f"{name}.json"))

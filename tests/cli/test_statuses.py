@@ -203,7 +203,7 @@ def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program)
     [
         ("compare", ("compare", "base.json", "run.json")),
         ("reference", ("compare", "run.json", "--reference")),
-        ("show", "--ranking", ("show", "--ranking", "run.json")),
+        ("show --ranking", ("show", "--ranking", "run.json")),
         ("select", ("select", "4", "run.json", "--any-machine")),
         ("check", ("check", "run.json")),
     ],

@@ -169,7 +169,8 @@ def test_a_recorded_job_ends_with_a_killed_record_whatever_its_groups(mark: str,
     process.kill()
     _, err = process.communicate(timeout=PATIENCE_S)
     assert_all_end(mark)
-    (line,) = err.splitlines()
+    assert err.count("\n") == 1, err
+    line = err.strip()
     assert line.startswith("collbench: record was killed, and has ended its job; what was recorded is in ")
     command = line.partition(": collbench ")[2].replace("FILE", "job.json")
     subprocess.run([*COLLBENCH, *shlex.split(command)], cwd=tmp_path, check=True, capture_output=True)

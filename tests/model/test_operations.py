@@ -132,7 +132,7 @@ def exported(session: dict[str, Any], name: str) -> list[dict[str, str]]:
     [
         (SESSION[0], "shuffle over GPU0"),
         (SESSION[0], "busbw = algbw × (n+1)/n"),
-        ("--help", "Time shuffle-it: every rank gets some."),
+        ("--help", "gather, scatter, shuffle."),
         ("shuffle --help", "every rank gets some of the data"),
         ("shuffle --help", "collbench shuffle --sizes 64M --split 2"),
         ("shuffle --help", "bytes of all ranks' blocks together"),

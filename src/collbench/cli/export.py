@@ -73,6 +73,7 @@ def _job(file: Path, layout: str) -> str:
     """Return the text of a recorded job; "" for a run."""
     kind = file_kinds.kind_of(file)
     if kind is None and layout == "perfetto":
+        runfile_run_file.load(file)  # if it is no run either, that says why
         raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
     return "" if kind is None else kind.export(file, layout)
 

@@ -123,7 +123,7 @@ class RunPrinter:
     def of(
         cls, measure_options: MeasureOptions, layout: str = TABLE, *, as_json: bool, json: Path | None = None
     ) -> RunPrinter:
-        """Return the request of the options. Raises RunFileError if the JSON file could not be written, UsageError."""
+        """Return how the options print a run. Raises RunFileError if the JSON file could not be written, UsageError."""
         if json is not None:
             same = measure_options.file is not None and measure_options.file.resolve() == json.resolve()
             if same and not atomic_write.is_stream(json):
@@ -280,7 +280,7 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
     points, measured = timed_points(sessions[0].run) if sessions else (0, 0)
     if points == 0:
         return "nothing was measured or saved"
-    counts = [f"{measured} data points measured so far"] if measured else []
+    counts = [f"{amount(measured, 'data point')} measured so far"] if measured else []
     counts += [f"{amount(points - measured, 'data point')} without a result"] if points > measured else []
     what, session = f"{' and '.join(counts)} are", sessions[0]
     if session.failure is not None:

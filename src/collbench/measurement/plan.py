@@ -491,7 +491,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         if missing := capabilities(request.backend).lacks(work.operation):
             raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
         if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
-            raise UsageError(f"{work.operation} cannot run in place: leave out the option for it")
+            raise UsageError(f"{work.operation} cannot run in place: leave out --in-place")
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
         skipped += small

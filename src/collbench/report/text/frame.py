@@ -282,7 +282,7 @@ def _stopped(run: Run) -> Iterator[str]:
     counts = Counter(measurement.stop for measurement in run.measurements)
     parts = [f"{counts[reason]} {label}" for reason, label in _STOPS.items() if counts[reason]]
     if parts:
-        yield f"points    {len(run.measurements)} data points: {', '.join(parts)}"
+        yield f"points    {amount(len(run.measurements), 'data point')}: {', '.join(parts)}"
 
 
 def _time(run: Run) -> Iterator[str]:

@@ -374,7 +374,7 @@ def point_figures(measurement: Measurement) -> dict[str, str]:
 
 
 def _compared_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
-    """Return the _compared_memory of kinds of memory, out of place and in place; nothing if there is only one kind."""
+    """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
     out_of_place, in_place = (
         list(_of_variant(run, operation, devices, variant)) for variant in (Variant.PLAIN, Variant.IN_PLACE)
     )
@@ -427,9 +427,6 @@ def _winner(same: Sequence[Winner]) -> str:
     over = "" if gain.kind is Registration.NONE else f" over {gain.kind}"
     low, high = gain.interval
     return f"{text}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
-
-
-# The pages of `collbench copies` and `collbench latency`.
 
 
 # The page of `collbench copies`: the rates of every link or device, for each pattern and kind of copy.
