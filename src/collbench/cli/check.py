@@ -127,7 +127,7 @@ def _map_peers(measure_options: MeasureOptions, *, as_json: bool) -> NoReturn:
 
 def _measured(measure_options: MeasureOptions) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
-    if measure_options.quick:
+    if measure_options.resume is None:  # its run says the backend
         refuse_cores(measure_options.backend)
     request = make_request("check", measure_options, measuring.check)
     begun: list[OpenSession] = []
