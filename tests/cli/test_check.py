@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from collbench.api.peer_mapping import Examined, examine
+from collbench.model.errors import MachineError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.runfile import run_file
@@ -148,6 +150,38 @@ def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Prog
     assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hang. (sim)" in page
     answer = json.loads(program("check", "run.json", "--json").out)
     assert answer["p2p"] is None, "a saved run has no such map"
+
+
+def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise MachineError("NVML: GPU is lost")
+
+    monkeypatch.setattr("collbench.api.peer_mapping.examine", lost)
+    status, page, notices = simulated(program, None)
+    assert status == 1
+    assert "agree     28 of 28 pairs: NV18" in page
+    assert "P2P could not be examined: NVML: GPU is lost" in notices
+    status, page, _ = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5), "--force")
+    assert status == 3, "the worse status"
+    assert "NV_DEGRADED  GPU2, GPU5" in page
+
+
+def test_a_resumed_run_does_not_say_what_p2p_does_now(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated(program, None)
+    known: list[Run | None] = []
+
+    def recorded(*arguments: object, measured: Run | None) -> Examined:
+        known.append(measured)
+        return examine(*arguments, measured=measured)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("collbench.api.peer_mapping.examine", recorded)
+    run = run_file.load(Path("run.json"))
+    run_file.save(replace(run, measurements=run.measurements[:-1]), Path("old.json"))
+    result = program("check", "--resume", "old.json", "--fabric", "machine.json")
+    assert "P2P works on all 56 links" in result.out, result.err
+    simulated(program, None, "--force")
+    assert known[0] is None
+    assert known[1] is not None
 
 
 def test_a_variable_is_the_cause(program: Program) -> None:

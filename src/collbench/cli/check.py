@@ -18,7 +18,7 @@ from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError, UsageError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
 
@@ -90,13 +90,8 @@ def check(
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)
-    examined = None
-    if run_file is None and not run.settings.quick and len(run.devices) > 1 and not capabilities(run.backend).cores:
-        from collbench.api.peer_mapping import examine  # late, as in _map_peers
-
-        of_run = (measure_options.devices, run.backend, measure_options.fabric, measure_options.nccl)
-        examined = examine(*of_run, run.settings.seed, measured=run)
-    lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick)
+    examined, unexamined = (None, "") if run_file else _peers_of(run, measure_options)
+    lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
     _show(texts.applied(run), lacking, examined, as_json=as_json)
 
 
@@ -140,6 +135,23 @@ def _measured(measure_options: MeasureOptions) -> Run:
         say(str(error))
         return runs[0]
     return runfile_run_file.again(done.run)
+
+
+def _peers_of(run: Run, measure_options: MeasureOptions) -> tuple[Examined | None, str]:
+    """Return what P2P does on the devices of the run measured just now, or why that is not known.
+
+    A run that was resumed may be old: then every link is tried again.
+    """
+    if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
+        return None, ""
+    from collbench.api.peer_mapping import examine  # late, as in _map_peers
+
+    devices = ",".join(str(device.index) for device in run.devices)
+    of_run = (devices, run.backend, run.settings.fabric or None, measure_options.nccl, run.settings.seed)
+    try:
+        return examine(*of_run, measured=None if measure_options.resume else run), ""
+    except CollbenchError as error:
+        return None, f"P2P could not be examined: {error}"
 
 
 def _fails(run: Run) -> bool:
