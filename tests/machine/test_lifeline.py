@@ -177,6 +177,36 @@ def test_a_recorded_job_ends_with_a_killed_record_whatever_its_groups(mark: str,
     assert job_file.load(tmp_path / "job.json").ranks[0].calls == 9
 
 
+# Each process starts one after the other, which end at once or after a moment, as long as it is let.
+FORKS = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def forks(depth):
+    print(depth, flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if os.fork() == 0:
+            time.sleep(0.02)
+            os._exit(0)
+        time.sleep(0.002)
+    os._exit(0)
+for depth in (1, 2):
+    if os.fork() == 0:
+        os.setsid()
+        forks(depth)
+forks(0)
+"""
+
+
+def test_a_recorded_job_that_forks_all_the_time_ends_with_a_killed_record(mark: str, tmp_path: Path) -> None:
+    process = begin(tmp_path, mark, ["record", "--", sys.executable, "-I", "-S", "-c", FORKS])
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(3)} == {"0\n", "1\n", "2\n"}
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    assert_all_end(mark)
+
+
 def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
     # Process 0 is the parent of no process, like one that has ended.
     script = [sys.executable, "-I", "-S", lifeline.__file__, "0", "--", "echo", "begun"]

@@ -126,24 +126,51 @@ def _processes() -> dict[int, tuple[int, bytes]]:
     return found
 
 
+def _tree(root: int) -> dict[int, bytes]:
+    """Stop a process and all below it, so that none forks meanwhile, and return them with their start times."""
+    tree: dict[int, bytes] = {}
+    while True:
+        processes = _processes()
+        new = {
+            one: start
+            for one, (parent, start) in processes.items()
+            if tree.get(one) != start and (one == root or parent in tree)
+        }
+        if not new:
+            return tree
+        for one in new:
+            with suppress(OSError):
+                os.kill(one, signal.SIGSTOP)
+        tree |= new
+
+
 def _end_tree(root: int) -> None:
-    """End a process and those below it, even if it ends before them: by SIGTERM, and after a while by SIGKILL."""
-    processes = _processes()
-    tree = {root: processes[root][1]} if root in processes else {}
-    signaled: set[int] = set()
+    """End a process and those below it by SIGTERM, and after a while, with what they started since, by SIGKILL."""
+    tree = _tree(root)
+    for one in tree:
+        _signal(one, signal.SIGTERM)
+    for one in tree:
+        _signal(one, signal.SIGCONT)
     begun = time.monotonic()
     while tree and (waited := time.monotonic() - begun) < GRACE_SECONDS + _LAST_SECONDS:
-        while new := {one: start for one, (parent, start) in processes.items() if parent in tree and one not in tree}:
-            tree |= new
-        if waited >= GRACE_SECONDS:
-            signaled.clear()
-        for one in tree.keys() - signaled:
-            with suppress(OSError):
-                os.kill(one, signal.SIGTERM if waited < GRACE_SECONDS else signal.SIGKILL)
-        signaled |= tree.keys()
         time.sleep(0.05)
         processes = _processes()
         tree = {one: start for one, start in tree.items() if one in processes and processes[one][1] == start}
+        for one in [one for one, (parent, _) in processes.items() if parent in tree and one not in tree]:
+            below = _tree(one)
+            tree |= below
+            for each in below:
+                _signal(each, signal.SIGTERM)
+            for each in below:
+                _signal(each, signal.SIGCONT)
+        if waited >= GRACE_SECONDS:
+            for one in tree:
+                _signal(one, signal.SIGKILL)
+
+
+def _signal(process: int, number: int) -> None:
+    with suppress(OSError):  # it has ended
+        os.kill(process, number)
 
 
 def _watch(text: str) -> None:
