@@ -177,18 +177,18 @@ def test_a_recorded_job_ends_with_a_killed_record_whatever_its_groups(mark: str,
     assert job_file.load(tmp_path / "job.json").ranks[0].calls == 9
 
 
-# Each process starts one after the other, which end at once or after a moment, as long as it is let.
+# Three processes start others one after the other, 150 each, which outlive them unless they are ended.
 FORKS = """
-import os, signal, sys, time
+import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def forks(depth):
     print(depth, flush=True)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+    for _ in range(150):
         if os.fork() == 0:
-            time.sleep(0.02)
+            time.sleep(300)
             os._exit(0)
-        time.sleep(0.002)
+        time.sleep(0.004)
+    time.sleep(300)
     os._exit(0)
 for depth in (1, 2):
     if os.fork() == 0:
