@@ -18,7 +18,7 @@ from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline
 from collbench.jobs.html_page import render
 from collbench.jobs.job import GpuTime, Job, Unknown
-from collbench.jobs.page import as_json, exposed_text
+from collbench.jobs.page import as_json, exposed_text, remarks
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.trace import Trace
@@ -100,6 +100,44 @@ def test_the_page_says_it_first_and_adds_up() -> None:
     (row,) = own.rows
     assert row.own == pytest.approx(30e-6)
     assert row.exposed == pytest.approx(20e-6)
+
+
+def union(intervals: list[tuple[float, float]]) -> float:
+    """Return how long at least one of these intervals lasts."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+@pytest.mark.parametrize("number", [3, 4, 9])
+def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
+    """The header, the table of ranks and that of calls tell of the same steps, which are not the first one."""
+    rng = np.random.default_rng(number)
+    lasted = [2780.0, *rng.uniform(40, 60, number - 1)]
+    traces = []
+    for rank in (0, 1):
+        events = []
+        for step in range(number):
+            at = 1e6 + 3000.0 * step
+            own = lasted[step] if rank == 0 else 30.0
+            events += [event("gemm", at, 60.0), mark(step, at), *call(step + 1, at + 10, at + 50, own, seq=40 + step)]
+        traces.append(trace_of(events, rank))
+    found = report(job_of(traces))
+    assert found is not None
+    usual = [(float(at), at + 60.0, at + 50.0, at + 50.0 + lasted[step]) for step, at in enumerate(range(number))]
+    timed = usual[1:-1]  # the last one has no end
+    kernels = float(np.median([union([(start, end)]) for _, _, start, end in timed]))
+    exposed = sorted(union([(low, high), (start, end)]) - 60.0 for low, high, start, end in timed)
+    (row,) = found.rows
+    (gpu,) = (one for one in found.gpu if one.rank == 0)
+    assert found.mine.kernels == pytest.approx(kernels * 1e-6, rel=1e-4)  # a trace has ns
+    assert row.own == pytest.approx(kernels * 1e-6, rel=1e-4)
+    assert row.transfer == pytest.approx(30e-6, rel=1e-4)
+    assert found.mine.waiting == pytest.approx((kernels - 30) * 1e-6, rel=1e-4)
+    assert exposed[0] * 1e-6 - 1e-9 <= gpu.exposed <= exposed[-1] * 1e-6 + 1e-9
+    assert ("few       all figures are of" in "\n".join(remarks(found))) == (len(timed) < 5)
 
 
 def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:

@@ -123,14 +123,16 @@ class Report:
     """The step of a job as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
 
     `distinct` has each call once, with its count in the step. `late` are the ranks that are significantly late, the
-    costliest first; `late_known`: lateness could be judged. `compared_with` are the names of the runs that timed
-    calls in isolation; `compared_simulated`: those runs were simulated.
+    costliest first; `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
+    `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
+    simulated.
     """
 
     job: Job
     rank: int
     phase: Phase
     repeats: bool
+    counted: int
     rows: tuple[Row, ...]
     distinct: tuple[Row, ...]
     ranks: tuple[RankRow, ...]
@@ -177,9 +179,9 @@ def report(
     late_by_call = {one.call: one for group in groups for one in _late(group, by_call=True)}
     late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
-    least, whole = _leasts(groups, chosen, phase)
-    own = _medians(_kernel_times(phase, common(job)), 0)
     repetitions = common(job)
+    least, whole = _leasts(groups, chosen, phase, repetitions)
+    own = _medians(_kernel_times(phase, repetitions), 0)
     samples = [one.exposed for one in phase.samples if one.exposed and one.repetition in repetitions]
     exposed = np.median(samples, axis=0) * MICRO if samples else np.full(len(own), np.nan)
 
@@ -201,12 +203,13 @@ def report(
 
     runs, by_call = _folded(job, phase)
     rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
-    passed = (exposure(one, row.step) for one, row in zip(job.ranks, rank_rows, strict=True))
+    passed = (exposure(one, row.step, repetitions) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
         phase=phase,
         repeats=job.steps.source is not None,
+        counted=len(repetitions),
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
         ranks=rank_rows,
@@ -218,16 +221,28 @@ def report(
 
 def step_seconds(phase: Phase) -> float | None:
     """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown."""
-    steps = [sample.step for sample in phase.samples if sample.step]
+    steps = [sample.step for sample in warm([one for one in phase.samples if one.step])]
     pauses = [position.pause.median for position in phase.positions if position.pause is not None]
     total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
     return total * MICRO if isfinite(total) and total > 0 else None
 
 
+def warm(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return samples without the first repetition, in which ranks wait for one another, if there are others."""
+    return [one for one in samples if one.repetition > 0] or samples
+
+
 def common(job: Job) -> tuple[int, ...]:
-    """Return the repetitions that all ranks kept, over which all figures are medians."""
-    kept = [{one.repetition for one in phase.samples} for rank in job.ranks if (phase := shown_phase(rank))]
-    return tuple(sorted(set.intersection(*kept))) if kept else ()
+    """Return the repetitions over which all figures are medians: all ranks kept them, and know how long they took.
+
+    If none has a known length, that is not asked for.
+    """
+    phases = [phase for rank in job.ranks if (phase := shown_phase(rank))]
+    for wanted in (lambda one: one.step > 0, lambda _: True):
+        kept = [{one.repetition for one in phase.samples if wanted(one)} for phase in phases]
+        if kept and (both := set.intersection(*kept)):
+            return tuple(sorted(both - {0} or both))
+    return ()
 
 
 def _sampled(phase: Phase, repetitions: Sequence[int], field: str) -> Values:
@@ -362,12 +377,13 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
     )
 
 
-def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
+def _leasts(
+    matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase, repetitions: Sequence[int]
+) -> tuple[Values, NDArray[np.bool_]]:
     """Return the transfer of each position in seconds, and whether all ranks of its group say so.
 
     If no other rank is known, it is the rank's own median, which includes waiting.
     """
-    repetitions = [sample.repetition for sample in phase.samples]
     least = _medians(_kernel_times(phase, repetitions), 0)
     whole = np.zeros(len(least), dtype=bool)
     for matched_group in matched_groups:

@@ -5,7 +5,7 @@ Each moment counts once, on the GPU's own clock: the union of its intervals, not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,12 +105,12 @@ class Exposure:
     whole: bool = False
 
 
-def exposure(rank: JobRank, step: float | None) -> Exposure | None:
+def exposure(rank: JobRank, step: float | None, repetitions: Collection[int]) -> Exposure | None:
     """Return how a rank's step passes, of `step` seconds if the source has no compute; None if it has no kernels.
 
-    The figures are those of the repetition that is as long as the step, for medians of each would not add up.
+    The figures are of the one of these repetitions that is as long as the step, for medians of each would not add up.
     """
-    samples = () if rank.step is None else rank.step.samples
+    samples = [] if rank.step is None else [one for one in rank.step.samples if one.repetition in repetitions]
     known = sorted((one.gpu_time for one in samples if one.gpu_time), key=lambda one: one.total)
     usual = known[len(known) // 2].total if known and step is None else (step or 0.0) / MICRO
     passed = min(known, key=lambda one: abs(one.total - usual)) if known else rank.gpu_time

@@ -21,6 +21,7 @@ from collbench.report.text.layout import Block, Lines, both, more, short, table,
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
 _FEW_RANKS, _MOST_RANKS = 6, 64
 _FEW_LATE = 3  # late ranks
+_FEW_STEPS = 5  # fewer show no usual step
 _LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
 _LONGEST = 8  # letters of a type
 _COLUMNS = 64  # of a timeline
@@ -488,6 +489,8 @@ def _about_step(report: Report) -> Iterator[str]:
 
 def _limits(report: Report) -> Iterator[str]:
     job = report.job
+    if report.repeats and 0 < report.counted < _FEW_STEPS:
+        yield f"few       all figures are of {amount(report.counted, 'step')}: trace more for what is usual"
     for one in report.late[:_FEW_LATE]:
         yield f"late      {late_text(job, one)}"
     if len(report.late) > _FEW_LATE:
