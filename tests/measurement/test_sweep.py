@@ -1,4 +1,5 @@
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -248,6 +249,35 @@ def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
 def test_the_interference_check_forgives_two_percent(loss: float, trusted: bool) -> None:
     backend = FakeBackend(4, concurrency=lambda _pair: loss)
     assert {check.trusted for check in check_interference(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
+
+
+class NoisyBackend(FakeBackend):
+    """Each batch is faster or slower by a normal logarithm; among others `ratio` times as much."""
+
+    def __init__(self, sigma: float, ratio: float = 1.0, share: float = 1.0) -> None:
+        super().__init__(4, concurrency=lambda _pair: share)
+        self._sigma, self._ratio, self._drawn = sigma, ratio, random.Random(5)
+
+    def _batch(self, step: Step, group: tuple[int, ...], batch: int) -> float:
+        sigma = self._sigma * (self._ratio if len(step.groups) > 1 else 1.0)
+        return super()._batch(step, group, batch) * math.exp(self._drawn.gauss(0.0, sigma))
+
+
+def distrusted_share(backend: FakeBackend, checks: int) -> float:
+    rng, found = random.Random(3), list[InterferenceCheck]()
+    while len(found) < checks:
+        found += check_interference(backend, plan_for(4), {}, rng)[0]
+    return sum(not check.trusted for check in found) / len(found)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 3.0])
+def test_noise_alone_seldom_fails_an_interference_check_of_three_trials(ratio: float) -> None:
+    """The noise is far above δ. Expected are 0.4 and 0.8%; a σ̂ by MAD, which is too small for three, has 7 and 10%."""
+    assert 0.001 <= distrusted_share(NoisyBackend(0.03, ratio), 4000) <= 0.015
+
+
+def test_noise_does_not_hide_that_concurrency_halves_the_rate() -> None:
+    assert distrusted_share(NoisyBackend(0.03, share=0.5), 1000) >= 0.99
 
 
 def test_an_interference_check_returns_how_long_it_timed() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
-from collbench.judge.stats import deviations, sigma, tie_threshold
+from collbench.judge.stats import tie_threshold, trial_noise
 from collbench.machine.labels import is_pcie, rank_key
 from collbench.measurement.backends.protocol import Backend, time_step
 from collbench.measurement.plan import Members, Plan, runs_alone
@@ -126,7 +126,7 @@ def _compare(
     timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(trials)]  # in turn
     concurrent = [median(both.seconds[index]) for both, _ in timings]
     isolated = [median(one.seconds[0]) for _, one in timings]
-    delta = tie_threshold(max(sigma(deviations([*map(math.log, seconds)])) for seconds in (isolated, concurrent)))
+    delta = tie_threshold(max(trial_noise([[*map(math.log, seconds)]]) for seconds in (isolated, concurrent)))
     ratio = median(isolated) / median(concurrent)
     timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
     finding = InterferenceCheck(
