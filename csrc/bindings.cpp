@@ -139,7 +139,7 @@ void bind_gpus(py::module_& module) {
       .def(py::init<const std::vector<int>&, const std::string&, bool>(), "ordinals"_a, "ptx"_a, "peers"_a = true,
            Unlocked())
       .def("free_bytes", &Gpus::free_bytes, Unlocked())
-      .def("allocate", &Gpus::allocate, "bytes"_a, Unlocked())
+      .def("allocate", &Gpus::allocate, "bytes"_a, "host_bytes"_a = Gpus::kNoLimit, Unlocked())
       .def_property_readonly("cache_bytes", &Gpus::cache_bytes)
       .def_property_readonly("multicast_supported", &Gpus::multicast_supported)
       .def("peer_access", &Gpus::peer_access)

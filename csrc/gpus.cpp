@@ -196,7 +196,7 @@ std::vector<std::size_t> Gpus::free_bytes() {
   return all;
 }
 
-void Gpus::allocate(std::size_t bytes) {
+void Gpus::allocate(std::size_t bytes, std::size_t host_bytes) {
   const std::size_t rounded = buffer_for(bytes);
   // Captured graphs hold the buffers' addresses, so the buffers must not move.
   if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
@@ -208,6 +208,7 @@ void Gpus::allocate(std::size_t bytes) {
   }
   for (const Gpu& gpu : gpus_) gpu.wait(kSetupSeconds);
   buffer_bytes_ = rounded;
+  host_buffer_bytes_ = buffer_for(std::min(bytes, host_bytes));
 }
 
 std::size_t Gpus::buffer_for(std::size_t bytes) { return round_up(bytes, kSlotAlignment) + kDisplacementRoom + kSpare; }

@@ -185,6 +185,7 @@ using OwnedThreads = std::unique_ptr<DeviceThreads, DeleteUnlessStuck>;
 
 class Gpus {
  public:
+  static constexpr std::size_t kNoLimit = ~std::size_t{0};
   // Opens the GPUs with CUDA's ordinals, in this order, with the kernels of `ptx`. With `peers`, enables peer access
   // wherever the driver allows it; a refusal costs that link's copies, see time_copies. Without, copies between GPUs go
   // through host memory. That needs a process of its own: peer access belongs to the context, which torch and NCCL
@@ -195,9 +196,11 @@ class Gpus {
   Gpu& operator[](int position) { return gpus_.at(static_cast<std::size_t>(position)); }
   // Free device memory in bytes, per GPU.
   std::vector<std::size_t> free_bytes();
-  // Gives each GPU its three buffers of `bytes` bytes (rounded up) and fills the source. Throws CudaError when full.
-  void allocate(std::size_t bytes);
+  // Gives each GPU its three buffers of `bytes` bytes (rounded up) and fills the source; host memory, made on first
+  // use, will have `host_bytes` of them, because pinning takes seconds. Throws CudaError when full.
+  void allocate(std::size_t bytes, std::size_t host_bytes = kNoLimit);
   std::size_t buffer_bytes() const { return buffer_bytes_; }
+  std::size_t host_buffer_bytes() const { return host_buffer_bytes_; }
   // Bytes of a buffer for messages of up to `bytes` bytes.
   static std::size_t buffer_for(std::size_t bytes);
   // peer_access()[i][j]: kernels on i may address memory of j.
@@ -229,7 +232,6 @@ class Gpus {
   DeviceThreads& threads() { return *threads_; }
 
  private:
-  static constexpr std::size_t kNoLimit = ~std::size_t{0};
   void enable_peers();
   std::vector<int> attributes(int attribute) const;
 
@@ -237,7 +239,7 @@ class Gpus {
   PinnedMemory latch_;
   std::vector<std::vector<bool>> peer_access_;
   std::map<std::pair<int, int>, std::string> peer_refusals_;
-  std::size_t buffer_bytes_ = 0;
+  std::size_t buffer_bytes_ = 0, host_buffer_bytes_ = 0;
   std::uint64_t cursor_ = 0;
   std::uint64_t displacement_ = 0;
   std::uint64_t fraction_ = 0;  // of the buffer, in units of 2^-64: where the last small batch began

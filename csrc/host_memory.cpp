@@ -74,7 +74,7 @@ std::string node_memory_refusal(int node) try {
 }
 
 std::size_t host_bytes(const Gpus& gpus, int position) {
-  return std::min(gpus.buffer_bytes(), Gpus::buffer_for(position == kHostPosition ? kMostMessage : kMostOnNode));
+  return std::min(gpus.host_buffer_bytes(), Gpus::buffer_for(position == kHostPosition ? kMostMessage : kMostOnNode));
 }
 
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position) {

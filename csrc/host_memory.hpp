@@ -18,8 +18,8 @@ constexpr int kMostNodes = 1024;
 // Returns why this process may not bind memory to the node; "" where it may.
 std::string node_memory_refusal(int node);
 
-// Bytes of each host buffer at a position: as many as a device buffer has, but at most what messages of 1 GiB need, of
-// 256 MiB on a node (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.
+// Bytes of each host buffer at a position: as many as Gpus::allocate was told, but at most what messages of 1 GiB need,
+// of 256 MiB on a node (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.
 std::size_t host_bytes(const Gpus& gpus, int position);
 // Seed of what the GPU's host buffer holds: unlike any GPU's own.
 inline std::uint64_t host_seed(const Gpu& gpu) { return ~gpu.seed; }

@@ -292,6 +292,17 @@ def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fake
     assert created.count("+pinned") == 2 + 1
 
 
+def test_host_memory_is_as_large_as_asked_and_holds_no_more_messages(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+        gpus = native.Gpus([0], PTX)
+        gpus.allocate(1 << 20, 1 << 16)
+        transfers(gpus, [[(-1, 0)]], bytes=1 << 16)
+        report(**failure(transfers, gpus, [[(-1, 0)]], bytes=(1 << 16) + 4096 + 512))
+    """
+    done = fakes.script(script, tmp_path)
+    assert done.reported["text"].startswith("message does not fit the buffers")
+
+
 def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus(2, buffer=1 << 20, peers=False)

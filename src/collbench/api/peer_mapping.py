@@ -19,6 +19,7 @@ from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.measurement import peer_map as measurement
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import UsageError
@@ -122,8 +123,10 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
                     backend.reap()
 
             crossings, together = measurement.examine(len(devices), opening, known)
+            asked = Background(lambda: probe.ask(devices, nccl_path))  # a second, in which the tools are read
             said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
-        transports, trouble = probe.ask(devices, nccl_path)
+        facts = collect.examine("cuda", Folder(), os.environ, nccl_path)
+        transports, trouble = asked.result()
     finally:
         probe.close()
     links = tuple(
@@ -136,7 +139,6 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
         )
         for link, crossed in crossings.items()
     )
-    facts = collect.examine("cuda", Folder(), os.environ, nccl_path)
     hostname, seconds = socket.gethostname(), time.monotonic() - begin
     peer_map = PeerMap("cuda", hostname, devices, links, paths, "", together, trouble, seconds)
     return Examined(peer_map, causes(peer_map, facts))
