@@ -261,7 +261,8 @@ def _leaves(origin: Origin, judgement: Judgement) -> Iterator[str]:
     groups = "; ".join(format_node_list([origin.names[node] for node in group]) for group in judgement.groups)
     left = len(origin.names) - sum(map(len, judgement.groups))
     others = f"; of {left} nodes it is not known" if left else ""
-    yield f"leaves    inferred from rates, probably under one switch each: {groups}{others}{origin.mark}"
+    why = "fast with each other while pairs with other nodes met busy uplinks"
+    yield f"leaves    probably under one switch each, as they were {why}: {groups}{others}{origin.mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
