@@ -240,7 +240,13 @@ def settle(choice: Choice, verification: Run) -> Choice:
     points = _points(choice, verification)
     if not points:
         return choice
-    by_set = estimates(points, dict.fromkeys(points, "set"))
+    # The job gets communicators of its own. What a run does to all sets alike cancels.
+    from collbench.judge import between_runs  # late: only measured finalists need it
+
+    by_set = {
+        members: between_runs.another_run(one, points[members])
+        for members, one in estimates(points, dict.fromkeys(points, "set")).items()
+    }
     delta = tolerance(next(iter(points.values())).point.size_bytes)
     measured = [some for some in choice.finalists if some.members in by_set]
     ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
@@ -252,11 +258,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
     if default in by_set and winner != default:
         # The winner is the fastest of several, so its figure is high by selection: all of their gains hold at once.
         difference = by_set[winner].middle - by_set[default].middle
-        # The job gets communicators of its own. What a run does to all sets alike cancels.
-        from collbench.judge import between_runs  # late: only a measured gain needs it
-
-        between = between_runs.default(points[winner].point.work, summarize(points[winner]).seconds).own
-        error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error, math.sqrt(2) * between)
+        error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
         width = error * simultaneous_quantile(by_set[winner].freedom, len(by_set) - 1)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
     summaries = {members: summarize(points[members]) for members in ranked}
