@@ -147,6 +147,13 @@ def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float)
     assert by_pairs(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
 
 
+@pytest.mark.parametrize(("count", "least"), [(4, 0.5), (8, 0.5)])
+def test_more_ranks_keep_less_of_what_crowded_hops_keep(count: int, least: float) -> None:
+    """Published machines, whose hops hardly slow each other, keep 0.54 of a pair: crowded hops keep that much less."""
+    machine = wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))
+    assert predict(machine).lo == pytest.approx(least * by_pairs(machine).lo)
+
+
 def published() -> list[tuple[str, int, float, float]]:
     """Return machine, ranks, and all-reduce busbw in GB/s of two ranks and of so many, of 64 MiB and more."""
     lines = (File(__file__).parents[1] / "data" / "published_ranks.csv").read_text().splitlines()

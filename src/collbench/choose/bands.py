@@ -32,8 +32,10 @@ BANDED_BYTES = 64 * 2**20
 FEW_RANKS = 4
 _LEAST_OF_PAIRS, _LEAST_OF_MANY = 0.95, 0.85
 _MOST_OF_PAIRS, _MOST_OF_MANY_SWITCHED = 1.25, 1.6
-# What a ring over PCIe is sure to keep of its slowest hop, whatever pairs keep beside each other: 0.54 was published.
-_OF_A_HOP = 0.5
+# What a ring over PCIe is sure to keep of its slowest hop: 0.54 was published, of machines whose pairs hardly slow each
+# other. With more hops through the host than this, that much of what crowded hops keep.
+_FEW_HOPS = 3
+_LEAST_OVER_PCIE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ def predict(wired: Wiring) -> Band:
     band, ranks = by_pairs(wired), len(wired)
     least, hi = 1.0, band.hi
     if band.how is How.PCIE_RING and band.lo:
-        least = min(1.0, _OF_A_HOP * band.hi / band.lo)
+        crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
+        least = _LEAST_OVER_PCIE if crowded else min(1.0, _LEAST_OVER_PCIE * band.hi / band.lo)
     elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
         least, most, limit = _LEAST_OF_PAIRS, _MOST_OF_PAIRS, ceiling(wired)
         if ranks > FEW_RANKS:
