@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from collbench.api.select_by_run import by_finalists
 from collbench.choose.choice import AllLeft, Band, Candidate, Choice, How, TieBreak
 from collbench.choose.select import settle
 from collbench.judge.tiers import estimates
@@ -81,6 +82,21 @@ def test_sets_that_tie_in_this_run_but_may_differ_in_the_next_are_no_tie() -> No
     """1.8% apart without noise: communicators of a job differ by 0.2% more, for which 2% leave no room."""
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: [300.0] * 6, OTHER: [305.4] * 6}))
     assert (choice.members, choice.tied) == (OTHER, False)
+
+
+def test_sets_that_keep_a_chance_are_measured_for_more_than_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of sixteen sets may come in the third round: with 15 of 16 GPUs and three slow paths it did."""
+    ask, fast = predicted(FIRST, OTHER), (2, 3, 6, 7)
+    more = iter([THIRD, (1, 3, 5, 7), fast, ()])
+
+    def further(*_: object) -> tuple[Candidate, ...]:
+        return tuple(replace(ask.finalists[0], members=some, default=False) for some in [next(more)] if some)
+
+    def measure(sets: Iterable[tuple[int, ...]]) -> tuple[Run, None]:
+        return verification({some: near(400 if some == fast else 300) for some in sets}), None
+
+    monkeypatch.setattr("collbench.choose.select.further_finalists", further)
+    assert by_finalists(ask, run_of(gpus(8), []), measure)[0].members == fast
 
 
 def broken(point: Measurement, how: str) -> Measurement:

@@ -233,7 +233,7 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 # Each costs a communicator and six trials; the default is one more.
 MOST_FINALISTS = 4
 # As many more, each of so many times, if what was measured leaves sets that may be better.
-FURTHER_ROUNDS = 2
+FURTHER_ROUNDS = 4
 # A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
 _FAR_SHORT = 0.85
 # The figures of a kind but the last.
