@@ -111,7 +111,8 @@ def test_train_after_an_update(
     [
         ("a folder", ".", "it is a folder"),
         ("below a file", "train.py/run.json", ""),
-        ("in a folder that cannot be made", "/proc/collbench/run.json", "No such file"),
+        ("in a missing folder", "missing/below/run.json", "folder missing/below does not exist; make it"),
+        ("on a full device", "/dev/full", "No space left on device"),
         pytest.param(
             *("in a folder without permission", "locked/run.json", "Permission denied"),
             marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
@@ -128,6 +129,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
     assert f"cannot save the run as {target}: " in result.line
     assert text in result.line
     assert "--output FILE" in result.line
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("command", ["report {run} -o /dev/full", "export {run} --format csv -o /dev/full"])
+def test_a_full_device_is_named_as_full(program: Program, tmp_path: Path, command: str) -> None:
+    save_run(tmp_path / "run.json", gpus(2))
+    result = program(*command.format(run=tmp_path / "run.json").split())
+    assert (result.status, result.out) == (2, "")
+    assert "/dev/full: No space left on device" in result.line
 
 
 def _can_mount() -> bool:

@@ -26,6 +26,7 @@ _OWN_DESCRIPTORS = re.compile(r"/proc/(self|[0-9]+)/fd")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A folder must have room for this before a run starts: a disk without a free block is full.
 _BLOCK = bytes(4096)
+_FULL_DEVICE = os.makedev(1, 7)  # /dev/full
 
 # Device, inode and size of a file when we last looked. Not its time, which NFS may set later.
 Identity = tuple[int, int, int]
@@ -127,7 +128,11 @@ def check(
                 raise Taken(f"cannot {doing} {path}: it is the input file; choose another with {option} FILE")
             if not force and target.stat().st_size:
                 raise taken(path, doing, option)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(target.parent):  # most often a typing mistake: it is not made
+            raise RunFileError(
+                f"cannot {doing} {path}: folder {path.parent} does not exist; make it, or choose another place with "
+                f"{option} FILE"
+            )
         try_folder(target.parent, target.name)
     except OSError as error:
         raise refused(path, error, doing, option) from error
@@ -253,6 +258,8 @@ def _send(data: bytes, path: Path) -> None:
 
 def _check_stream(path: Path) -> None:
     """Raise OSError if a stream cannot be written. It is not opened for that: the reader of a pipe would see it end."""
+    if path.stat().st_rdev == _FULL_DEVICE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
