@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from collbench.api import file_kinds, keywords
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
+from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
@@ -82,10 +83,10 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
         )
 
 
-def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
+def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool = True) -> Path:
     """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links.
 
-    Raises UsageError if none is saved.
+    Raises UsageError if none is saved, or if all are simulated and `simulated` is False.
     """
     believed = saved_runs.believed()
     if believed.ignored:
@@ -93,6 +94,14 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
     files = [path for path in believed.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
+    if not simulated:
+        measured = [path for path in files if not is_simulated(saved_runs.backend_of(path))]
+        if not measured:
+            raise UsageError(
+                f"all saved runs are simulated: name one to predict from it, {files[0]}, or measure with "
+                "'collbench pairs' first"
+            )
+        files = measured
     notices.say(f"the newest saved run, {files[0]}")
     return files[0]
 

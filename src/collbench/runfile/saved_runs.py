@@ -55,6 +55,11 @@ def command_of(path: Path) -> str:
     return "-".join(parts[2:-1])
 
 
+def backend_of(path: Path) -> str:
+    """Return the backend of a saved run, from its file name: "sim"; "" for a name that is not ours."""
+    return next(iter(path.stem.split("-")[1:]), "")
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The saved runs that are believed, the newest name first, and one line on those that are not, "" for none."""

@@ -147,3 +147,22 @@ def test_the_documented_pages_are_how_those_of_the_program_begin(program: Progra
         printed = program(*command.split()).out
         expected = "".join(line.removeprefix("    ") for line in page.strip("\n").splitlines(keepends=True))
         assert printed.startswith(expected), command
+
+
+def test_without_a_run_the_newest_measured_one_is_taken_and_named_and_never_a_simulated_one(
+    program: Program, saved: Path
+) -> None:
+    folder = saved / "state" / "collbench" / "runs"
+    folder.mkdir(parents=True, mode=0o700)
+    run_file.save(simulated("nvlink-pairs-2x2"), newest := folder / "20261122T000000Z-sim-pairs-1.json")
+    refused = program("predict", "--params", "124M")
+    assert (refused.status, refused.out) == (2, "")
+    assert f"all saved runs are simulated: name one to predict from it, {newest}" in refused.line
+    assert program("predict", str(newest), "--params", "124M").status == 0
+    run_file.save(NVLINK_PAIRS, measured := folder / "20261121T000000Z-cuda-pairs-1.json")
+    taken = program("predict", "--params", "124M")
+    assert taken.status == 0
+    assert str(measured) in "".join(taken.out.split("\n\n")[0].splitlines())
+    named = program("predict", str(measured), "--params", "124M")
+    assert "newest saved run" not in named.out
+    assert taken.out.endswith(named.out)

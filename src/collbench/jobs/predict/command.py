@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from collbench.api.file_kinds import JOB, format_of
-from collbench.api.runs import load_named
+from collbench.api.runs import load_named, newest
 from collbench.cli import options
-from collbench.cli.runs import all_named_or_newest
-from collbench.cli.terminal import echo, leave, show_page
+from collbench.cli.terminal import NOTICES, echo, leave, show_page
 from collbench.jobs import job_file
 from collbench.jobs.predict.step import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.judge.outcome import outcome
 from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
 from collbench.runfile import run_file
 
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
@@ -89,7 +89,8 @@ def predict(
 
     With a recorded job as first file, it predicts the change of that job's step from the links that it used
     (--recorded) to those of the runs. Without a job, it predicts from the number of parameters what a step's
-    collectives take on the best and the worst GPUs.
+    collectives take on the best and the worst GPUs. Without a run, it takes the newest saved run that was measured,
+    never a simulated one.
 
     \b
     Examples:
@@ -110,8 +111,12 @@ def predict(
             raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
         if params is None:
             raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
-    runs = load_named(all_named_or_newest(files[is_job:], of_links=True))
+    run_files = files[is_job:]
+    taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
+    runs = load_named(run_files or taken)
     # Late: numpy takes as long to load as the rest of the program.
+    from rich.text import Text
+
     from collbench.jobs import api as jobs
     from collbench.jobs.predict import page, training
     from collbench.jobs.predict.links import Links
@@ -130,5 +135,6 @@ def predict(
     if as_json:
         echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *blocks])
+        source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
+        show_page([*source, *(block for _, saved_run in runs for block in alarm(saved_run)), *blocks])
     leave(max(outcome(saved_run).status for _, saved_run in runs))
