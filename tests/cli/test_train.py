@@ -67,7 +67,8 @@ def test_the_best_pair_of_a_saved_run_trains_and_the_line_names_the_run(fakes: F
     done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", *program_args])
 
     assert done.code == 0, done.stderr
-    line = done.stderr.splitlines()[0]
+    passed_on, line = done.stderr.splitlines()[:2]
+    assert passed_on.startswith("collbench: --auto-select passed to train.py: put it before the script")
     assert line.startswith(f"collbench: using GPU2, GPU3 ({fake_uuid(2)}, {fake_uuid(3)}): ")
     assert f"saved at {saved_in(tmp_path)})" in line
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.launch import arguments as launch_arguments
-from collbench.launch.arguments import TrainArguments, split
+from collbench.launch.arguments import TrainArguments, passed_on, split
 from collbench.model.errors import UsageError
 
 TWO = TrainArguments(auto_select=2, program=("train.py",))
@@ -115,3 +115,28 @@ def test_the_table_is_torchruns_own_parser() -> None:
             assert name in table, f"{spelling} takes {'no' if action.nargs == 0 else 'a'} value in torch"
             (flags if action.nargs == 0 else values).discard(name)
     assert not flags | values, "options that torch does not know"
+
+
+def test_a_dry_run_after_the_script_starts_nothing_and_after_two_hyphens_is_the_scripts() -> None:
+    with pytest.raises(UsageError, match=r"--dry-run after train[.]py is the script"):
+        split(["--auto-select", "2", "train.py", "--epochs", "3", "--dry-run"])
+    assert split(["--auto-select", "2", "--", "train.py", "--dry-run"]).program == ("train.py", "--dry-run")
+    assert not split(["--auto-select", "2", "--", "train.py", "--dry-run"]).dry_run
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train.py", "--backend", "nccl", "--lr", "1"), ""),
+        (
+            ("train.py", "--max-age=1h"),
+            "--max-age passed to train.py: put it before the script if collbench should read it",
+        ),
+        (
+            ("train.py", "--allow-busy", "--exclude", "1"),
+            "--allow-busy, --exclude passed to train.py: put them before the script if collbench should read them",
+        ),
+    ],
+)
+def test_options_of_collbench_after_the_script_get_a_line(words: tuple[str, ...], line: str) -> None:
+    assert passed_on(words) == line

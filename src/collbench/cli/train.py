@@ -17,6 +17,7 @@ from collbench.launch.arguments import (
     TORCHRUN_FLAGS,
     TORCHRUN_VALUES,
     TrainArguments,
+    passed_on,
     split,
 )
 
@@ -118,6 +119,8 @@ def train(arguments: TrainArguments) -> None:
       srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
       collbench train --auto-select 2 --container image.sif train.py
     """
+    if line := passed_on(arguments.program):
+        say(line)
     launch = prepare(arguments, NOTICES)
     for note in launch.notes:
         say(note)

@@ -129,6 +129,22 @@ def _unknown(argument: str, known_options: Known) -> UsageError:
     )
 
 
+# Collbench's own options that training scripts hardly ever have; many have a --backend or --devices.
+_RARELY_A_SCRIPTS = ("--auto-select", "--allow-busy", "--exclude", "--max-age", "--run-file")
+
+
+def passed_on(program: Sequence[str]) -> str:
+    """Return the line on options of collbench that stand after the script, and so are the script's; "" without any."""
+    names = {word.partition("=")[0] for word in program[1:]}
+    misplaced = [name for name in _RARELY_A_SCRIPTS if name in names]
+    if not misplaced:
+        return ""
+    them = "it" if len(misplaced) == 1 else "them"
+    return (
+        f"{', '.join(misplaced)} passed to {program[0]}: put {them} before the script if collbench should read {them}"
+    )
+
+
 # An option, those that it excludes, and why.
 _EXCLUSIVE = (
     ("--auto-select", {"--devices"}, "--auto-select and --devices both say which GPUs to use"),
@@ -202,7 +218,8 @@ class TrainArguments:
 def split(argv: Sequence[str]) -> TrainArguments:
     """Return the arguments of `collbench train`, sorted by receiver. Raises UsageError.
 
-    Parsing stops at the script (or `--`). `--help` stops it too.
+    Parsing stops at the script (or `--`). `--help` stops it too. A --dry-run after the script is refused, because a job
+    that starts by mistake is costly; after `--` everything is the script's.
     """
     own_options: dict[str, str] = {}
     torchrun_options: list[Option] = []
@@ -221,6 +238,11 @@ def split(argv: Sequence[str]) -> TrainArguments:
     # First, because it may have taken the script for its number.
     auto_select = _count(own_options["--auto-select"]) if "--auto-select" in own_options else None
     program = rest[1:] if rest[:1] == ("--",) else rest
+    if rest[:1] != ("--",) and "--dry-run" in program[1:]:
+        raise UsageError(
+            f"--dry-run after {program[0]} is the script's, and the job would start: put it before {program[0]}, or "
+            f"write -- before {program[0]} to pass it on"
+        )
     if not program:
         raise UsageError("no script to train: write collbench train --auto-select 2 train.py")
     if given.isdisjoint({"--auto-select", "--devices"}):
