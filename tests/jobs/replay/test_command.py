@@ -174,3 +174,17 @@ def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
     run = run_file.load(path)
     assert replays_of(run)[0].trials
     assert not run.complete
+
+
+def test_the_headline_of_a_replay_on_cores_says_that_it_is_not_of_gpus(program: Program, folder: Path) -> None:
+    run = run_file.load(_simulated(program))
+    run_file.save(replace(run, backend="host"), Path("host.json"))
+    mark = "(CPU cores with gloo, not GPUs)"
+    on_cores, simulated = (program("show", name).out for name in ("host.json", "run.json"))
+    assert mark in " ".join(on_cores.split("\n\n")[0].split())
+    assert mark not in " ".join(simulated.split())
+
+
+def _simulated(program: Program) -> Path:
+    assert program("replay", "job.json", *SIM, "-o", "run.json").status == 0
+    return Path("run.json")

@@ -39,8 +39,8 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     if measured:
         names = _names(run)
         for line in _worth(run, measured):
-            yield Lines(sentence(line + sim(run, " (sim)")))
-        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
+            yield Lines(sentence(line + _mark(run)))
+        yield Lines(sentence(answer(run) + _mark(run)))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
         yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
         # Of several sets only the first one's calls: a column for each set would be too wide.
@@ -55,6 +55,11 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     if lines:
         yield Lines("\n" + "\n".join(lines))
     yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def _mark(run: Run) -> str:
+    """Return what the figures of a headline are not: a measurement, or one of GPUs."""
+    return " (CPU cores with gloo, not GPUs)" if capabilities(run.backend).cores else sim(run, " (sim)")
 
 
 def answer(run: Run) -> str:
