@@ -81,6 +81,11 @@ def kind_of(path: Path) -> Kind | None:
     return kind(name) if name else None
 
 
+def trace_title(path: Path) -> str:
+    """Return what a file of another tool is that `collbench import` reads, "" for anything else."""
+    return str(import_module("collbench.jobs.traces.formats").title_of(path)) if path.is_file() else ""
+
+
 def job_scorer(file: Path) -> Scorer:
     """Return what measures finalists by a recorded job. Raises RunFileError."""
     jobs = kind(JOB)

@@ -15,7 +15,7 @@ from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
-from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
@@ -100,7 +100,7 @@ def _show_run(
     if section is not None and operation is not None:
         raise UsageError(f"--section {section} is a part of the page: leave out --operation")
     run_file = named_or_newest(file)
-    run = runfile_run_file.load(run_file)
+    run = _load(run_file)
     if section is not None:
         from collbench.report.text import measured  # late, as below
 
@@ -119,6 +119,19 @@ def _show_run(
     show_page(page(run, works, size_bytes))
 
 
+def _load(path: Path) -> Run:
+    """Return the run in a file. Raises RunFileError, which names `collbench import` for another tool's trace."""
+    try:
+        return runfile_run_file.load(path)
+    except RunFileError as error:
+        if title := file_kinds.trace_title(path):
+            raise RunFileError(
+                f"{path} is {title}, not a run: convert it with 'collbench import {path}', then 'collbench show "
+                "job.json' prints it"
+            ) from error
+        raise
+
+
 def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.summary import rank_summary
@@ -127,7 +140,7 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
     operation = None if named is None else options.parse_operation(named)
     size_bytes = None if size is None else parse_size(size)
     run_file = named_or_newest(file, of_links=True)
-    run = runfile_run_file.load(run_file)
+    run = _load(run_file)
     summary = rank_summary(run, operation, size_bytes)
     if not any(ranked.rankings for ranked in summary.works):
         raise UsageError(

@@ -69,6 +69,28 @@ def _read(path: Path, forced: Source | None) -> list[Trace]:
         raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
 
 
+def title_of(path: Path) -> str:
+    """Return the title of a trace's format, recognized in the first MiB; "" for a file that is no trace."""
+    try:
+        with untrusted.opened(path, content.MOST_BYTES) as stream:
+            head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
+    except (OSError, Unreadable):
+        return ""
+    for source, marks in _MARKS.items():
+        if is_inspector(head) if source is Source.INSPECTOR else all(mark in head for mark in marks):
+            return FORMATS[source].title
+    return ""
+
+
+# What the first MiB of a trace contains; JSON Lines of NCCL Inspector have a function of their own.
+_MARKS = {
+    Source.INSPECTOR: (),
+    Source.KINETO: (b'"traceEvents"',),
+    Source.FLIGHT_RECORDER: (b"entries", b"pg_config"),
+    Source.EXECUTION_TRACE: (b'"nodes"', b'"schema"'),
+}
+
+
 def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 0) -> list[Trace]:
     """Return the traces in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
     stream = content.opened(file, size)
