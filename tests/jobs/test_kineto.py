@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from collbench.jobs import job_file, perfetto
 from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline
 from collbench.jobs.html_page import render
-from collbench.jobs.job import GpuTime, Job, Unknown
+from collbench.jobs.job import GpuTime, Job, Source, Unknown
 from collbench.jobs.page import as_json, exposed_text, remarks
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
@@ -148,6 +149,9 @@ def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
     own = report(job)
     assert own is not None
     assert exposed_text(own).startswith("a step of 0.1 ms: exposed communication is at most 0.03 ms; what was computed")
+    assert "torch.profiler" not in exposed_text(own)  # it is one of its traces
+    elsewhere = replace(own, job=replace(job, source=Source.INSPECTOR))
+    assert exposed_text(elsewhere).endswith("is not recorded; torch.profiler's traces contain it")
     assert own.gpu[0].compute is None
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timeline
 from collbench.jobs.exposed import Exposure
-from collbench.jobs.job import Call, Ending, Job, Library, Occasional, PointToPoint, StepSource, Unknown
+from collbench.jobs.job import Call, Ending, Job, Library, Occasional, PointToPoint, Source, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
@@ -108,9 +108,10 @@ def exposed_text(report: Report) -> str:
         return ""
     took = "" if one.step is None else f" of {milli(one.step)}"
     if one.compute is None or one.overlapped is None or one.copies is None or one.idle is None:
+        advice = "" if report.job.source is Source.KINETO else "; torch.profiler's traces contain it"
         return (
             f"a step{took}: exposed communication is at most {milli(one.exposed)}; what was computed meanwhile is not "
-            "recorded, torch.profiler's traces have it"
+            f"recorded{advice}"
         )
     copies = f", copies {milli(one.copies)}" if one.copies else ""
     what = f"the traced {milli(one.step or 0.0)}" if one.whole else f"a step{took}"
