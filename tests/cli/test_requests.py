@@ -13,6 +13,7 @@ from collbench.cli.measuring import RunPrinter
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program
 
@@ -135,3 +136,17 @@ def test_the_layout_and_the_json_file_are_passed_on(requested: RecordingProgram)
     requested("gather --backend cuda --format nccl-tests -J out.json --output run.json")
     assert requested.printer == RunPrinter("nccl-tests", Path("out.json"))
     assert requested.path == Path("run.json")
+
+
+def test_two_hyphens_before_the_command_are_no_part_of_the_saved_command(program: Program, tmp_path: Path) -> None:
+    words = ["latency", "--backend", "sim", "--quick", "-o"]
+    for number, start in enumerate(([], ["--"])):
+        file = f"run-{number}.json"
+        assert program(*start, *words, file).status == 0
+        assert run_file.load(tmp_path / file).settings.command == (*words, file)
+
+
+def test_a_command_is_not_an_option(program: Program) -> None:
+    result = program("--", "--pairs")
+    assert result.status == 2
+    assert "--pairs" in result.line

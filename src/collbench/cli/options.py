@@ -221,4 +221,5 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 
 def command_line(command: str) -> tuple[str, ...]:
     """Return the words that were typed, with the command's own name, to be kept in the run."""
-    return (command, *sys.argv[2:])
+    words = sys.argv[1:]
+    return (command, *words[2 if words[:1] == ["--"] else 1 :])

@@ -105,7 +105,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Take "all-reduce" and "all_reduce" for "allreduce"; for an unknown word, suggest the nearest command."""
         plain = args[0].replace("-", "").replace("_", "")
-        name = plain if plain in _COMMANDS else args[0]
+        name = plain if plain in _COMMANDS and not args[0].startswith("-") else args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             import difflib
 
