@@ -117,7 +117,8 @@ def requested_iterations(count: int) -> int:
 
 # Verification, launches and extra trials need their share of the time too.
 _SHARE = 0.45
-_BATCHES_A_TRIAL = 2
+# method/measuring.md 3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
+BATCHES_A_TRIAL = 2
 
 
 def batch_bytes(
@@ -134,7 +135,7 @@ def batch_bytes(
             for work, groups_of_work in groups.items()
             if _own_batch_bytes(work, length) == length
         )
-        if seconds * rule.screening * _BATCHES_A_TRIAL > _SHARE * rule.budget_seconds:
+        if seconds * rule.screening * BATCHES_A_TRIAL > _SHARE * rule.budget_seconds:
             break
         length *= 2
     return length
@@ -184,8 +185,6 @@ Members = tuple[int, ...]
 
 # From this size on no untimed batch comes before the timed ones: the backend wakes links and kernels for less time.
 _SELF_WARMING = 16 * 2**20
-# method/measuring.md 3: batches of one trial share what disturbs it, so more of them add little; trials are repeated.
-BATCHES_A_TRIAL = 2
 
 
 @dataclass(frozen=True, slots=True)
