@@ -108,21 +108,25 @@ class Exposure:
 def exposure(rank: JobRank, step: float | None, repetitions: Collection[int]) -> Exposure | None:
     """Return how a rank's step passes, of `step` seconds if the source has no compute; None if it has no kernels.
 
-    The figures are of the one of these repetitions that is as long as the step, for medians of each would not add up.
+    Each part is what it adds to the median of the parts before it, with exposed communication first: they add up to the
+    median step, and `exposed` is its own median. One step cannot stand for all: a rank waits in some and not in others.
     """
     samples = [] if rank.step is None else [one for one in rank.step.samples if one.repetition in repetitions]
-    known = sorted((one.gpu_time for one in samples if one.gpu_time), key=lambda one: one.total)
-    usual = known[len(known) // 2].total if known and step is None else (step or 0.0) / MICRO
-    passed = min(known, key=lambda one: abs(one.total - usual)) if known else rank.gpu_time
-    if passed is not None:
+    known = [one.gpu_time for one in samples if one.gpu_time]
+    passed = known or ([] if rank.gpu_time is None else [rank.gpu_time])
+    if passed:
+        parts = np.array([(one.exposed, one.compute, one.copies, one.idle) for one in passed]) * MICRO
+        until = np.median(parts.cumsum(axis=1), axis=0)
+        exposed, compute, copies, idle = map(float, np.diff(until, prepend=0.0))
+        hidden = float(np.median([one.overlapped for one in passed])) * MICRO
         return Exposure(
             rank.rank,
-            step=passed.total * MICRO,
-            exposed=passed.exposed * MICRO,
-            compute=passed.compute * MICRO,
-            overlapped=passed.overlapped * MICRO,
-            copies=passed.copies * MICRO,
-            idle=passed.idle * MICRO,
+            step=float(until[-1]),
+            exposed=exposed,
+            compute=compute,
+            overlapped=min(hidden, compute),
+            copies=copies,
+            idle=idle,
             whole=not known,
         )
     most = [_most_exposed(one) for one in samples if one.gpu and all(one.gpu)]
