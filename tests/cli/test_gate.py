@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +75,17 @@ def test_a_missing_gpu_fails(program: Program, expected: str, status: int, repor
     result = program("check", "run.json", "--expect", expected)
     assert result.status == status
     assert reported in result.err
+
+
+@pytest.mark.parametrize(("args", "times"), [((), 1), (("--json",), 2)], ids=["page", "json"])
+def test_a_log_of_both_streams_says_once_what_is_missing(args: tuple[str, ...], times: int, tmp_path: Path) -> None:
+    run_file.save(h200(), tmp_path / "run.json")
+    command = [sys.executable, "-m", "collbench", "check", "run.json", "--expect", "8", *args]
+    log = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
+    )
+    assert log.returncode == 1
+    assert " ".join(log.stdout.split()).count("--expect requires 8") == times, log.stdout
 
 
 def without(run: Run, pair: set[int]) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -183,5 +184,14 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
         show_page([*first, *verdicts.page(run, all_verdicts, prose_width(), lacking, further)])
     if lacking:
         sys.stdout.flush()  # a full disk is reported first
-        say(lacking)
+        if as_json or not _read_together():  # the page begins with it
+            say(lacking)
     leave(status)
+
+
+def _read_together() -> bool:
+    """Return whether stdout and stderr go to one place, as to a terminal, or with 2>&1 to a log."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # one of them has no file
+        return False
