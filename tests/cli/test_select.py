@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
@@ -279,6 +280,20 @@ def test_a_simulated_machine_is_measured_and_chosen_from_without_this_one(progra
     page = program("select", "2", *SIM, "--no-verify").out
     assert "of the simulated machine dgx-1v (sim)" in page
     assert all("sim" in line for line in page.splitlines() if "GB/s" in line)
+
+
+def test_without_gpus_it_says_how_a_saved_simulation_is_taken(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "simulated" not in program("select", "2").line
+    assert program("pairs", *SIM).status == 0
+    refused = program("select", "2")
+    assert refused.status == 2
+    _, command = refused.line.split("the newest saved run was simulated, and is taken only by name: collbench ")
+    taken = program(*shlex.split(command))
+    assert (taken.status, "dgx-1v" in taken.out) == (0, True), taken.err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from collbench.model.errors import (
     Interrupted,
     MachineError,
     NotTrusted,
+    RunFileError,
     UsageError,
 )
 from collbench.model.operations import Operation, Work
@@ -136,7 +139,7 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
     if why is not None:
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
-            "or --backend host for CPU cores"
+            f"or --backend host for CPU cores{_simulated(request.count)}"
         )
     return RunCriteria(
         backend,
@@ -149,6 +152,16 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
         fabric=request.fabric,
         allow_busy=request.allow_busy,
     )
+
+
+def _simulated(count: int) -> str:
+    """Return that the newest saved run was simulated, and what takes it nevertheless; "" if it was not."""
+    for path in saved_runs.believed().files[:1]:
+        with suppress(RunFileError):
+            if capabilities(run_file.load(path).backend).simulated:
+                taking = shlex.join(["collbench", "select", str(count), str(path), "--any-machine"])
+                return f"; the newest saved run was simulated, and is taken only by name: {taking}"
+    return ""
 
 
 def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
