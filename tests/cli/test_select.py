@@ -617,3 +617,9 @@ def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: 
     named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
     assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]
     assert "the run has no pair to choose by, because measuring failed (wrong data)" in done.stderr
+
+
+def test_all_devices_are_taken_unprobed_and_the_page_says_so(program: Program) -> None:
+    page = program("select", "8", *SIM).out
+    assert "evidence  no choice to make, links not probed" in page
+    assert "links not probed" not in program("select", "4", *SIM, "--no-verify").out

@@ -98,7 +98,7 @@ def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes,
     [
         ("by index, in this order", ["--devices", "3,0"], (3, 0), "chosen by hand (--devices)"),
         ("by a shortened UUID", ["--devices", "GPU-fa4e02,1"], (2, 1), "chosen by hand (--devices)"),
-        ("as many as there are", ["--auto-select", "4"], (0, 1, 2, 3), "no choice to make"),
+        ("as many as there are", ["--auto-select", "4"], (0, 1, 2, 3), "no choice to make, links not probed"),
     ],
 )
 def test_without_a_choice_nothing_is_measured(

@@ -202,7 +202,9 @@ def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
     assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
     list_only(monkeypatch, every[:2], hidden=every[2:])
     result = train(program, "--auto-select", "2")
-    assert result.line.endswith(": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
+    assert result.line.endswith(
+        ": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make, links not probed)"
+    )
 
 
 def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(

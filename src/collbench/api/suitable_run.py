@@ -201,7 +201,7 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = replace(factory.here(), fabric=fabric or "")
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
-    return SuitableRun(run, "no choice to make")
+    return SuitableRun(run, "no choice to make, links not probed")
 
 
 def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
