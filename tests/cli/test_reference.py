@@ -7,6 +7,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
@@ -40,7 +42,7 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
 
 def test_the_table_is_of_all_machines_or_of_those_of_a_name(program: Program) -> None:
     everything, h100 = program("reference"), program("reference", "h100 sxm")
-    machines = {line.partition(" behind")[0] for line in h100.out.splitlines()[1:] if "behind" in line}
+    machines = {line.partition(" behind")[0] for line in h100.out.splitlines() if "behind" in line}
     assert machines == {"8 × H100 SXM", "H100 SXM"}
     assert "RTX 5090, PCIe gen 5" in everything.out
     assert len(everything.out.splitlines()) > 2 * len(h100.out.splitlines())
@@ -50,6 +52,72 @@ def test_a_machine_without_figures_is_named(program: Program) -> None:
     result = program("reference", "NVIDIA L4")
     assert (result.status, result.out) == (2, "")
     assert result.line == "there is no published figure for 'NVIDIA L4': 'collbench reference' lists all machines"
+
+
+@pytest.mark.parametrize(
+    ("machine", "operation", "size", "busbw", "standing", "status"),
+    [
+        # Azure's eight H100 reach 466.35 GB/s at 1G; one that runs over PCIe and the host does not.
+        ("8 x H100", "allreduce", "1G", "466.35", "normal", 0),
+        ("8xh100", "all_reduce_perf", "1G", "311", "below", 3),
+        ("8 × NVIDIA H100 80GB HBM3", "all_reduce", "1G", "600", "above", 0),
+        # Azure's eight A100 reach 228.1 GB/s at 1G.
+        ("8 x A100", "allreduce", "1G", "228.1", "normal", 0),
+        # An acceptance test's minimum is no band, also far below it.
+        ("2 x H100 NVL", "allreduce", "16G", "30", "nothing to compare with", 1),
+        # One source of a collective over PCIe is only a guide.
+        ("8 x RTX 5090", "allreduce", "1G", "3", "nothing to compare with", 1),
+        # No figure: of the GPU, of the number of GPUs, of the size, of the operation.
+        ("2 x L4", "allreduce", "1G", "3", "nothing to compare with", 1),
+        ("3 x H100", "allreduce", "1G", "311", "nothing to compare with", 1),
+        ("8 x H100", "allgather", "64G", "311", "nothing to compare with", 1),
+        ("8 x H100", "gather", "1G", "311", "nothing to compare with", 1),
+    ],
+)
+def test_one_number_is_judged_without_a_run(
+    program: Program, machine: str, operation: str, size: str, busbw: str, standing: str, status: int
+) -> None:
+    result = program("reference", machine, operation, "--size", size, "--busbw", busbw)
+    (line,) = result.out.splitlines()
+    assert (result.status, line.partition(": ")[2].partition(",")[0]) == (status, standing), line
+
+
+def test_a_rate_between_nvls_on_and_off_is_below_only_one(program: Program) -> None:
+    """Published at 8G: 473 to 480 GB/s with NVLS, 365.6 without."""
+    lines = program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "366").out.splitlines()
+    assert [(line.count("NVLS on): below"), line.count("NVLS off): normal")) for line in lines] == [(1, 0), (0, 1)]
+    assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "366").status == 0
+    assert program("reference", "8 x H200", "allreduce", "--size", "8G", "--busbw", "200").status == 3
+
+
+def test_without_a_rate_the_answer_is_the_band_and_its_sources(program: Program) -> None:
+    result = program("reference", "2 x H100", "allreduce", "--size", "512M")
+    assert result.status == 0
+    assert result.out.rstrip().endswith("GB/s: band 304.2 to 336.2 (1 source)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["H100", "--size", "1G"], "--size asks about one operation"),
+        (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
+        (["H100", "allreduce", "--size", "1G", "--json"], "--json prints the table"),
+        (["H100", "gather"], "there is no published figure for gather on 'H100'"),
+    ],
+)
+def test_half_a_question_is_refused(program: Program, arguments: list[str], message: str) -> None:
+    result = program("reference", *arguments)
+    assert (result.status, result.out) == (2, "")
+    assert result.line.startswith(message)
+
+
+def test_in_80_columns_no_row_loses_what_names_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of a folded table repeats operation, GPUs, links and NVLS."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = program("reference").out.splitlines()
+    heads = [line.split()[:4] for line in lines if line.startswith("operation ")]
+    assert heads
+    assert all(head == ["operation", "GPUs", "links", "NVLS"] for head in heads)
 
 
 def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(program: Program) -> None:

@@ -214,6 +214,7 @@ COMMANDS = {
     "compare-json": "compare again-4.json slow-4.json --json",
     "compare-reference-json": "compare h200x4.json --reference --json",
     "reference": "reference H100",
+    "reference-number": "reference 8xH100 allreduce --size 1G --busbw 311",
     "reference-json": "reference 4090 --json",
     "runs": "runs",
     "runs-json": "runs --json --limit 2",

@@ -218,6 +218,16 @@ def reference_at(kind: Sequence[Figure], size_bytes: int) -> Reference | None:
     return Reference(covering, size_bytes) if covering else None
 
 
+def place(reference: Reference, gbs: float) -> ReferenceVerdict:
+    """Return how one rate without an interval compares with a band; NOT_JUDGED for a minimum or a guide."""
+    low, high = reference.band
+    if high is None or reference.orients:
+        return ReferenceVerdict.NOT_JUDGED
+    if gbs < low:
+        return ReferenceVerdict.BELOW
+    return ReferenceVerdict.ABOVE if gbs > high else ReferenceVerdict.NORMAL
+
+
 # The answers of the figures.
 
 _ALPHA = 0.01  # the chance that any answer of a run is wrong

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.physics import Nvls
@@ -15,10 +14,12 @@ from collbench.judge.references import (
     Answer,
     Answers,
     Figure,
+    Reference,
     ReferenceVerdict,
     Unknown,
     judge,
     load,
+    place,
     reference_at,
     sizes_of,
 )
@@ -120,7 +121,7 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
     where = f" on {prose.device_sets(answer.failed, answers.run.devices)}" if failed else ""
     line = Lines(f"{before}{what}: ")
     line.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
-    line.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
+    line.append(f"{where}, {_measured(answers, answer)}; {_band(answer.reference)}{_beaten(answers, answer)}")
     return line
 
 
@@ -159,8 +160,8 @@ def _measured(answers: Answers, answer: Answer) -> str:
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
 
 
-def _band(answer: Answer) -> str:
-    (low, high), reference = answer.reference.band, answer.reference
+def _band(reference: Reference) -> str:
+    low, high = reference.band
     if high is None:
         return f"required: {figure(low)} or more"
     disagree = ", which disagree" if reference.disagree else ""
@@ -293,18 +294,38 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
     )
 
 
-def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Table:
-    """Return the table of what figures cover."""
-    rows = []
+def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[RenderableType]:
+    """Yield what figures cover: for each machine its name and a table."""
+    machines: dict[str, list[_Covered]] = defaultdict(list)
     for one in _covered(kinds):
-        figure_, (low, high) = one.figure, one.band
-        apart = f", disagree at {size_span(one.disagree)}" if one.disagree else ""
-        of_work = str(Work(figure_.operation, figure_.variant)), str(figure_.ranks)
-        links = figure_.links.replace("|", " ") or "-", figure_.nvls or "-"
-        rates = f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
-        rows.append((figure_.machine, *of_work, *links, size_span(one.sizes), f"{len(one.sources)}{apart}", rates))
-    heads = ("machine", "operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
-    return table(*heads, rows=rows, left={*heads} - {"GPUs", "GB/s"}, keys=2)
+        machines[one.figure.machine].append(one)
+    heads = ("operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
+    for machine, covered in machines.items():
+        rows = map(_coverage_row, covered)
+        yield Text(machine)
+        yield table(*heads, rows=rows, left={*heads} - {"GPUs", "GB/s"}, keys=4)
+        yield Text("")
+
+
+def _coverage_row(one: _Covered) -> Iterator[str]:
+    figure_, (low, high) = one.figure, one.band
+    yield from (str(Work(figure_.operation, figure_.variant)), str(figure_.ranks))
+    yield from (figure_.links.replace("|", " ") or "-", figure_.nvls or "-", size_span(one.sizes))
+    yield f"{len(one.sources)}{', partly disagree' if one.disagree else ''}"
+    yield f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
+
+
+def placed(reference: Reference, gbs: float | None) -> str:
+    """Return in one line what is normal at one size, and with a rate in GB/s whether it is."""
+    of = reference.figure
+    nvls = f", NVLS {of.nvls}" if of.nvls else ""
+    where = f"{amount(of.ranks, 'GPU')} ({of.machine}{nvls})"
+    what = f"{Work(of.operation, of.variant)} at {format_size(reference.size_bytes)} on {where}"
+    if gbs is None:
+        return f"{what}, GB/s: {_band(reference)}"
+    standing = place(reference, gbs)
+    answer = "nothing to compare with" if standing is ReferenceVerdict.NOT_JUDGED else standing.value
+    return f"{what}: {answer}, {figure(gbs)} GB/s; {_band(reference)}"
 
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
