@@ -10,6 +10,8 @@ import pytest
 
 import collbench
 from collbench.cli.program import cli
+from collbench.jobs.replay import section as replays
+from collbench.overlaps import section as overlaps
 from collbench.report.rows import COLUMNS
 from docs import site_pages
 from tests.cli.program import Program
@@ -36,7 +38,34 @@ def test_every_function_has_its_signature_and_words() -> None:
 def test_every_column_is_listed() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", site_pages.columns(), re.MULTILINE)
     assert rows[: len(COLUMNS)] == [column.name for column in COLUMNS]
-    assert {"collective_factor", "communication_seconds"} <= set(rows)
+    assert rows[len(COLUMNS) :] == [column.name for column in (*overlaps.COLUMNS, *replays.COLUMNS)]
+
+
+# The site's pages; its home is docs/README.md, not the project's README.
+SHOWN = [path for path in site_pages.SHOWN if path.endswith(".md") and path != "README.md"]
+PAGES = [*(ROOT / "docs").rglob("*.md"), *(ROOT / path for path in SHOWN)]
+MAX_WORDS = 35_000
+# Tables that benchmarks/evidence.py writes, what mkdocs fills in, code, and where links lead.
+_NOT_PROSE = re.compile(
+    r"<!-- (?:evidence|figure): .*?<!-- end -->|<!--.*?-->"
+    r"|^ *```.*?^ *```$|^ {4,}(?! *(?:-|\d+\.) ).*?$|(?<=\])\([^)]*\)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def words(text: str) -> int:
+    """Return how many words of a page somebody wrote, those of its tables included."""
+    return len([word for word in _NOT_PROSE.sub(" ", text).split() if re.search(r"\w", word)])
+
+
+def test_code_links_and_generated_tables_are_no_words() -> None:
+    page = "# A page\n\n<!-- evidence: x -->\n| a | b |\n<!-- end -->\n\n```python\nx = 1\n```\n\n    collbench pairs\n"
+    assert words(page + "\n[two words](a.md#b), a | b\n    - nested item\n") == 2 + 2 + 2 + 2
+
+
+def test_a_reader_can_read_all_pages_in_an_afternoon() -> None:
+    by_page = {str(path.relative_to(ROOT)): words(path.read_text(encoding="utf-8")) for path in PAGES}
+    assert sum(by_page.values()) <= MAX_WORDS, sorted(by_page.items(), key=lambda page: -page[1])[:10]
 
 
 def test_a_schema_becomes_tables_with_types_and_defaults() -> None:

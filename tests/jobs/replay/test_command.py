@@ -59,13 +59,6 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
         assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
-def test_the_document_has_the_same_columns() -> None:
-    reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
-    assert [tuple(map(str.strip, row)) for row in reported] == [
-        (column.name, column.type.value, column.meaning) for column in COLUMNS
-    ]
-
-
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
     for name in ("a.json", "b.json"):
         assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0
