@@ -170,9 +170,11 @@ def test_a_resumed_run_does_not_say_what_p2p_does_now(program: Program, monkeypa
     simulated(program, None)
     known: list[Run | None] = []
 
-    def recorded(*arguments: object, measured: Run | None) -> Examined:
+    def recorded(
+        devices: str, backend: str, fabric: str | None, nccl: str | None, seed: int, *, measured: Run | None
+    ) -> Examined:
         known.append(measured)
-        return examine(*arguments, measured=measured)  # type: ignore[arg-type]
+        return examine(devices, backend, fabric, nccl, seed, measured)
 
     monkeypatch.setattr("collbench.api.peer_mapping.examine", recorded)
     run = run_file.load(Path("run.json"))
