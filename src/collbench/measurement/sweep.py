@@ -486,8 +486,11 @@ def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
 
 def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
     recent: list[float] = []
+    step = plan.step(work, together, size)
+    # No more bytes than in messages of 16 MiB: batches of large host copies would take longer than their trials.
+    step = replace(step, iterations=max(1, step.iterations * _WARM_BYTES // max(size, _WARM_BYTES)))
     for _ in range(_COVERED_TRIES if work.variant.covered else _WARM_TRIES):
-        timing = time_step(backend, plan.step(work, together, size))
+        timing = time_step(backend, step)
         recent = [*recent[-2:], median(chain.from_iterable(timing.seconds))]
         if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:
             return
