@@ -36,6 +36,7 @@ def saved(tmp_path: Path) -> str:
 def test_a_file_holds_what_standard_output_would(program: Program, saved: str, layout: str) -> None:
     printed = program("export", saved, "--format", layout)
     assert (printed.status, printed.err) == (0, "")
+    Path("out").mkdir()
     result = program("export", saved, "--format", layout, "-o", "out/export")
     assert (result.status, result.out, result.err) == (0, "", "collbench: wrote out/export\n")
     assert Path("out/export").read_text(encoding="utf-8") == printed.out

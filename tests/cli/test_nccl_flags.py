@@ -233,6 +233,7 @@ def test_a_reduction_where_the_runs_file_is_expected_is_refused(args: str) -> No
 
 def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.json"
+    path.parent.mkdir()
     for again, text in enumerate(('{"a": 1}\n', '{"b": 2}\n')):
         atomic_write.check(path, *_JSON, force=bool(again))
         atomic_write.write(text, path, *_JSON, force=bool(again))

@@ -49,6 +49,7 @@ def saved(tmp_path: Path) -> Path:
 def test_each_kind_in_each_format(
     program: Program, saved: Path, kind: str, files: list[str], title: str, suffix: str
 ) -> None:
+    (saved / "new").mkdir()
     result = program("plot", *files, "--kind", kind, "-o", f"new/fig.{suffix}")
     assert (result.status, result.out) == (0, "")
     assert result.line == f"wrote new/fig.{suffix}: {title}"

@@ -314,7 +314,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: 
     [
         ("a folder", ".", "it is a folder"),
         ("below a file", "file/run.json", "a part of that path is a file"),
-        ("in no folder that can be made", "/proc/none/run.json", "No such file"),
+        ("in no folder", "/proc/none/run.json", "folder /proc/none does not exist"),
         ("a name that is too long", "x" * 300, "File name too long"),
         ("a name that leaves no room for its journal's", "x" * 250, "File name too long"),
     ],
