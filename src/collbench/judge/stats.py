@@ -151,7 +151,7 @@ def deviations(logs: Sequence[float]) -> list[float]:
 
 
 def sigma(pooled: Sequence[float]) -> float:
-    """Return σ̂ of one trial from deviations: 1.4826 · MAD (docs/method/measuring.md 14)."""
+    """Return σ̂ of one trial from deviations: 1.4826 · MAD."""
     return MAD_TO_SIGMA * median(pooled)
 
 

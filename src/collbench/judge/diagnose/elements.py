@@ -28,7 +28,7 @@ from collbench.model.run import Run, tags
 Values = NDArray[np.float64]
 # Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
 OUTLYING = 0.025
-# docs/method/verdicts.md 6: a worse label is 10% faster, as a difference of log bandwidth.
+# docs/method/verdicts.md 5: a worse label is 10% faster, as a difference of log bandwidth.
 INVERTED = math.log(1.1)
 # By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
 # makes staging a little faster. nccl#814 has a factor of 2.2.
