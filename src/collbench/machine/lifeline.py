@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -138,39 +138,36 @@ def _tree(root: int) -> dict[int, bytes]:
         }
         if not new:
             return tree
-        for one in new:
-            with suppress(OSError):
-                os.kill(one, signal.SIGSTOP)
+        _signal(new, signal.SIGSTOP)
         tree |= new
+
+
+def _terminate(root: int) -> dict[int, bytes]:
+    """Send SIGTERM to a process and all below it, and return them."""
+    tree = _tree(root)
+    _signal(tree, signal.SIGTERM)
+    _signal(tree, signal.SIGCONT)
+    return tree
 
 
 def _end_tree(root: int) -> None:
     """End a process and those below it by SIGTERM, and after a while, with what they started since, by SIGKILL."""
-    tree = _tree(root)
-    for one in tree:
-        _signal(one, signal.SIGTERM)
-    for one in tree:
-        _signal(one, signal.SIGCONT)
+    tree = _terminate(root)
     begun = time.monotonic()
     while tree and (waited := time.monotonic() - begun) < GRACE_SECONDS + _LAST_SECONDS:
         time.sleep(0.05)
         processes = _processes()
         tree = {one: start for one, start in tree.items() if one in processes and processes[one][1] == start}
         for one in [one for one, (parent, _) in processes.items() if parent in tree and one not in tree]:
-            below = _tree(one)
-            tree |= below
-            for each in below:
-                _signal(each, signal.SIGTERM)
-            for each in below:
-                _signal(each, signal.SIGCONT)
+            tree |= _terminate(one)
         if waited >= GRACE_SECONDS:
-            for one in tree:
-                _signal(one, signal.SIGKILL)
+            _signal(tree, signal.SIGKILL)
 
 
-def _signal(process: int, number: int) -> None:
-    with suppress(OSError):  # it has ended
-        os.kill(process, number)
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            os.kill(process, number)
 
 
 def _watch(text: str) -> None:
