@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
-from collbench.model.capabilities import capabilities
+from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -28,7 +27,6 @@ from collbench.model.errors import (
     Interrupted,
     MachineError,
     NotTrusted,
-    RunFileError,
     UsageError,
 )
 from collbench.model.operations import Operation, Work
@@ -156,12 +154,11 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
 
 def _simulated(count: int) -> str:
     """Return that the newest saved run was simulated, and what takes it nevertheless; "" if it was not."""
-    for path in saved_runs.believed().files[:1]:
-        with suppress(RunFileError):
-            if capabilities(run_file.load(path).backend).simulated:
-                taking = shlex.join(["collbench", "select", str(count), str(path), "--any-machine"])
-                return f"; the newest saved run was simulated, and is taken only by name: {taking}"
-    return ""
+    newest = next(iter(saved_runs.believed().files), None)
+    if newest is None or not is_simulated(saved_runs.backend_of(newest)):
+        return ""
+    taking = shlex.join(["collbench", "select", str(count), str(newest), "--any-machine"])
+    return f"; the newest saved run was simulated, and is taken only by name: {taking}"
 
 
 def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:

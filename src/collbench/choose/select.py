@@ -243,8 +243,9 @@ def settle(choice: Choice, verification: Run) -> Choice:
     # The job gets communicators of its own. What a run does to all sets alike cancels.
     from collbench.judge import between_runs  # late: only measured finalists need it
 
+    summaries = {members: summarize(point) for members, point in points.items()}
     by_set = {
-        members: between_runs.another_run(one, points[members])
+        members: between_runs.another_run(one, points[members].point.work, summaries[members].seconds)
         for members, one in estimates(points, dict.fromkeys(points, "set")).items()
     }
     delta = tolerance(next(iter(points.values())).point.size_bytes)
@@ -261,7 +262,6 @@ def settle(choice: Choice, verification: Run) -> Choice:
         error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
         width = error * simultaneous_quantile(by_set[winner].freedom, len(by_set) - 1)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
-    summaries = {members: summarize(points[members]) for members in ranked}
     simulated = capabilities(verification.backend).simulated
     failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
         winner
@@ -275,7 +275,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
         band=next(some.band for some in choice.finalists if some.members == winner),
         decided_by=decided_by if len(tied) > 1 else (),
         tied=len(tied) == len(choice.finalists) > 1,
-        verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
+        verified=tuple(Verified(members, summaries[members].busbw, summaries[members].interval) for members in ranked),
         gain=gain,
     )
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collbench.judge.references import Figure
 
 _COUNTED = re.compile(r"\s*(\d+)\s*[x×*]\s*(.+)", re.IGNORECASE)  # "8 x H100"
-_NOTHING = "nothing to compare with"
 
 
 def _operation(text: str) -> Operation:
@@ -94,12 +93,12 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     A minimum of an acceptance test is printed only where nothing was measured.
     """
     from collbench.judge.references import ReferenceVerdict, place, reference_at
-    from collbench.report.text.reference import placed
+    from collbench.report.text.reference import NOTHING, placed
 
     found = [one for kind in kinds if (one := reference_at(kind, size))]
     found = [one for one in found if one.sources] or found
     if not found:
-        echo(f"{what}: {_NOTHING}")
+        echo(f"{what}: {NOTHING}")
         return ExitStatus.FAILED
     for one in found:
         echo(placed(one, busbw))

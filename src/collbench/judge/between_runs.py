@@ -11,10 +11,8 @@ from itertools import combinations
 from statistics import fmean, median, variance
 
 from collbench.judge.data_points import Key, Named
-from collbench.judge.stats import summarize
 from collbench.judge.tiers import NOISIER, Estimate
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement
 
 # Each run has a process, communicators, memory and clocks of its own. The trials of one run share these, so that they
 # do not show how much another run may differ.
@@ -84,9 +82,9 @@ def default(work: Work, seconds: float) -> Variation:
     return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
 
 
-def another_run(one: Estimate, point: Measurement) -> Estimate:
-    """Return a point's estimate as it holds for another run, compared with points of the same run: by default."""
-    own = default(point.point.work, summarize(point).seconds).own
+def another_run(one: Estimate, work: Work, seconds: float) -> Estimate:
+    """Return the estimate of a point that takes so long as it holds for another run, beside points of that run."""
+    own = default(work, seconds).own
     ratio, freedom = (one.own_noise.ratio, one.own_noise.freedom) if one.own_noise else (1.0, one.freedom)
     return replace(
         one,

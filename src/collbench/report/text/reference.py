@@ -315,6 +315,9 @@ def _coverage_row(one: _Covered) -> Iterator[str]:
     yield f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
 
 
+NOTHING = "nothing to compare with"
+
+
 def placed(reference: Reference, gbs: float | None) -> str:
     """Return in one line what is normal at one size, and with a rate in GB/s whether it is."""
     of = reference.figure
@@ -324,7 +327,7 @@ def placed(reference: Reference, gbs: float | None) -> str:
     if gbs is None:
         return f"{what}, GB/s: {_band(reference)}"
     standing = place(reference, gbs)
-    answer = "nothing to compare with" if standing is ReferenceVerdict.NOT_JUDGED else standing.value
+    answer = NOTHING if standing is ReferenceVerdict.NOT_JUDGED else standing.value
     return f"{what}: {answer}, {figure(gbs)} GB/s; {_band(reference)}"
 
 
