@@ -48,6 +48,7 @@ struct Transfer {
   unsigned sender;      // index among the transfers to this destination: each writes its own slots
   unsigned concurrent;  // transfers that the issuer copies at the same time
   bool staged;          // the issuer cannot address the other end
+  bool own_times;       // timed between events of its own, see CopyTimer::queue_ends
 };
 
 // Transfers that one thread queues, and that are all timed before any of them is verified: those of one group, or of
@@ -107,6 +108,12 @@ Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
   return transfer;
 }
 
+// Whether a group is both directions of a link between two GPUs: each GPU sends one message at a time and receives one.
+bool is_both_ways(const std::vector<Link>& group) {
+  return group.size() == 2 && !is_host(group[0].first) && !is_host(group[0].second) &&
+         group[0] == Link(group[1].second, group[1].first) && group[0] != group[1];
+}
+
 std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) {
   std::vector<Transfer> transfers;
   for (const Link& link : round.groups[static_cast<std::size_t>(group)]) {
@@ -123,6 +130,7 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
     made.first = transfers.empty() ? made.stream : transfers.front().stream;
     made.group = group;
     made.index = static_cast<int>(transfers.size());
+    made.own_times = !round.covered && is_both_ways(round.groups[static_cast<std::size_t>(group)]);
     transfers.push_back(made);
   }
   for (Transfer& transfer : transfers)
@@ -197,12 +205,22 @@ class CopyTimer {
       attempt = 1;
       each([&](const Transfer& transfer) {
         if (batch < 0 || transfer.index > 0) return;
-        const double seconds = elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations;
+        const double seconds = group_seconds(transfer) / round_.iterations;
         times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(seconds);
         const Gpu* ended_first = round_.covered ? ended_before(transfer) : nullptr;
         if (ended_first != nullptr) times_.uncovered[static_cast<std::size_t>(transfer.group)] = ended_first->position;
       });
     }
+  }
+
+  // How long the group of that first transfer took.
+  double group_seconds(const Transfer& first) const {
+    double longest = elapsed_seconds(first.stream->start, first.stream->end);
+    each([&](const Transfer& other) {
+      if (other.own_times && other.group == first.group)
+        longest = std::max(longest, elapsed_seconds(other.stream->start, other.stream->end));
+    });
+    return longest;
   }
 
   // Whether all other transfers lasted as long as each group's first one was timed. Events of different GPUs cannot be
@@ -291,6 +309,7 @@ class CopyTimer {
       CUDA_CHECK(cuEventRecord, transfer.first->start.get(), stream);
     else
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start.get(), 0u);
+    if (transfer.index > 0 && transfer.own_times) CUDA_CHECK(cuEventRecord, transfer.stream->start.get(), stream);
     queue_messages(transfer, slots);
     if (!round_.covered) return;
     if (transfer.index == 0) CUDA_CHECK(cuEventRecord, transfer.first->end.get(), stream);
@@ -310,7 +329,9 @@ class CopyTimer {
 
   // A group is timed from one common start to one common end, as nvbandwidth's totals are. With a start event of its
   // own, each of three messages that one copy engine sends in turn seems to take a third of the time: its waking copy,
-  // and so its start, waits behind the other messages [1187 GB/s over a port of 450, 4 × H200].
+  // and so its start, waits behind the other messages [1187 GB/s over a port of 450, 4 × H200]. Both ways no engine
+  // sends two messages, and each direction is timed by its own events, as nvbandwidth's are: a wait for another GPU's
+  // event takes microseconds, in which nothing is copied.
   void queue_ends(const TransferSet& set) {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.index == 0) continue;
@@ -323,7 +344,7 @@ class CopyTimer {
       transfer.issuer->with_context([&] {
         const CUstream stream = transfer.stream->get();
         for (const Transfer& other : set.transfers)
-          if (other.first == transfer.stream && other.index > 0)
+          if (other.first == transfer.stream && other.index > 0 && !other.own_times)
             CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end.get(), 0u);
         CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), stream);
       });

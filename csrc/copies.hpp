@@ -33,7 +33,8 @@ struct CopyRound {
 };
 
 // Returns seconds per message of each group, [group][batch]: from the common start of its transfers to their common end
-// (of a covered round to the end of the first transfer's messages), divided by the messages that each of them sends.
+// (of a covered round to the end of the first transfer's messages; of both directions of a link, the longer direction's
+// time between its own events), divided by the messages that each of them sends.
 // What a batch leaves in its slots is verified on the GPU, outside the timed region. Throws DataError, CudaError,
 // HangError; std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged
 // in host memory by the driver; those of a link whose peer access was refused (Gpus::peer_refusals) throw CudaError.

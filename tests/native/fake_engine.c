@@ -409,7 +409,8 @@ static bool step(Stream* stream) {
     stream->now += run_chase(op, stream->gpu);
   } else if (strcmp(op->name, "wait") == 0) {
     if (op->event->finished < op->arguments[0]) return false;
-    if (stream->now < op->event->time) stream->now = op->event->time;
+    const double seen = op->event->gpu == stream->gpu ? 0 : by_gpu("FAKE_EVENT_LATENCY", stream->gpu, 0);
+    if (stream->now < op->event->time + seen) stream->now = op->event->time + seen;
   } else if (op->event != NULL) {
     op->event->time = stream->now;
     ++op->event->finished;
