@@ -21,6 +21,26 @@ def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
     assert "SIMULATED machine 'my machine'" in result.out
 
 
+@pytest.mark.parametrize(
+    "command", [("pairs", "--sizes", "1M"), ("allreduce", "-g", "2", "--sizes", "1M"), ("select", "2")]
+)
+def test_a_file_is_read_once_and_again_if_it_changed(
+    program: Program, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    read: list[str] = []
+
+    def reading(path: pathlib.Path, most: int) -> str:
+        read.append(path.name)
+        return path.read_text(encoding="utf-8")[:most]
+
+    monkeypatch.setattr("collbench.untrusted.read_text", reading)
+    for name in ("first", "second"):
+        mine = replace(fabrics.load("dgx-1v"), name=name)
+        pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+        assert name in program(*command, "--backend", "sim", "--fabric", "mine.json").out
+    assert read == ["mine.json"] * 2
+
+
 def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
     mine = replace(fabrics.load("titan-rtx-nv2"), name="mine", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
     pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")

@@ -6,8 +6,10 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from collbench.machine import visible_devices
@@ -202,11 +204,20 @@ def open_backend(
 def simulated(fabric: str | None) -> Fabric:
     """Return the machine to simulate, by name or file, without either one on which the choice of GPUs matters.
 
-    Raises UsageError.
+    A file is read once, and again only if it changed. Raises UsageError.
     """
+    name, identity = fabric or "dgx-1v", None
+    with suppress(OSError, ValueError):  # a shipped one, or a name that loading refuses
+        status = FilePath(name).stat()
+        identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return _loaded(name, identity)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, _identity: tuple[int, ...] | None) -> Fabric:
     from collbench.sim import fabrics  # late: simulations are rare
 
-    return fabrics.load(fabric or "dgx-1v")
+    return fabrics.load(name)
 
 
 def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
