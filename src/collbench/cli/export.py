@@ -212,11 +212,11 @@ def _save(text: str, path: Path, *, force: bool) -> None:
 
 def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
     """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
-    if atomic_write.is_stream(path):
-        atomic_write.check(path, *_REPORT_REFUSAL)  # /dev/full: that it is full matters more than its name
-    if path.suffix.lower() not in _SUFFIXES:
+    page = path.suffix.lower() in _SUFFIXES
+    if page or atomic_write.is_stream(path):  # that /dev/full is full matters more than its name
+        atomic_write.check(path, *_REPORT_REFUSAL, force=force, sources=run_files)
+    if not page:
         raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
-    atomic_write.check(path, *_REPORT_REFUSAL, force=force, sources=run_files)
 
 
 def _names(files: Sequence[Path]) -> list[str]:
