@@ -11,7 +11,8 @@ import pytest
 
 from collbench.api import suitable_run
 from collbench.choose.freshness import Here
-from collbench.model.run import Health, Run
+from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.run import Health, Measurement, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, Result, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
@@ -123,6 +124,46 @@ def test_when_all_are_wanted_a_busy_one_is_a_refusal_that_names_it(
     assert choice_of(train(program, "--auto-select", "4", "--allow-busy")) == "GPU0, GPU1, GPU2, GPU3"
 
 
+def hung(run: Run, pair: tuple[int, int]) -> list[Measurement]:
+    """Return the run's measurements with a hang on one pair."""
+    failure = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=60.0)
+    return [replace(one, samples=[], failure=failure) if one.point.members == pair else one for one in run.measurements]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_where_all_are_wanted_a_link_that_hung_is_a_refusal_too(
+    program: Program, saved: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    run_file.save(replace(saved, measurements=hung(saved, (0, 1))), saved_in(tmp_path), replace=True)
+    list_only(monkeypatch, gpus(4)[:count], hidden=gpus(4)[count:])
+    result = train(program, "--auto-select", str(count))
+    assert (result.status, result.out) == (4, "")
+    assert f"every set of {count} includes failed GPU0-GPU1: nothing was started" in result.line
+
+
+@pytest.mark.parametrize("wanted", ["2", "4"])
+def test_a_newer_run_that_does_not_fit_but_shows_a_failure_is_followed_by_a_probe(
+    program: Program, saved: Run, tmp_path: Path, wanted: str
+) -> None:
+    newer = saved_in(tmp_path, "20261122T000000Z-cuda-pairs.json")
+    broken = hung(saved, (0, 1))
+    for changes in ({"complete": False, "measurements": broken[:1]}, {"backend": "cuda", "measurements": broken}):
+        other = replace(saved.machine, driver="570.1")
+        run_file.save(replace(saved, machine=other, **changes), newer, replace=True)
+        with pytest.raises(pytest.fail.Exception, match=r"no saved run fits: the newest's driver was 570\.1"):
+            train(program, "--auto-select", wanted)
+    run_file.save(replace(saved, machine=other), newer, replace=True)  # without a failure the older run counts
+    assert train(program, "--auto-select", wanted).status == 0
+
+
+def test_where_all_are_wanted_no_run_is_made_unless_asked(program: Program, saved: Run, tmp_path: Path) -> None:
+    assert "(run of " in train(program, "--auto-select", "4").line
+    saved_in(tmp_path).unlink()
+    assert "(no choice to make, links not probed)" in train(program, "--auto-select", "4").line
+    with pytest.raises(pytest.fail.Exception, match="probed: "):
+        train(program, "--auto-select", "4", "--fresh")
+
+
 @pytest.mark.parametrize(
     ("case", "state", "why"),
     [
@@ -202,9 +243,7 @@ def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
     assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
     list_only(monkeypatch, every[:2], hidden=every[2:])
     result = train(program, "--auto-select", "2")
-    assert result.line.endswith(
-        ": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make, links not probed)"
-    )
+    assert ": all 2 devices, among the 2 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
 
 
 def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(

@@ -195,13 +195,20 @@ def test_the_choice_is_that_of_the_replays() -> None:
 
 
 def test_contenders_are_the_finalists_that_did_not_fail() -> None:
-    asked = choice(B, A)
-    assert contenders(asked, 4) == (B, A)
+    asked, links = choice(B, A), pair_run(4, lambda *_: 300.0)
+    assert contenders(asked, links) == (B, A)
     lame = replace(asked, finalists=(asked.finalists[0], replace(asked.finalists[1], sound=False)))
-    assert contenders(lame, 4) == (B,)
-    assert contenders(choice(A), 4) == (A,)  # bandwidth rules all others out
+    assert contenders(lame, links) == (B,)
+    assert contenders(choice(A), links) == (A,)  # bandwidth rules all others out
 
 
 @pytest.mark.parametrize(("devices", "sets"), [(4, (A, B)), (3, (A, (0, 2))), (2, (A,))])
 def test_where_bandwidth_ties_one_more_is_tried(devices: int, sets: tuple[tuple[int, ...], ...]) -> None:
-    assert contenders(choice(A, tied=True), devices) == sets
+    assert contenders(choice(A, tied=True), pair_run(devices, lambda *_: 300.0)) == sets
+
+
+def test_a_set_on_which_something_failed_is_not_tried_where_bandwidth_ties() -> None:
+    links = pair_run(4, lambda *_: 300.0)
+    (hung,) = [one for one in links.measurements if one.point.members == B]
+    hung.samples, hung.failure = [], HANG
+    assert contenders(choice(A, tied=True), links) == (A, (0, 2))

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -301,6 +302,28 @@ def test_where_all_fail_nothing_is_chosen(
     result = program("select", "2", "--job", "job.json", "--format", "env")
     assert (result.status, result.out) == (4, "false\n")  # of a hang
     assert "cannot replay job.json on the finalists: every set failed" in result.err
+
+
+def test_where_every_set_has_a_link_that_hung_nothing_is_replayed(
+    program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file.save(data_parallel(3), folder / "three.json")
+    hung = [
+        replace(one, samples=[], failure=HANG) if one.point.members in {(0, 1), (2, 3)} else one
+        for one in saved_run.measurements
+    ]
+    path = folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"
+    run_file.save(replace(saved_run, measurements=hung), path, replace=True)
+    play(monkeypatch, {})
+    assert program("select", "3", "--job", "three.json", "--format", "env").status == 4
+    list_only(monkeypatch, gpus(4))
+    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    (folder / "train.py").touch()
+    refused = program(
+        "train", "--auto-select", "3", "--backend", "cuda", "--dry-run", "--job", "three.json", "train.py"
+    )
+    assert (refused.status, refused.out) == (4, "")
+    assert "every set of 3 includes failed" in refused.line
 
 
 def test_wrong_data_ends_it(program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

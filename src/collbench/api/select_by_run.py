@@ -68,7 +68,7 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     with choice_text.refusals():
         choice = choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
     origin = Origin.of(run, criteria.backend, found.source)
-    if settle_by is not None:
+    if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
         settled = settle_by(choice, run)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.decision)
@@ -174,10 +174,7 @@ def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notice
     if count > len(available):
         tags = ", ".join(device.tag for device in available) or "none"
         raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
-    if count == len(present) and request.run is None:
-        found = suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
-        return found, found.as_now()
-    return suitable_run.find(criteria, present, notices)
+    return suitable_run.find(replace(criteria, all_wanted=count == len(present)), present, notices)
 
 
 def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[int, ...], ...], backend: str) -> bool:

@@ -49,7 +49,7 @@ class RunCriteria:
     that a probe opens, () for all that CUDA sees. `driver` is its version if already known. With `job_nccl` the job
     will load the NCCL found here, so the run must have used the same version. `fabric` is a machine to simulate, which
     requires a probe. `allow_busy`: devices that other processes use may be chosen. `states` are the GPUs' states by
-    UUID, if NVML was already queried.
+    UUID, if NVML was already queried. `all_wanted`: all present devices are, so that no rate matters, but faults do.
     """
 
     backend: str
@@ -66,6 +66,7 @@ class RunCriteria:
     fabric: str | None = None
     allow_busy: bool = False
     states: Mapping[str, Health] | None = None
+    all_wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
     """
     found = _find(criteria, present, notices)
     run = found.as_now(criteria.states)
-    probe_tells = run.measurements and not found.probed and len(present) > 1
+    probe_tells = not criteria.all_wanted and not found.probed and len(present) > 1
     if criteria.allow_busy and probe_tells and _someone_is_busy(run):
         found = _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
         run = found.as_now(criteria.states)
@@ -128,34 +129,54 @@ def _someone_is_busy(run: Run) -> bool:
 def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
     """Return the named run, the newest saved run that fits the present devices, or a probe.
 
-    If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
-    a named run of another machine, and what `probe` raises.
+    If all devices are wanted and no run shows a failure, no probe is made. Raises RunFileError for a named run of
+    another machine, and what `probe` raises.
     """
-    if capabilities(criteria.backend).simulated:
-        return _measured_now(criteria, "", notices)
-    machine, now = here(criteria, present), datetime.now(UTC)
-    if criteria.run is not None:
-        run = run_file.load(Path(criteria.run))
-        refusal = freshness.refusal(run, machine, now, criteria.max_age)
-        if refusal:
-            raise RunFileError(f"{criteria.run} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
-        return SuitableRun(part(run, present), _saved(run, criteria.run))
-    if criteria.fresh:
-        return _measured_now(criteria, "", notices)
-    refused, its = "", "the newest's"
-    for path in _candidates(criteria, present, now, notices):
+    refused, failed = "", False
+    if not capabilities(criteria.backend).simulated and not criteria.fresh:
+        machine, now = here(criteria, present), datetime.now(UTC)
+        if criteria.run is not None:
+            return _named(criteria, criteria.run, machine, now)
+        found, refused, failed = _newest_that_fits(criteria, machine, now, notices)
+        if found is not None:
+            return found
+    if criteria.all_wanted and not criteria.fresh and not failed:
+        return nothing_to_compare(criteria.backend, present, criteria.fabric)
+    return _measured_now(criteria, refused, notices)
+
+
+def _named(criteria: RunCriteria, path: str, machine: freshness.Here, now: datetime) -> SuitableRun:
+    run = run_file.load(Path(path))
+    if refusal := freshness.refusal(run, machine, now, criteria.max_age):
+        raise RunFileError(f"{path} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
+    return SuitableRun(part(run, machine.devices), _saved(run, path))
+
+
+def _newest_that_fits(
+    criteria: RunCriteria, machine: freshness.Here, now: datetime, notices: Notices
+) -> tuple[SuitableRun | None, str, bool]:
+    """Return the newest saved run that fits, restricted to the present devices; without one, why not.
+
+    None is believed that is older than one that does not fit but shows a failure on these devices, which the last value
+    tells: only a probe can show whether it is still there.
+    """
+    refused, its = "no saved run fits: ", "the newest's"
+    explained = failed = False
+    for path in _candidates(criteria, machine.devices, now, notices):
         try:
             run = run_file.load(path)
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
-        if refusal is None:
-            return SuitableRun(part(run, present), _saved(run, str(path)))
-        refused = refused or f"{unfit(refusal, 'the newest', its)}: "
-    return _measured_now(criteria, f"no saved run fits: {refused}", notices)
+        if refusal is None and not failed:
+            return SuitableRun(part(run, machine.devices), _saved(run, str(path))), "", False
+        if refusal is not None and not explained:
+            refused, explained = f"{refused}{unfit(refusal, 'the newest', its)}: ", True
+        failed = failed or bool(outcome(part(run, machine.devices)).device_sets)
+    return None, refused, failed
 
 
-def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
+def _candidates(criteria: RunCriteria, present: Sequence[Device], now: datetime, notices: Notices) -> Iterator[Path]:
     """Yield the newest saved run, whose refusal is reported, then others that may fit, newest first.
 
     Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the

@@ -129,7 +129,8 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     chosen_from, run = _suitable_run(arguments, present, candidates, notices)
     with choice_text.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
-    choice = settle(choice, run)
+    if not choice.failed:  # a replay on what failed may hang again
+        choice = settle(choice, run)
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
         failed = prose.device_sets(choice.failed, run.devices)
@@ -207,9 +208,6 @@ def _suitable_run(
     arguments: TrainArguments, present: Present, candidates: tuple[Device, ...], notices: Notices
 ) -> tuple[SuitableRun, Run]:
     """Return what to choose from, and it as a run with the health of now."""
-    if arguments.auto_select == len(candidates) and arguments.run is None:
-        found = suitable_run.nothing_to_compare(present.backend, candidates)
-        return found, found.as_now(present.states)
     barred = tuple(device for device in present.every if device not in candidates)
     criteria = RunCriteria(
         present.backend,
@@ -224,6 +222,7 @@ def _suitable_run(
         job_nccl=arguments.container is None,
         allow_busy=arguments.allow_busy,
         states=present.states,
+        all_wanted=arguments.auto_select == len(candidates),
     )
     return suitable_run.find(criteria, candidates, notices)
 

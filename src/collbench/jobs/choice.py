@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import combinations, islice
 from statistics import fmean
 
 from collbench.choose.choice import Choice, Members, TieBreak, Told
@@ -182,17 +183,19 @@ def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Cho
     )
 
 
-def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
+def contenders(choice: Choice, links: Run) -> tuple[Members, ...]:
     """Return the sets to replay a job on, the chosen one first: the choice's finalists without a failure.
 
-    If all sets tie by bandwidth and there is no other finalist, the set that shares the fewest devices with the chosen.
+    If all sets tie by bandwidth and there is no other finalist, the set that shares the fewest devices with the chosen,
+    of those on which nothing failed in `links`, the run of the choice.
     """
-    sets = [some.members for some in choice.finalists if some.sound or choice.failed]
+    sets = [some.members for some in choice.finalists if some.sound]
     if len(sets) < 2 and choice.tied:
-        out = {left.member for left in choice.left_out}
-        fit = [member for member in range(devices) if member not in out]
+        out, ended = {left.member for left in choice.left_out}, outcome(links)
+        fit = [member for member in range(len(links.devices)) if member not in out]
         order = sorted(fit, key=lambda member: member in choice.members)
-        sets.append(tuple(sorted(order[: len(choice.members)])))
+        others = (tuple(sorted(some)) for some in combinations(order, len(choice.members)))
+        sets += islice((some for some in others if not ended.within(some)), 1)
     return tuple(dict.fromkeys([choice.members, *sets]))
 
 

@@ -55,7 +55,7 @@ def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notice
     """
     from collbench.jobs import choice as job_choice  # late: numpy
 
-    sets = job_choice.contenders(choice, len(links.devices))
+    sets = job_choice.contenders(choice, links)
     if len(sets) < 2:
         notices.say(f"{request.job} is not replayed: there is no other candidate set of {len(choice.members)}")
         return Settled(choice)
