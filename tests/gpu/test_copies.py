@@ -112,14 +112,16 @@ def test_the_opposite_direction_lasts_as_long_as_the_timed_copies(
     assert _times(gpus, [[both[first], both[1 - first]]], covered=True, **plan).uncovered == [-1]
 
 
-def test_a_direction_is_hardly_slower_with_the_other_direction_and_never_faster(gpus: _native.Gpus) -> None:
-    # PCIe is full duplex: nvbandwidth reaches 51 of 55 GB/s concurrently with the other direction [2 × H200].
-    plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5}
-    (isolated,), (concurrent,) = (
-        _copy(gpus, [transfers], **plan, covered=len(transfers) > 1)
-        for transfers in ([(_HOST, 0)], [(_HOST, 0), (0, _HOST)])
-    )
-    assert 0.95 < min(concurrent) / min(isolated) < 2
+def test_a_direction_is_not_faster_with_the_other_direction(gpus: _native.Gpus) -> None:
+    # In turn, and the fastest of each: a host's memory and PCIe links are shared with other virtual machines. How much
+    # slower a direction becomes differs by host: 51 of 55 GB/s on 2 × H200, 58% on 2 × H100.
+    plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 2}
+    fastest = {False: float("inf"), True: float("inf")}
+    for _ in range(5):
+        for covered, transfers in ((False, [(_HOST, 0)]), (True, [(_HOST, 0), (0, _HOST)])):
+            (seconds,) = _copy(gpus, [transfers], **plan, covered=covered)
+            fastest[covered] = min(fastest[covered], *seconds)
+    assert fastest[True] > 0.95 * fastest[False]
 
 
 def test_local_copies_are_faster_than_any_link(gpus: _native.Gpus) -> None:
