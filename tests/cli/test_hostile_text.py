@@ -66,7 +66,6 @@ def test_no_text_of_csv_is_a_formula_and_numbers_stay_numbers(program: Program, 
 # Each command line that reads a run, and the file that it writes, "" for none.
 READERS = [
     ("show evil.json", ""),
-    ("show evil.json --operation allreduce", ""),
     ("show --ranking evil.json", ""),
     ("show --ranking evil.json --json", ""),
     ("check evil.json", ""),

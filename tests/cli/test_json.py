@@ -102,7 +102,6 @@ def test_what_is_printed_is_what_is_saved(saved: Program) -> None:
     "args",
     [
         ("select", "2", "run.json", "--any-machine", "--format", "list"),
-        ("show", "run.json", "--operation", "allreduce"),
         ("show", "run.json", "--section", "health"),
     ],
 )

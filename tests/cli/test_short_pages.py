@@ -33,7 +33,6 @@ PAGES = {
     "rank": ("show", "--ranking", "RUN"),
     "select": ("select", "4", "RUN", "--any-machine"),
     "show": ("show", "RUN"),
-    "show --operation": ("show", "RUN", "--operation", "allreduce"),
     "compare": ("compare", "OTHER", "RUN"),
     "compare --reference": ("compare", "RUN", "--reference"),
     "predict": ("predict", "RUN", "--params", "124M"),
@@ -94,7 +93,7 @@ def test_a_page_of_eight_gpus_fits_a_screen(page: Page, args: tuple[str, ...]) -
 # Of the others some print no page where everything fails, and some do not touch the pair that hangs.
 @pytest.mark.parametrize(
     "name",
-    ["pairs", "alltoall on pairs", "check", "rank", "show", "show --operation", "compare", "compare --reference"],
+    ["pairs", "alltoall on pairs", "check", "rank", "show", "compare", "compare --reference"],
 )
 def test_what_failed_is_on_the_first_line_of_a_page_that_fits(page: Page, name: str) -> None:
     lines = page(PAGES[name], "hanging")

@@ -1,4 +1,4 @@
-"""`collbench show` with an operation and a size: how operations may be spelled, and what is refused."""
+"""`collbench show`: its terminal and pipe, how operations may be spelled, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.api.runs import find_works
 from collbench.model.operations import Operation, Variant
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
@@ -34,38 +35,24 @@ def saved(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("operation", "titles"),
+    ("typed", "names"),
     [
-        ("allreduce", ["allreduce (by pair) at 1G, GB/s"]),
-        ("All-Reduce", ["allreduce (by pair) at 1G, GB/s"]),
-        ("all_reduce in-place", ["allreduce in-place (by pair) at 1G, GB/s"]),
-        ("ce_write", ["ce-write both-ways (by pair) at 1G, GB/s"]),  # all that there is of it
+        ("allreduce", ["allreduce"]),
+        ("All-Reduce", ["allreduce"]),
+        ("all_reduce in-place", ["allreduce in-place"]),
+        ("ce_write", ["ce-write both-ways"]),  # all that there is of it
     ],
 )
-def test_spellings_of_an_operation(program: Program, saved: str, operation: str, titles: list[str]) -> None:
-    result = program("show", saved, "--operation", operation, "--size", "1G")
-    assert (result.status, result.err) == (0, "")
-    answer, *lines = result.out.split("\n")
-    assert answer.startswith(titles[0].split(" (")[0])
-    assert [line for line in lines if line.startswith(("allreduce", "ce-write"))] == titles
-    assert "\x1b" not in result.out
+def test_spellings_of_an_operation(saved: str, tmp_path: Path, typed: str, names: list[str]) -> None:
+    path = tmp_path / saved
+    assert [*map(str, find_works(run_file.load(path), typed, path))] == names
 
 
 @pytest.mark.parametrize(
     ("title", "args", "line"),
     [
-        (
-            "an operation that was not measured",
-            ["--operation", "alltoall"],
-            "run.json has no operation 'alltoall': it holds allreduce, allreduce in-place, ce-write both-ways",
-        ),
-        (
-            "a size that was not measured",
-            ["--operation", "allreduce", "--size", "64M"],
-            "run.json has no allreduce at 64M: it holds 1M, 1G",
-        ),
-        ("a size in letters", ["--operation", "allreduce", "--size", "x"], "size 'x' is not a number of bytes"),
-        ("a size of what", ["--size", "1M"], "--size 1M needs an operation: add --operation"),
+        ("an operation without a ranking", ["--operation", "allreduce"], "narrow a ranking: add --ranking"),
+        ("a size of what", ["--size", "1M"], "narrow a ranking: add --ranking"),
         ("a section of a ranking", ["--ranking", "--section", "fits"], "leave out --ranking"),
     ],
 )
@@ -75,21 +62,27 @@ def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: st
     assert line in result.line
 
 
-def test_a_run_without_a_sample_says_so(program: Program, tmp_path: Path) -> None:
-    run_file.save(run_of(gpus(2), []), tmp_path / "run.json")
-    result = program("show", "run.json", "--operation", "allreduce")
-    assert result.line == "run.json has no operation 'allreduce': it holds nothing that was measured"
+def test_what_a_run_lacks_is_refused_with_what_it_holds(program: Program, saved: str, tmp_path: Path) -> None:
+    run_file.save(run_of(gpus(2), []), tmp_path / "empty.json")
+    for args, line in (
+        ((saved, "--operation", "alltoall"), "it holds allreduce, allreduce in-place, ce-write both-ways"),
+        ((saved, "--operation", "allreduce", "--size", "64M"), "run.json has no allreduce at 64M: it holds 1M, 1G"),
+        (("empty.json", "--operation", "allreduce"), "it holds nothing that was measured"),
+    ):
+        result = program("plot", *args, "--kind", "heatmap", "-o", "map.svg")
+        assert (result.status, result.out) == (2, "")
+        assert line in result.line
 
 
 def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program, tmp_path: Path) -> None:
-    args = ("show", str(RECORDED), "--operation", "ce-write", "-v")
+    args = ("show", str(RECORDED), "--ranking", "--operation", "ce-write", "-v")
     piped = program(*args).out
     assert max(map(len, piped.partition("ce-write")[2].split("\n"))) <= 80
     shown = on_terminal(collbench(*args), colourful(), tmp_path)
     assert COLOUR.search(shown)
     plain, legend, rest = ANSI.sub("", shown).rpartition("\nshade: ")
     assert legend
-    assert rest.count("\n") == 1  # the last line
+    plain += rest.partition("\n")[2]  # the shades are for colors only
     assert plain.split() == piped.split()  # but for where sentences are folded
     without = on_terminal(collbench(*args), colourful() | {"NO_COLOR": "1"}, tmp_path)
     assert without.split() == piped.split()
@@ -101,10 +94,10 @@ def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program,
 
 def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = collbench("show", str(RECORDED), "--operation", "ce-write", "-v")
+    command = collbench("show", str(RECORDED), "--ranking", "--operation", "ce-write", "-v")
     done = subprocess.run(command, env=environ, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"\n   1G  2710.3      396.2   396.0    396.3      88.0%\n" in done.stdout
+    assert b"\nGPU0      -  396.3  396.2  396.1\n" in done.stdout
 
 
 @pytest.mark.parametrize(

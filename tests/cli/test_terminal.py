@@ -137,7 +137,7 @@ def slow_pairs(count: int) -> Run:
         (("show", "run.json"), 16),
         (("show", "--ranking", "run.json"), 8),
         (("check", "run.json"), 8),
-        (("show", "run.json", "--operation", "ce-write"), 12),
+        (("show", "run.json", "--ranking", "--operation", "ce-write"), 12),
         (("select", "7", "run.json", "--any-machine"), 12),
         (("compare", "run.json", "again.json"), 8),
     ],

@@ -9,10 +9,10 @@ import pytest
 
 from collbench.judge.compare import compare
 from collbench.judge.summary import rank_summary
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Measurement, Run
-from collbench.report.text import comparison, curves, measured, ranking
-from tests.builders import GIB, gpus, pair_run, run_of
+from collbench.report.text import comparison, measured, ranking
+from tests.builders import gpus, pair_run, run_of
 from tests.builders import measured as point
 from tests.report.pages import text
 
@@ -80,7 +80,6 @@ def test_a_ranking_begins_with_whether_the_choice_matters() -> None:
     run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 326.0)
     line = "allreduce at 1G: 2 tiers: the worst pair is 26% slower than the best"
     assert first(ranking.page(run, rank_summary(run))) == line
-    assert first(curves.page(run, [Work(Operation.ALLREDUCE)], GIB)) == line
 
 
 def test_a_comparison_begins_with_what_lost_most() -> None:

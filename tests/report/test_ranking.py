@@ -1,7 +1,9 @@
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +12,11 @@ from collbench.model.operations import Operation
 from collbench.model.run import Run, StopReason
 from collbench.report.text.measured import section
 from collbench.report.text.ranking import as_json, page
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, run_of
 from tests.report.pages import text
 
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
 SIZES = (8, 2**16, MIB, GIB)
 
@@ -34,6 +38,36 @@ def test_the_figures_fit_80_columns(count: int) -> None:
     reported = shown(line_run(count, lambda a, b: 300.0 if (a + b) % 2 else 240.0))
     figures = reported[reported.index("allreduce (by") :].split("\n")
     assert max(map(len, figures)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "unit"),
+    [
+        (Operation.CE_WRITE, GIB, "GB/s"),
+        (Operation.ALLREDUCE, 64 * MIB, "GB/s"),
+        (Operation.BROADCAST, 8, "µs"),
+    ],
+)
+def test_every_point_of_a_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
+    run = run_file.load(RECORDED)
+    drawn = text(page(run, rank_summary(run, operation, size)))
+    assert f", {unit}\n" in drawn
+    lines = drawn[drawn.index("\n       GPU0   GPU1") :].split("\n")[2:6]
+    table = {cells[0]: cells[1:] for cells in map(str.split, lines)}
+    for src, dst in permutations(range(4), 2):
+        devices = sorted((src, dst)) if operation.is_collective else [src, dst]
+        seconds = raw_seconds(operation.value, devices, size)
+        wanted = seconds * 1e6 if unit == "µs" else size / seconds / 1e9  # a pair's busbw is its algbw
+        assert float(table[f"GPU{src}"][dst]) == pytest.approx(wanted, abs=0.051)
+
+
+def raw_seconds(operation: str, devices: list[int], size: int) -> float:
+    """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
+    for measurement in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
+        point = measurement["point"]
+        if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
+            return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
+    raise AssertionError(f"{operation} {devices} {size} is not in the file")
 
 
 def test_a_large_tier_names_some_and_counts_the_rest() -> None:

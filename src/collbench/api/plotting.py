@@ -45,15 +45,16 @@ def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
 def _heatmap(runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
     """Draw one work of one run. Raises UsageError for more of either, and where it has no links or pairs."""
     from collbench.judge.tiers import rank_links
+    from collbench.report.families import families
     from collbench.report.plot import heatmap
-    from collbench.report.text.curves import curves_of, sizes_of
 
     if len(runs) > 1 or len(operations) > 1:
         what = f"{len(runs)} runs" if len(runs) > 1 else f"{len(operations)} operations"
         raise UsageError(f"--kind heatmap draws one operation of one run, {what} were given: draw each to its own file")
     path, named = runs[0]
     work = _works("heatmap", named, path, operations, size)[0]
-    ranking = rank_links(named.run, work, size or sizes_of(work, curves_of(named.run, work))[-1])
+    full_sizes = [family.full_size for family in families(named.run, work) if family.ranked and family.curves]
+    ranking = rank_links(named.run, work, size or full_sizes[0]) if full_sizes else None
     if ranking is None or ranking.kind == "device":
         at = f" at {format_size(size)}" if size else ""
         raise UsageError(f"{path} has no {work}{at} on links or pairs, which a heat map needs: try --kind curves")
@@ -72,7 +73,7 @@ def _works(kind: str, named: Named, path: Path, operations: Sequence[str], size:
 
 
 def _default(kind: str, named: Named, path: Path) -> list[Work]:
-    from collbench.report.text.curves import works_of
+    from collbench.report.families import works_of
 
     works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
     collectives = [work for work in works if work.operation.is_collective]

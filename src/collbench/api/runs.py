@@ -112,7 +112,7 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
     An operation's name means its plain form, or if the run has none, all its forms. The UsageError names what the file
     holds.
     """
-    from collbench.report.text.curves import works_of  # late: it loads numpy
+    from collbench.report.families import works_of  # late: it loads numpy
 
     held = works_of(run)
     exact = [work for work in held if keywords.as_typed(str(work)) == keywords.as_typed(typed)]

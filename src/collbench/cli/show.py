@@ -9,7 +9,6 @@ import click
 
 from collbench.api import file_kinds
 from collbench.api.measuring import MeasureOptions
-from collbench.api.runs import check_size, find_works
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
@@ -26,10 +25,6 @@ from collbench.runfile.codec import document
 
 @click.command()
 @options.run_file
-@click.option("--operation", metavar="OP", help="Show only this operation: heat maps, tiers, figures over the sizes.")
-@click.option(
-    "--size", metavar="SIZE", help="Show only this size.  [default: the largest and the smallest, and all in a table]"
-)
 @click.option(
     "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
 )
@@ -38,6 +33,8 @@ from collbench.runfile.codec import document
     is_flag=True,
     help="Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.",
 )
+@click.option("--operation", metavar="OP", help="With --ranking: only this operation.")
+@click.option("--size", metavar="SIZE", help="With --ranking: only this size.")
 @click.option("--rank", metavar="N", type=click.IntRange(min=0), help="For a recorded job: show this rank's step.")
 @click.option(
     "--run-file",
@@ -52,28 +49,25 @@ from collbench.runfile.codec import document
 def show(
     file: Path | None,
     *,
-    operation: str | None,
-    size: str | None,
     section: str | None,
     ranking: bool,
+    operation: str | None,
+    size: str | None,
     as_json: bool,
     **of_job: Any,
 ) -> None:
     """Print a saved run again, as the command that measured it did, or the step of a recorded job.
 
-    --operation shows one of the run's operations (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of
-    links and pairs, and bandwidth over size with the theoretical rate of the path. --ranking has a row for each
-    operation and size, says whether the choice matters, and ends with status 1 if there are too few trials to rank
-    anything. The run may be of any machine; the page names the machine. For a job (docs/job-page.md) it prints its
-    calls, their rates in the job and in isolation, and late ranks.
+    --ranking has a row for each operation and size, says whether the choice matters, and ends with status 1 if there
+    are too few trials to rank anything. The run may be of any machine; the page names the machine. For a job
+    (docs/job-page.md) it prints its calls, their rates in the job and in isolation, and late ranks.
 
     \b
     Examples:
       collbench show run.json
       collbench show run.json --section health
-      collbench show run.json --operation ce-write
-      collbench show run.json --operation allreduce --size 64M
       collbench show run.json --ranking
+      collbench show run.json --ranking --operation allreduce --size 64M
       collbench show job.json --run-file run.json
     """
     parts = (operation, size, section)
@@ -87,36 +81,16 @@ def show(
         if section is not None:
             raise UsageError(f"--section {section} is a part of another page: leave out --ranking")
         _show_ranking(file, operation, size, as_json=as_json)
-    elif as_json and any(option is not None for option in parts):
-        raise UsageError("--json prints the whole run: leave out --operation, --size and --section, or add --ranking")
+    elif operation is not None or size is not None:
+        raise UsageError("--operation and --size narrow a ranking: add --ranking")
+    elif section is None:
+        RunPrinter.of(MeasureOptions(), as_json=as_json).show(_load(named_or_newest(file)))
+    elif as_json:
+        raise UsageError("--json prints the whole run: leave out --section")
     else:
-        _show_run(file, operation, size, section, as_json=as_json)
+        from collbench.report.text import measured  # late: numpy takes as long to load as the rest of the program
 
-
-def _show_run(
-    file: Path | None, operation: str | None, size: str | None, section: str | None, *, as_json: bool
-) -> None:
-    size_bytes = None if size is None else parse_size(size)
-    if section is not None and operation is not None:
-        raise UsageError(f"--section {section} is a part of the page: leave out --operation")
-    run_file = named_or_newest(file)
-    run = _load(run_file)
-    if section is not None:
-        from collbench.report.text import measured  # late, as below
-
-        show_page(measured.section(run, section))
-        return
-    if operation is None:
-        if size is not None:
-            raise UsageError(f"--size {size} needs an operation: add --operation allreduce, ce-write, …")
-        RunPrinter.of(MeasureOptions(), as_json=as_json).show(run)
-        return
-    works = find_works(run, operation, run_file)
-    if size_bytes is not None:
-        works = check_size(run, works, size_bytes, run_file)
-    from collbench.report.text.curves import page  # late: numpy takes as long to load as the rest of the program
-
-    show_page(page(run, works, size_bytes))
+        show_page(measured.section(_load(named_or_newest(file)), section))
 
 
 def _load(path: Path) -> Run:
@@ -133,8 +107,7 @@ def _load(path: Path) -> Run:
 
 
 def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
-    # Late: numpy takes as long to load as the rest of the program.
-    from collbench.judge.summary import rank_summary
+    from collbench.judge.summary import rank_summary  # late, as above
     from collbench.report.text import ranking
 
     operation = None if named is None else options.parse_operation(named)

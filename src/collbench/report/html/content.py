@@ -26,8 +26,9 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import counted, figure, fixed, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
+from collbench.report.families import families
 from collbench.report.html.page import Group, Part, Section
-from collbench.report.html.series import broken, families, overview, ratio_series, series
+from collbench.report.html.series import broken, overview, ratio_series, series
 from collbench.report.sections import Html, section
 from collbench.report.text import measured, tails, verdicts
 from collbench.report.text import ranking as ranking_page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
@@ -16,73 +16,29 @@ from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.summary import RankedWork
-from collbench.judge.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
-from collbench.model.operations import Endpoints, Operation, Variant, Work
+from collbench.judge.tiers import Members, Ranking, labels_of, rank_links
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
 from collbench.report import choice_text, sentences
-from collbench.report.text.curves import limits_of
+from collbench.report.families import Family, families, limits_of
 from collbench.report.text.frame import device_names
-
-# Families: the data points of a run by operation and kind of device set.
 
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95% interval, the median, the high end
 
 NOTHING: Bounds = (None, None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
-
-    `ranked` says whether they are put in tiers.
-    """
-
-    run: Run
-    work: Work
-    kind: str
-    points: dict[tuple[int, Members], Measurement]
-    ranked: bool
-
-    @property
-    def sizes(self) -> list[int]:
-        """The sizes in bytes, ascending."""
-        return sorted({size for size, _ in self.points})
-
-    @property
-    def sets(self) -> list[Members]:
-        """The devices of each link, pair or set, ascending."""
-        return sorted({devices for _, devices in self.points})
-
-    @property
-    def name(self) -> str:
-        """Its name in the choosers: "ce-write", "allreduce over 4 ranks"."""
-        ranks = len(self.sets[0])
-        return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
-
-    def rows(self, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
-        """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
-        sets = self.sets
-        rows = [[self.points.get((size, devices)) for devices in sets] for size in self.sizes]
-        return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
+def _name(family: Family) -> str:
+    """Return a family's name in the choosers: "ce-write", "allreduce over 4 ranks"."""
+    return f"{family.work} over {len(family.sets[0])} ranks" if family.kind == "group" else str(family.work)
 
 
-def families(run: Run) -> list[Family]:
-    """Return the run's families in the model's order of operations, larger sets last."""
-    groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
-    for measurement in run.measurements:
-        many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
-        groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
-    every_family = []
-    for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
-        devices = next(iter(points))[1]
-        with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
-        kind = "device" if with_others else kind_of(work)
-        kind = "group" if many > 2 else kind
-        wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-        ranked = kind != "group" and len(devices) == wanted and not with_others
-        every_family.append(Family(run, work, kind, points, ranked))
-    return every_family
+def _rows(family: Family, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
+    """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
+    sets = family.sets
+    rows = [[family.points.get((size, devices)) for devices in sets] for size in family.sizes]
+    return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
 
 
 def short(value: float | None) -> float | None:
@@ -105,18 +61,20 @@ _COVERS = "95% interval"  # of the median
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
     """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
-        return [figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
+        return [figure("time", "ns an access", _rows(family, lambda measurement: _times(measurement, 1e9)), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
     figures = [
-        figure(quantity, "GB/s", family.rows(_rates)),
-        figure("time", "µs", family.rows(lambda measurement: _times(measurement, 1e6)), least=True),
+        figure(quantity, "GB/s", _rows(family, _rates)),
+        figure("time", "µs", _rows(family, lambda measurement: _times(measurement, 1e6)), least=True),
     ]
     if family.work.operation.is_copy and limits:
-        figures.append(figure("share of theory", "%", family.rows(lambda measurement: _share(limits, measurement))))
+        figures.append(figure("share of theory", "%", _rows(family, lambda measurement: _share(limits, measurement))))
     if any(
         sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
     ):
-        figures.append(figure("time of an ungraphed launch, mean of the ranks", "µs", family.rows(_launch), least=True))
+        figures.append(
+            figure("time of an ungraphed launch, mean of the ranks", "µs", _rows(family, _launch), least=True)
+        )
     return figures
 
 
@@ -277,7 +235,7 @@ def _of_family(
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
     return Series(
-        name=family.name,
+        name=_name(family),
         kind=family.kind,
         about=_DIRECTED[family.kind],
         collective=work.operation.is_collective,
@@ -365,7 +323,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
             for column, (work, devices) in enumerate(keys)
             if (work, devices, size) in changes
         }
-        every_series += [_ratios(by_name[family.name], points)] if points else []
+        every_series += [_ratios(by_name[_name(family)], points)] if points else []
     return every_series
 
 

@@ -10,11 +10,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from collbench.judge.stats import Summary
-from collbench.judge.tiers import labels_of
+from collbench.judge.tiers import Members, labels_of, rank_links
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Work
 from collbench.model.units import figure, fixed, format_size
+from collbench.report.families import Family, families, limits_of
 from collbench.report.plot.figure import (
     COLOURS,
     MARKERS,
@@ -28,13 +29,14 @@ from collbench.report.plot.figure import (
     quantity,
     subject,
 )
-from collbench.report.text.curves import Curves, abridged_device_names, curves_of, limits_of, lines_of
-from collbench.report.text.frame import sim
+from collbench.report.text.frame import device_names, sim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_LINES = 8  # as many as a reader can distinguish
+_MOST_TIERS = 4
+_MOST_NAMES = 6  # devices of a communicator by name
 _MOST_LIMITS = 3
 _MOST_TICKS = 12
 SIZE = 7.2, 4.4  # inches
@@ -51,19 +53,20 @@ class Stroke:
 
 
 Shown = tuple[Named, Work]
+Curves = dict[Members, dict[int, Summary]]
 
 
 def draw(shown: Sequence[Shown]) -> Picture:
     """Return the picture of one or several works of one or several runs, overlaid."""
-    shown_curves = [(named, work, curves_of(named.run, work)) for named, work in shown]
-    single = sum(len(curves) for _, _, curves in shown_curves) <= _MOST_LINES
-    strokes = list(_strokes(shown_curves, single=single))
+    drawn = [(named, family, family.curves) for named, work in shown for family in families(named.run, work)]
+    single = sum(len(curves) for _, _, curves in drawn) <= _MOST_LINES
+    strokes = list(_strokes(drawn, single=single))
     works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
     title = f"{subject(works, runs)} over message size"
     plotted, axes = figure_of(SIZE, title, runs)
     for number, line in enumerate(strokes):
         stroke(axes, line, number)
-    limits = _limits(shown_curves)
+    limits = _limits(drawn)
     for gbs, name in limits.items():
         axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
         axes.annotate(
@@ -83,36 +86,69 @@ def draw(shown: Sequence[Shown]) -> Picture:
     return Picture(plotted, title, " ".join([*about, origins(runs)]))
 
 
-def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
+def _strokes(drawn: Sequence[tuple[Named, Family, Curves]], *, single: bool) -> Iterator[Stroke]:
     """Yield a line for each device set where a reader can follow them all, else for each tier or number of ranks."""
-    several_runs = len({named.name for named, _, _ in shown_curves}) > 1
-    several_works = len({work for _, work, _ in shown_curves}) > 1
-    for named, work, curves in shown_curves:
+    several_runs = len({named.name for named, _, _ in drawn}) > 1
+    several_works = len({family.work for _, family, _ in drawn}) > 1
+    for named, family, curves in drawn:
         of_run = f"{sim(named.run)}{clean(named.name, 30)}: " if several_runs else ""
-        prefix = f"{of_run}{work}: " if several_works else of_run
-        for line in _set_strokes(named, work, curves) if single else _tier_strokes(named, work, curves):
+        prefix = f"{of_run}{family.work}: " if several_works else of_run
+        for line in _set_strokes(family, curves) if single else _tier_strokes(family, curves):
             yield replace(line, name=f"{prefix}{line.name}")
 
 
-def _set_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
-    labels = labels_of(named.run, curves)
+def _set_strokes(family: Family, curves: Curves) -> Iterator[Stroke]:
+    labels = labels_of(family.run, curves)
     for devices, curve in curves.items():
         label = f" ({clean(labels[devices], 20)})" if len(devices) == 2 and labels[devices] != "?" else ""
         yield Stroke(
-            f"{clean(abridged_device_names(named.run, work, devices), 60)}{label}",
+            f"{clean(_short_name(family, devices), 60)}{label}",
             {size: summary.busbw for size, summary in curve.items()},
             {size: summary.interval for size, summary in curve.items() if summary.interval is not None},
         )
 
 
-def _tier_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
-    for line in lines_of(named.run, work, curves):
-        many = f", median of {line.sets}" if line.sets > 1 else ""
-        yield Stroke(
-            f"{line.name}{many}",
-            {size: spread.middle for size, spread in line.points.items()},
-            {size: (spread.low, spread.high) for size, spread in line.points.items()},
-        )
+def _short_name(family: Family, devices: Members) -> str:
+    """Return the names of devices, for a larger communicator shortened: "GPU0, GPU1, GPU2, … GPU7 (8 ranks)"."""
+    if len(devices) <= _MOST_NAMES or not family.work.operation.is_collective:
+        return device_names(family.run.devices, family.work, devices)
+    tags = [family.run.devices[position].tag for position in devices]
+    return f"{', '.join(tags[: _MOST_NAMES - 3])}, … {tags[-1]} ({len(tags)} ranks)"
+
+
+def _tier_strokes(family: Family, curves: Curves) -> Iterator[Stroke]:
+    """Yield a line for each tier at the largest size that most sets have, or one for sets that are in no tiers.
+
+    Of more than four tiers the best three and the worst stay.
+    """
+    if not curves:
+        return
+    if not family.ranked:
+        ranks = len(family.sets[0])
+        yield _median(f"{ranks} ranks" if family.kind == "group" else str(family.work.variant), [*curves.values()])
+        return
+    ranking = rank_links(family.run, family.work, family.full_size)
+    tiers: dict[int, list[dict[int, Summary]]] = defaultdict(list)
+    for standing in ranking.standings if ranking else ():
+        if standing.members in curves:
+            tiers[standing.tier].append(curves[standing.members])
+    kept = sorted(tiers) if len(tiers) <= _MOST_TIERS else [*sorted(tiers)[: _MOST_TIERS - 1], max(tiers)]
+    for tier in kept:
+        yield _median(f"all {family.kind}s" if len(tiers) == 1 else f"tier {tier}", tiers[tier])
+
+
+def _median(name: str, curves: Sequence[dict[int, Summary]]) -> Stroke:
+    """Return the line of the median of several sets at each size, with the slowest and the fastest as its band."""
+    rates: dict[int, list[float]] = defaultdict(list)
+    for curve in curves:
+        for size, summary in curve.items():
+            rates[size].append(summary.busbw)
+    sizes = sorted(rates)
+    return Stroke(
+        f"{name}, median of {len(curves)}" if len(curves) > 1 else name,
+        {size: median(rates[size]) for size in sizes},
+        {size: (min(rates[size]), max(rates[size])) for size in sizes},
+    )
 
 
 def stroke(axes: Axes, line: Stroke, number: int) -> None:
@@ -129,12 +165,12 @@ def stroke(axes: Axes, line: Stroke, number: int) -> None:
         axes.fill_between([*line.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
 
 
-def _limits(shown_curves: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
+def _limits(drawn: Iterable[tuple[Named, Family, Curves]]) -> dict[float, str]:
     """Return the highest theories in GB/s, each with the labels of the paths that have it."""
     names: dict[float, dict[str, None]] = {}
-    for named, work, curves in shown_curves:
-        limits = limits_of(named.run, work, curves)
-        labels = labels_of(named.run, limits)
+    for _, family, curves in drawn:
+        limits = limits_of(family.run, family.work, curves)
+        labels = labels_of(family.run, limits)
         for devices, gbs in limits.items():
             names.setdefault(gbs, {})[clean(labels[devices], 20)] = None
     return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
@@ -204,8 +240,9 @@ def _common_size(shown: Iterable[Shown]) -> int:
     """Return the largest size in bytes at which each work was measured on each number of GPUs."""
     sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
     for named, work in shown:
-        for devices, curve in curves_of(named.run, work).items():
-            sizes[work, len(devices)] |= curve.keys()
+        for family in families(named.run, work):
+            for devices, curve in family.curves.items():
+                sizes[work, len(devices)] |= curve.keys()
     common = set.intersection(*sizes.values())
     if not common:
         raise UsageError("no size was measured on every number of GPUs: choose one with --size")
@@ -226,9 +263,10 @@ def _scaling_strokes(shown: Iterable[Shown], size: int) -> list[Stroke]:
         name = f"{clean(machine.hostname, 30)} ({named.run.backend}{nccl})"
         if capabilities(named.run.backend).simulated:
             name = f"sim {clean(machine.fabric, 30)}"
-        for devices, curve in curves_of(named.run, work).items():
-            if size in curve:
-                groups[name, work][len(devices)].append(curve[size])
+        for family in families(named.run, work):
+            for devices, curve in family.curves.items():
+                if size in curve:
+                    groups[name, work][len(devices)].append(curve[size])
     several, strokes = len({machine for machine, _ in groups}) > 1, []
     for (name, work), sets in groups.items():
         rates = {n: median(one.busbw for one in sets[n]) for n in sorted(sets)}

@@ -142,7 +142,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         rates = (f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures)
         pair = tags(standing.pair, run.devices, "-")
         shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
-    elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --operation OP", heads[:3] + heads[5:6]
+    elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --ranking", heads[:3] + heads[5:6]
     yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
     yield Text(sentence(choice_text.tiers(ranking)))
 

@@ -333,19 +333,16 @@ def render_matrix(
     *,
     extra: Sequence[str] = (),
     best_is_least: bool = False,
-    shaded: bool = True,
-    printed: Callable[[float], str] | None = None,
 ) -> Text:
-    """Return a matrix with its heads, `shaded` by shares of the best, in blocks of at most 80 columns.
+    """Return a matrix with its heads, shaded by shares of the best, in blocks of at most 80 columns.
 
-    `extra` are the heads of columns beyond the devices', `printed` returns the text of a figure.
+    `extra` are the heads of columns beyond the devices'.
     """
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
     heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
-    text_of = printed or (lambda value: figure(value, decimals=int(wide)))
-    cells = [["-" if np.isnan(value) else text_of(value) for value in row] for row in matrix]
+    cells = [["-" if np.isnan(value) else figure(value, decimals=int(wide)) for value in row] for row in matrix]
     least, gap = (7, 2) if wide else (4, 1)
     columns = zip(heads, zip(*cells, strict=True), strict=True)
     widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
@@ -353,7 +350,7 @@ def render_matrix(
     known = matrix[np.isfinite(matrix)]
     best = (known.min() if best_is_least else known.max()) if known.size else 0.0
     shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
-    style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
+    style = styles(shares)
     blocks = []
     # As many columns in each block: 16 of four digits need two blocks.
     each = ceil(len(widths) / ceil(sum(widths) / (NARROW - first)))
@@ -400,10 +397,3 @@ def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
     figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
     matrix = _filled(run, figures, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
-
-
-def tier_map(run: Run, ranking: Ranking) -> Text:
-    """Return the tier of each link or pair as a matrix, 1 is the best: what shades show, for readers without color."""
-    tiers: dict[Members, float] = {one.members: float(one.tier) for one in ranking.standings}
-    matrix = _filled(run, tiers, symmetric=ranking.kind == "pair")
-    return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")
