@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from collbench.model.operations import Operation
 from collbench.report.rows import COLUMNS
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
-from tests.cli.program import Program, collbench
+from tests.cli.program import Program
 from tests.report.hostile import hostile_run
 from tests.report.test_nccl_scripts import superbench
 
@@ -81,32 +78,7 @@ def test_the_pages_line_of_pandas_reads_every_figure_of_a_recorded_run(program: 
 
 
 def test_the_page_has_a_line_for_each_table() -> None:
-    assert len(READERS) == 3
-
-
-def test_parquet_goes_through_a_pipe(saved: str) -> None:
-    import pandas as pd
-
-    done = subprocess.run(collbench("export", saved, "--format", "parquet"), capture_output=True, check=True)
-    assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 8
-    assert done.stderr == b""
-
-
-def test_parquet_does_not_go_to_a_terminal(program: Program, saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    result = program("export", saved, "--format", "parquet")
-    assert (result.status, result.out) == (2, "")
-    assert result.line == "--format parquet is binary: name a file with --output FILE, or pipe it"
-
-
-def test_without_pyarrow_one_line_says_how_to_get_it(
-    program: Program, saved: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    result = program("export", saved, "--format", "parquet", "-o", "run.parquet")
-    assert result.status == 2
-    assert "pip install pyarrow" in result.line
-    assert not Path("run.parquet").exists()
+    assert len(READERS) == 2
 
 
 def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""The collective commands in nccl-tests' layout, and the JSON file written with -J."""
+"""The collective commands in nccl-tests' layout, and their page."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -14,7 +13,7 @@ FREE_FOR_COPIES = (256 + 9) * 2**20
 
 
 def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    args = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json -J a.json")
+    args = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json")
     done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0, done.stderr
     assert one_line(done.stderr) == "saved run.json"
@@ -23,17 +22,13 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
     assert all(row[-1] == "0" and "N/A" not in row for row in rows)  # in place was measured as well
     assert program("export", "--format", "nccl-tests", "run.json").out == done.stdout
 
-    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert [result["size"] for result in document["results"]] == [1024, 2048]
-
 
 def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    args = ["allgather", "--sizes", "1K", "-J", "a.json", "-o", "run.json"]
+    args = ["allgather", "--sizes", "1K", "-o", "run.json"]
     done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0, done.stderr
     assert "allgather over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32\n" in done.stdout
     assert done.stdout.endswith("\nsaved     run.json\n")
-    assert (tmp_path / "a.json").exists()
     assert program("show", "run.json").out in done.stdout
 
 

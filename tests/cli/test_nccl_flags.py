@@ -1,10 +1,6 @@
 """nccl-tests' flags: the requests that they become, and one line for flags that have no meaning here."""
 
-import errno
-import json
-import os
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,14 +10,11 @@ from collbench.cli import collectives
 from collbench.cli.collectives import NCCL_FLAGS, CollectiveCommand, NcclFlags, translated
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
-from collbench.model.errors import CollbenchError, RunFileError
+from collbench.model.errors import CollbenchError
 from collbench.model.units import parse_sizes
-from collbench.runfile import atomic_write
 from tests.builders import gpus
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-_JSON = ("write", "-J")
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +177,7 @@ def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
 def test_flags_that_change_nothing_are_taken() -> None:
     args = "-a 1 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
     assert requested_fields(f"{args} -n 5") == {"iterations": 5}
-    assert len(args.split()) == 2 * len(collectives.REFUSED_FLAGS)
+    assert len(args.split()) == 2 * len(collectives.REFUSED_FLAGS) - 2  # -J never is
 
 
 def test_every_short_flag_of_nccl_tests_is_known() -> None:
@@ -201,12 +194,6 @@ def click_options() -> list[click.Option]:
     for option in NCCL_FLAGS:
         command = option(command)
     return [option for option in command.params if isinstance(option, click.Option)]
-
-
-def test_the_json_file_has_two_names() -> None:
-    for word in ("-J", "--output_file"):
-        assert parsed_options(f"{word} x.json")["output_file"] == Path("x.json")
-    assert parsed_options("")["output_file"] is None
 
 
 @pytest.mark.parametrize("sizes_option", ["--format nccl-tests", "--format=nccl-tests"])
@@ -229,44 +216,3 @@ def test_a_reduction_where_the_runs_file_is_expected_is_refused(args: str) -> No
     with pytest.raises(CollbenchError, match="-o is the run's file") as caught:
         translated(args.split())
     assert "--format nccl-tests" in str(caught.value)
-
-
-def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.json"
-    path.parent.mkdir()
-    for again, text in enumerate(('{"a": 1}\n', '{"b": 2}\n')):
-        atomic_write.check(path, *_JSON, force=bool(again))
-        atomic_write.write(text, path, *_JSON, force=bool(again))
-        assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = tmp_path / "x.json"
-    path.write_text("old", encoding="utf-8")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFileError) as caught:
-        atomic_write.write("new", path, *_JSON, force=True)
-    assert str(caught.value) == (f"cannot write {path}: No space left on device; choose another place with -J FILE")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("title", "path", "why"),
-    [
-        ("a folder", ".", "it is a folder"),
-        ("below a file", "file/x.json", "a part of that path is a file"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_reported_before_measuring(
-    title: str, path: str, why: str, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RunFileError, match=why):
-        atomic_write.check(tmp_path / path, *_JSON)

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.measuring import MeasureOptions
-from collbench.cli.measuring import RunPrinter
 from collbench.cli.program import cli
 from collbench.jobs import job_file
 from collbench.model.operations import COLLECTIVES
-from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
 from tests.jobs.replay.made import data_parallel
@@ -31,8 +28,6 @@ WRITERS = [
     ("copies", f"copies {SIM} -o out.json", "out.json"),
     ("latency", f"latency {FAST} -o out.json", "out.json"),
     *((f"{one}", f"{one} {SIM} --output out.json", "out.json") for one in COLLECTIVES),
-    ("nccl-tests' JSON", f"allreduce {SIM} --output new.json --output_file out.json", "out.json"),
-    ("nccl-tests' JSON by its other name", f"allreduce {SIM} --output new.json -J out.json", "out.json"),
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
@@ -141,25 +136,6 @@ def test_an_empty_file_has_nothing_to_lose(program_in_folder: Program, tmp_path:
     (tmp_path / "out.csv").touch()
     assert program_in_folder("export", "run.json", "--format", "csv", "-o", "out.csv").status == 0
     assert (tmp_path / "out.csv").stat().st_size
-
-
-def test_two_files_of_one_name_are_refused_at_once(program_in_folder: Program) -> None:
-    result = program_in_folder(*f"allreduce {SIM} -o one.json -J ./one.json".split())
-    assert (result.status, result.out) == (2, "")
-    assert "--output and -J name the same file" in result.line
-
-
-def test_only_the_rank_that_writes_looks_at_the_place(
-    program_in_folder: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another host may have an old file of that name: a rank that ended because of it would keep rank 0 waiting."""
-    as_rank_0(monkeypatch)
-    (tmp_path / "out.json").write_text("old")
-    with pytest.raises(Taken):
-        RunPrinter.of(MeasureOptions(), as_json=False, json=Path("out.json"))
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "1")
-    assert RunPrinter.of(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
 
 
 def test_a_file_with_the_journals_name_is_left_alone(program_in_folder: Program, tmp_path: Path) -> None:

@@ -120,7 +120,6 @@ def test_copies_request_every_pattern(requested: RecordingProgram) -> None:
     [
         ("alltoall --backend cuda", False),
         ("alltoall --backend cuda --format nccl-tests", True),
-        ("alltoall --backend cuda -J a.json", True),
         ("alltoall --backend host --format nccl-tests", False),
     ],
 )
@@ -132,9 +131,9 @@ def test_nccl_tests_two_halves_are_measured_where_they_are_shown(
     assert works[0] == Work(Operation.ALLTOALL)
 
 
-def test_the_layout_and_the_json_file_are_passed_on(requested: RecordingProgram) -> None:
-    requested("gather --backend cuda --format nccl-tests -J out.json --output run.json")
-    assert requested.printer == RunPrinter("nccl-tests", Path("out.json"))
+def test_the_layout_is_passed_on(requested: RecordingProgram) -> None:
+    requested("gather --backend cuda --format nccl-tests --output run.json")
+    assert requested.printer == RunPrinter("nccl-tests")
     assert requested.path == Path("run.json")
 
 

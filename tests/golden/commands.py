@@ -133,7 +133,6 @@ COMMANDS = {
     "allreduce-pairs": "allreduce @4 --sizes 64M --pairs",
     "allreduce-devices": "allreduce @8 --sizes 64M --devices 0,3,4",
     "allreduce-nccl-tests": "allreduce @2 -b 1M -e 4M -f 2 --format nccl-tests",
-    "allreduce-nccl-json": "allreduce @2 --sizes 1M -J nccl.json",
     "allreduce-json": "allreduce @2 --sizes 1M --json",
     "broadcast": "broadcast @4 --sizes 8,64M",
     "reduce": "reduce @4 --sizes 8,64M",

@@ -60,6 +60,6 @@ def test_the_page_says_which_memory_wins_where() -> None:
 def test_rows_and_nccl_tests_keep_kinds_apart() -> None:
     kinds = [(row["size_bytes"], row["registration"]) for row in rows(RUN)]
     assert len(kinds) == len({*kinds}) == 15
-    (table,) = nccl_tests.tables(RUN)
-    assert [row.size_bytes for row in table.rows] == [*_TIMES]
-    assert [round(row.halves[0].microseconds, 1) for row in table.rows][:2] == [12.1, 29.8]
+    (one,) = nccl_tests.communicators(RUN)
+    assert [*one.rows] == [*_TIMES]
+    assert [round(half.microseconds, 1) for half in one.halves][:2] == [12.1, 29.8]

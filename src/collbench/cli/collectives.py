@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import click
@@ -75,15 +74,17 @@ REFUSED_FLAGS = (
     _Flag("-u", "--unalign", _OFF, "buffers are always aligned, as in training; leave it out"),
     _Flag("-I", "--per_iter_timing", _OFF, "time launches one by one with --latency N"),
     _Flag("-K", "--per_iter_skip", None),
+    _Flag("-J", "--output_file", frozenset(), "nccl-tests' JSON is not written; --json prints the run"),
 )
 
 
 def _option(flag: _Flag) -> options.Command:
-    def check(_context: click.Context, _option: click.Parameter, value: int | None) -> None:
+    def check(_context: click.Context, _option: click.Parameter, value: int | str | None) -> None:
         if value is not None and flag.harmless is not None and value not in flag.harmless:
             raise UsageError(f"{flag.short} {value} ({flag.long[2:]} in nccl-tests): {flag.instead}")
 
-    return click.option(flag.short, flag.long, type=int, hidden=True, expose_value=False, callback=check)
+    kind = str if flag.harmless == frozenset() else int
+    return click.option(flag.short, flag.long, type=kind, hidden=True, expose_value=False, callback=check)
 
 
 # nccl-tests' default step without -f [src/common.cu, stepBytes].
@@ -318,18 +319,11 @@ NCCL_FLAGS = (
         "--cudagraph",
         metavar="N",
         type=click.IntRange(min=0),
-        help="With 1 or more, --format nccl-tests and -J show the graph replay's time, not the launch loop's.",
+        help="With 1 or more, --format nccl-tests shows the graph replay's time, not the launch loop's.",
     ),
     click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
     click.option(
         "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g G, N × G devices."
-    ),
-    click.option(
-        "-J",
-        "--output_file",
-        metavar="FILE",
-        type=options.FILE,
-        help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
     *map(_option, REFUSED_FLAGS),
 )
@@ -427,7 +421,6 @@ def _command(operation: Operation) -> click.Command:
         algorithms: bool,
         layout: str,
         as_json: bool,
-        output_file: Path | None,
         skew: Skew | None = None,
         **flags: Any,
     ) -> None:
@@ -436,7 +429,7 @@ def _command(operation: Operation) -> click.Command:
             raise UsageError("--pairs and --split both say which sets to time: use only one")
         if pairs and nccl_flags.root > 1:
             raise UsageError(f"--root {nccl_flags.root} is not a rank of a pair: write 0 or 1")
-        printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
+        printer = RunPrinter.of(layout, as_json=as_json)
 
         def timed(request: Request) -> Request:
             launch = find_launch(os.environ)
@@ -444,7 +437,7 @@ def _command(operation: Operation) -> click.Command:
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             inside = Work(operation, Variant.IN_PLACE)
             possible = capabilities(request.backend).undefined_in_place or inside.verifiable
-            if in_place or (printer.as_nccl_tests and possible):
+            if in_place or (printer.layout == options.NCCL_TESTS and possible):
                 request = replace(request, collectives=(*request.collectives, inside))
             request = replace(request, pairs=pairs, split=split, latency=latency or 0, algorithms=algorithms)
             return measuring.with_nccl(request, registration, nccl_config, skew)

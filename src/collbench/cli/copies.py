@@ -73,7 +73,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
     request = make_request("copies", measure_options, lambda request: measuring.copies(request, patterns))
-    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
 
 
 @click.command()
@@ -91,7 +91,7 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request = make_request("latency", measure_options, measuring.latency)
-    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -137,4 +137,4 @@ def pairs(
         )
 
     request = make_request("pairs", measure_options, timed)
-    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +20,7 @@ from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
 
 _SAVE = ("write the export to", "--output")
-_FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus", "perfetto")
+_FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", "perfetto")
 _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
@@ -40,9 +39,9 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
     """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
 
-    csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and lists
-    columns with a single value above its table; prometheus has some dozens of gauges for a textfile collector;
-    nccl-tests is the text that nccl-tests prints. perfetto is for a recorded job: its kernels on each rank's GPU,
+    csv and json (records) have all columns and digits; markdown has three or four digits, and lists columns with a
+    single value above its table; prometheus has some dozens of gauges for a textfile collector; nccl-tests is the text
+    that nccl-tests prints. perfetto is for a recorded job: its kernels on each rank's GPU,
     waiting and transfer apart, for ui.perfetto.dev.
 
     \b
@@ -57,14 +56,10 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     run_file = named_or_newest(file)
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
-    content = _job(run_file, layout) or _run(run_file, layout, per_link=per_link)
-    if isinstance(content, str):
-        content = printable(content)
+    content = printable(_job(run_file, layout) or _run(run_file, layout, per_link=per_link))
     if output is not None:
         atomic_write.write(content, output, *_SAVE, force=force)
         say(f"wrote {output}")
-    elif isinstance(content, bytes):
-        _print_bytes(content)
     else:
         echo(content, end="")
 
@@ -78,7 +73,7 @@ def _job(file: Path, layout: str) -> str:
     return "" if kind is None else kind.export(file, layout)
 
 
-def _run(run_file: Path, layout: str, *, per_link: bool) -> str | bytes:
+def _run(run_file: Path, layout: str, *, per_link: bool) -> str:
     run = runfile_run_file.load(run_file)
     measured_by = section(run)
     if measured_by is not None and layout in _OF_MEASUREMENTS:
@@ -88,24 +83,14 @@ def _run(run_file: Path, layout: str, *, per_link: bool) -> str | bytes:
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     from collbench.report import nccl_tests, prometheus, rows  # late: numpy
 
-    writers: dict[str, Callable[[], str | bytes]] = {
+    writers: dict[str, Callable[[], str]] = {
         "csv": lambda: rows.as_csv(rows.rows(run), rows.columns_of(run)),
         "json": lambda: rows.as_json(rows.rows(run)),
         "markdown": lambda: rows.as_markdown(run, rows.rows(run)),
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
-        "parquet": lambda: rows.as_parquet(rows.rows(run), rows.columns_of(run)),
         "prometheus": lambda: prometheus.as_prometheus(run, per_link=per_link),
     }
     return writers[layout]()
-
-
-def _print_bytes(content: bytes) -> None:
-    """Write bytes to a pipe. Raises UsageError for a terminal, which they would confuse."""
-    if sys.stdout.isatty():
-        raise UsageError("--format parquet is binary: name a file with --output FILE, or pipe it")
-    sys.stdout.flush()
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
 
 
 _PLOT_REFUSAL = ("write the figure", "--output")

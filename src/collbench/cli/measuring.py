@@ -27,7 +27,7 @@ from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
 from collbench.model.units import amount, parse_budget, parse_precision
-from collbench.runfile import atomic_write, run_file, saved_runs
+from collbench.runfile import run_file, saved_runs
 
 # How long to measure.
 _stopping = (
@@ -66,7 +66,7 @@ nccl_config = click.option(
 
 # Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so
 # it names no file to be loaded, read or written: these options are given again, as are those for printing.
-_SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
+_SAID_AGAIN = ("nccl", "fabric", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
 _SHARED = [field.name for field in fields(MeasureOptions)]
@@ -107,41 +107,23 @@ def make_request(command: str, measure_options: MeasureOptions, timed: Timed) ->
 
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
-_JSON = ("write", "-J")
-_SAME = "--output and -J name the same file, and each needs its own file: choose another one for -J"
 
 
 @dataclass(frozen=True, slots=True)
 class RunPrinter:
-    """How a finished run is printed (as a page, nccl-tests' text or JSON, or not at all), and the file of -J."""
+    """How a finished run is printed: as a page, nccl-tests' text, JSON, or not at all."""
 
     layout: str = TABLE
-    json: Path | None = None
-    force: bool = False
 
     @classmethod
-    def of(
-        cls, measure_options: MeasureOptions, layout: str = TABLE, *, as_json: bool, json: Path | None = None
-    ) -> RunPrinter:
-        """Return how the options print a run. Raises RunFileError if the JSON file could not be written, UsageError."""
-        if json is not None:
-            same = measure_options.file is not None and measure_options.file.resolve() == json.resolve()
-            if same and not atomic_write.is_stream(json):
-                raise UsageError(_SAME)
-            launch = find_launch(os.environ)
-            if launch is None or launch.rank == 0:  # rank 0 writes it
-                atomic_write.check(json, *_JSON, force=measure_options.force)
+    def of(cls, layout: str = TABLE, *, as_json: bool) -> RunPrinter:
+        """Return how the options print a run. Raises UsageError if they contradict each other."""
         if as_json and layout == NCCL_TESTS:
             raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: use only one")
-        return cls(_RUN if as_json else layout, json, measure_options.force)
-
-    @property
-    def as_nccl_tests(self) -> bool:
-        """True where nccl-tests' columns are wanted, which are two: out of place and in place."""
-        return self.layout == NCCL_TESTS or self.json is not None
+        return cls(_RUN if as_json else layout)
 
     def show(self, run: Run) -> None:
-        """Print the run, and write its JSON. Raises RunFileError, and UsageError if the layout does not suit it."""
+        """Print the run. Raises UsageError if the layout does not suit it."""
         # All late: numpy need not be there before something was measured.
         if self.layout == NCCL_TESTS:
             from collbench.report import nccl_tests
@@ -156,10 +138,6 @@ class RunPrinter:
             from collbench.report.text.measured import page
 
             show_page(page(run))
-        if self.json is not None:
-            from collbench.report import nccl_tests
-
-            atomic_write.write(nccl_tests.dumps(run), self.json, *_JSON, force=self.force)
 
     def report_file(self, path: Path) -> None:
         """Report the run's file: on stderr if stdout is parsed."""

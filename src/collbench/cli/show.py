@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from collbench.api import file_kinds
-from collbench.api.measuring import MeasureOptions
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
@@ -84,7 +83,7 @@ def show(
     elif operation is not None or size is not None:
         raise UsageError("--operation and --size narrow a ranking: add --ranking")
     elif section is None:
-        RunPrinter.of(MeasureOptions(), as_json=as_json).show(_load(named_or_newest(file)))
+        RunPrinter.of(as_json=as_json).show(_load(named_or_newest(file)))
     elif as_json:
         raise UsageError("--json prints the whole run: leave out --section")
     else:

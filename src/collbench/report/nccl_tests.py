@@ -1,14 +1,11 @@
-"""A run as the text and the JSON of nccl-tests: the same lines, widths, keys and number formats."""
+"""A run as the text of nccl-tests: the same lines, widths and number formats."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 from collbench.judge.outcome import outcome
 from collbench.judge.physics import Impossible, by_point
@@ -17,7 +14,6 @@ from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run
-from collbench.model.skew import Skew
 from collbench.model.units import DTYPE_BYTES
 from collbench.report import sentences
 from collbench.report.text.frame import worst_troubles
@@ -35,8 +31,6 @@ _TYPES = {
 _ITERATIONS, _WARMUP = 20, 1  # its defaults, and ours: -n 20, -w 1 [src/common.cu]
 _ONE_SIZE_STEP = 2**20  # the step that it prints for a single size
 
-Json = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Half:
@@ -53,178 +47,65 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table. A half is None if it was not measured; `iterations` is the total of both halves."""
+class Communicator:
+    """The data points of one operation on one set of devices, which one run of an nccl-tests program prints.
 
-    size_bytes: int
-    count: int
-    dtype: str
-    redop: str
-    root: int
-    out_of_place: Half | None
-    in_place: Half | None
-    iterations: int
-
-    @property
-    def halves(self) -> tuple[Half, ...]:
-        """The halves that were measured."""
-        return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One communicator's rows, as one run of an nccl-tests program prints them. `group` numbers the communicators.
-
-    `failures`, `flags` and `impossible` are lines about data points.
+    `number` counts the communicators of a run; `rows` are both halves of each size in bytes, None if not measured.
     """
 
-    operation: Operation
-    members: tuple[int, ...]
-    group: int
-    rows: tuple[Row, ...]
-    failures: tuple[str, ...]
-    flags: tuple[str, ...]
-    skew: Skew | None = None
-    impossible: tuple[str, ...] = ()
+    run: Run
+    number: int
+    measurements: Sequence[Measurement]
+    rows: dict[int, tuple[Half | None, Half | None]]
+    impossible: Mapping[DataPoint, Impossible]
 
     @property
-    def program(self) -> str:
-        """The name of the program that measures this operation."""
-        return self.operation.collective.nccl_tests
+    def point(self) -> DataPoint:
+        """The first data point: all of them have its operation, devices and skew."""
+        return self.measurements[0].point
+
+    @property
+    def halves(self) -> list[Half]:
+        """The halves that were measured."""
+        return [half for halves in self.rows.values() for half in halves if half is not None]
 
     @property
     def errors(self) -> int:
         """The number of halves with wrong elements, which nccl-tests counts as out of bounds [src/common.cu:478]."""
-        return sum(bool(half.wrong) for row in self.rows for half in row.halves)
+        return sum(bool(half.wrong) for half in self.halves)
 
 
-def tables(run: Run) -> tuple[Table, ...]:
+def communicators(run: Run) -> list[Communicator]:
     """Return the run's communicators, in the file's order.
 
     Times are those of the launch loop, or with -G of the graph replay. Raises UsageError for a run without collectives.
     """
-    run, by_communicator = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
+    run, groups = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
     for measurement in run.measurements:
         if measurement.point.operation.is_collective:
-            by_communicator.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
-    if not by_communicator:
+            groups.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
+    if not groups:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
         )
-    impossible_points = by_point(run)
-    return tuple(
-        _table(run, group, by_communicator[key], impossible_points) for group, key in enumerate(by_communicator)
-    )
+    impossible = by_point(run)
+    return [
+        Communicator(run, number, points, _rows(run, points), impossible)
+        for number, points in enumerate(groups.values())
+    ]
 
 
-def config(run: Run, table: Table) -> Json:
-    """Return nccl-tests' configuration of a run: sizes from the table, -n, -w and -G from the run's command.
-
-    The step is a factor or a number of bytes, 0 if sizes are a list.
-    """
-    sizes = [row.size_bytes for row in table.rows]
-    pairs = [*pairwise(sizes)]
-    factors = {large // small if large % small == 0 else 0 for small, large in pairs}
-    steps, kind = {large - small for small, large in pairs} or {_ONE_SIZE_STEP}, "bytes"
-    if len(factors) == 1 and min(factors) > 1:
-        steps, kind = factors, "factor"
+def _rows(run: Run, measurements: Sequence[Measurement]) -> dict[int, tuple[Half | None, Half | None]]:
+    points = {(one.point.size_bytes, one.point.variant): one for one in measurements}
+    sizes = sorted({size for size, _ in points})
     return {
-        "nthreads": 1 if run.settings.processes > 1 else len(table.members),
-        "ngpus": 1,
-        "minimum_bytes": sizes[0],
-        "maximum_bytes": sizes[-1],
-        f"step_{kind}": min(steps) if len(steps) == 1 else 0,
-        "warmup_iters": _WARMUP if run.settings.warmup is None else run.settings.warmup,
-        "iterations": run.settings.iterations or _ITERATIONS,
-        "aggregated_iterations": 1,
-        "validation": int(any(half.wrong is not None for row in table.rows for half in row.halves)),
-        "graph": run.settings.graph,
-        "blocking_collectives": "false",
-        "per_iter_timing": "false",
-        "per_iter_skip": 0,
-        "parallel_init": "false",
+        size: (_half(run, points.get((size, Variant.PLAIN))), _half(run, points.get((size, Variant.IN_PLACE))))
+        for size in sizes
     }
 
 
-def _sound(communicators: tuple[Table, ...]) -> bool:
-    """Return whether every value is right, and no data point failed or is impossible."""
-    return not any(table.errors or table.failures or table.impossible for table in communicators)
-
-
-def _average_busbw(communicators: tuple[Table, ...]) -> float:
-    """Return the mean busbw of all sizes and halves, GB/s, the figure that parsers look for; 0 without any."""
-    rates = [half.busbw for table in communicators for row in table.rows for half in row.halves]
-    return sum(rates) / len(rates) if rates else 0.0
-
-
-# "00000000:1B:00.0", which nccl-tests prints as "0000:1b:00".
-_PCI = re.compile(r"0*([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-9a-f]")
-
-
-def _devices(run: Run, table: Table) -> Iterator[Json]:
-    """Yield the devices in rank order; nccl-tests cuts a host's name at the first dot."""
-    for rank, device in enumerate(run.devices[index] for index in table.members):
-        address = _PCI.fullmatch(device.pci_bus_id.lower())
-        yield {
-            "rank": rank,
-            "group": table.group,
-            "pid": 0,
-            "hostname": (device.host or run.machine.hostname).partition(".")[0],
-            "device": device.index,
-            "device_hex": address[1] if address else "none",
-            "device_info": device.name,
-        }
-
-
-def _table(
-    run: Run, group: int, measurements: list[Measurement], impossible_points: Mapping[DataPoint, Impossible]
-) -> Table:
-    sizes: dict[int, dict[Variant, Measurement]] = {}
-    flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
-    failures, beyond = [], []
-    for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
-        sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
-    for measurement in measurements:
-        point = measurement.point
-        where = f"{point.size_bytes} {'in' if point.variant is Variant.IN_PLACE else 'out of'} place"
-        for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            flags.setdefault(sentences.flag(flag, run.devices), {})[where] = None
-        if measurement.failure:
-            failures.append(f"{where}: {_one_line(sentences.failure(measurement.failure, run.devices))}")
-        if one := impossible_points.get(point):
-            rate = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
-            beyond.append(f"{where}: {rate}, {one.batches} of {one.of} times")
-    return Table(
-        operation=measurements[0].point.operation,
-        members=measurements[0].point.members,
-        skew=measurements[0].point.skew,
-        group=group,
-        rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
-        failures=tuple(failures),
-        flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
-        impossible=tuple(beyond),
-    )
-
-
-def _row(run: Run, measurements: list[Measurement]) -> Row:
-    point, wanted = measurements[0].point, run.settings
-    halves = {measurement.point.variant: _half(run, measurement) for measurement in measurements}
-    # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
-    ranks = len(point.members) if point.operation.shares or point.operation.irregular else 1
-    return Row(
-        size_bytes=point.size_bytes,
-        count=point.size_bytes // DTYPE_BYTES[wanted.dtype] // ranks,
-        dtype=_TYPES.get(wanted.dtype, wanted.dtype),
-        redop=wanted.redop if point.operation.collective.prints_redop else "none",
-        root=wanted.root if point.operation.rooted else -1,
-        out_of_place=halves.get(Variant.PLAIN),
-        in_place=halves.get(Variant.IN_PLACE),
-        iterations=sum(sample.iterations * len(sample.seconds) for m in measurements for sample in m.samples),
-    )
-
-
-def _half(run: Run, measurement: Measurement) -> Half | None:
-    if not measurement.samples:
+def _half(run: Run, measurement: Measurement | None) -> Half | None:
+    if measurement is None or not measurement.samples:
         return None
     # The launch loop's time as each trial's only batch.
     loops = [sample for sample in measurement.samples if sample.launch_seconds and not run.settings.graph]
@@ -240,16 +121,9 @@ def _half(run: Run, measurement: Measurement) -> Half | None:
     )
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 # The text. Comment lines of collbench avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
 
-_DEVICE = (
-    "#  Rank {rank:2d} Group {group:2d} Pid {pid:6d} on {hostname:>10} device {device:2d} [{device_hex}] {device_info}"
-)
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column narrower than a number, as in nccl-tests
@@ -267,47 +141,79 @@ def lines(run: Run) -> list[str]:
     Raises UsageError for a run without collectives.
     """
     first = [f"# not to be trusted: {worst_troubles(run)}"] if outcome(run).troubles else []
-    return first + [line for table in tables(run) for line in _report(run, table)]
+    return first + [line for one in communicators(run) for line in _report(one)]
 
 
-def _report(run: Run, table: Table) -> Iterator[str]:
-    yield from _origin(run, table)
+def _report(one: Communicator) -> Iterator[str]:
+    yield from _origin(one)
     yield "# Using devices"
-    yield from map(_DEVICE.format_map, _devices(run, table))
+    yield from _devices(one)
     yield "#"
     yield f"{_COLUMNS.format('', '', '', '', '')}           out-of-place                       in-place          "
     half = _HALF_COLUMNS.format("time", "algbw", "busbw", "#wrong")
     yield f"{_COLUMNS.format('size', 'count', 'type', 'redop', 'root')}{half}{half} "
     half = _HALF_COLUMNS.format("(us)", "(GB/s)", "(GB/s)", "")
     yield f"{_COLUMNS.format('(B)', '(elements)', '', '', '')}{half}{half} "
-    for row in table.rows:
-        first = f"{row.size_bytes:12d}  {row.count:12d}  {row.dtype:>8}  {row.redop:>6}  {row.root:6d}"
-        yield f"{first}{_half_text(row.out_of_place)}{_half_text(row.in_place)}"
-    yield from _footer(run, table)
+    settings, operation = one.run.settings, one.point.operation
+    # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
+    blocks = len(one.point.members) if operation.shares or operation.irregular else 1
+    dtype = _TYPES.get(settings.dtype, settings.dtype)
+    redop = settings.redop if operation.collective.prints_redop else "none"
+    root = settings.root if operation.rooted else -1
+    for size, halves in one.rows.items():
+        count = size // DTYPE_BYTES[settings.dtype] // blocks
+        yield f"{size:12d}  {count:12d}  {dtype:>8}  {redop:>6}  {root:6d}{''.join(map(_half_text, halves))}"
+    yield from _footer(one)
 
 
-def _origin(run: Run, table: Table) -> Iterator[str]:
+def _origin(one: Communicator) -> Iterator[str]:
     """Yield the lines above the devices: the origin and the meaning of the figures."""
+    run, program = one.run, one.point.operation.collective.nccl_tests
     library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
     yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
-    yield f"# Collective test starting: {table.program}"
-    asked = config(run, table)
-    kind = "factor" if "step_factor" in asked else "bytes"
+    yield f"# Collective test starting: {program}"
+    settings, sizes = run.settings, [*one.rows]
+    threads = 1 if settings.processes > 1 else len(one.point.members)
+    warmup = _WARMUP if settings.warmup is None else settings.warmup
+    checked = any(half.wrong is not None for half in one.halves)
     yield (
-        f"# nThread {asked['nthreads']} nGpus 1 minBytes {asked['minimum_bytes']} maxBytes {asked['maximum_bytes']} "
-        f"step: {asked[f'step_{kind}']}({kind}) warmup iters: {asked['warmup_iters']} iters: {asked['iterations']} "
-        f"agg iters: 1 validation: {asked['validation']} graph: {asked['graph']} unalign: 0"
+        f"# nThread {threads} nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_step(sizes)} "
+        f"warmup iters: {warmup} iters: {settings.iterations or _ITERATIONS} agg iters: 1 validation: {int(checked)} "
+        f"graph: {settings.graph} unalign: 0"
     )
-    if table.operation.irregular:
-        yield f"# blocks: {table.skew or 'uniform'}; size: of the busiest rank, the more of sent and received"
-    yield f"# measured {run.started}, seed {run.settings.seed}; Pid is not recorded"
-    loops = {half.loop for row in table.rows for half in row.halves}
+    if one.point.operation.irregular:
+        yield f"# blocks: {one.point.skew or 'uniform'}; size: of the busiest rank, the more of sent and received"
+    yield f"# measured {run.started}, seed {settings.seed}; Pid is not recorded"
+    loops = {half.loop for half in one.halves}
     for loop, meaning in ((True, _LOOP), (False, _BATCHES)):
         if loop in loops:
             yield f"# time: {meaning}"
-    if asked["validation"]:
+    if checked:
         yield "# #wrong: in every timed batch out of place, in one call in place; nccl-tests checks one call each"
     yield "#"
+
+
+def _step(sizes: Sequence[int]) -> str:
+    """Return the step between sizes as nccl-tests prints it: "2(factor)", or bytes, which are 0 for unequal steps."""
+    pairs = [*pairwise(sizes)]
+    factors = {large // small if large % small == 0 else 0 for small, large in pairs}
+    if len(factors) == 1 and min(factors) > 1:
+        return f"{factors.pop()}(factor)"
+    steps = {large - small for small, large in pairs} or {_ONE_SIZE_STEP}
+    return f"{steps.pop() if len(steps) == 1 else 0}(bytes)"
+
+
+# "00000000:1B:00.0", which nccl-tests prints as "0000:1b:00".
+_PCI = re.compile(r"0*([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-9a-f]")
+
+
+def _devices(one: Communicator) -> Iterator[str]:
+    """Yield a line for each device in rank order; nccl-tests cuts a host's name at the first dot."""
+    for rank, device in enumerate(one.run.devices[index] for index in one.point.members):
+        address = _PCI.fullmatch(device.pci_bus_id.lower())
+        host = (device.host or one.run.machine.hostname).partition(".")[0]
+        where = f"{device.index:2d} [{address[1] if address else 'none'}] {device.name}"
+        yield f"#  Rank {rank:2d} Group {one.number:2d} Pid {0:6d} on {host:>10} device {where}"
 
 
 def _half_text(half: Half | None) -> str:
@@ -326,98 +232,56 @@ def _fit(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
 
 
-def _footer(run: Run, table: Table) -> Iterator[str]:
+def _footer(one: Communicator) -> Iterator[str]:
     """Yield the summary. Scripts take OK for passed: it means that nothing is wrong, failed or missing.
 
     INTERRUPTED means that rows are missing, and no value was wrong. Notes follow the figures, because a machine's
     report of a failure may contain the words that scripts search for.
     """
-    verdict = "FAILED" if not _sound((table,)) else "OK" if run.complete else "INTERRUPTED"
-    yield f"# {'Out of bounds values':<20} : {table.errors} {verdict}"
-    yield f"# {'Avg bus bandwidth':<20} : {_average_busbw((table,)):g} "
-    yield from (f"# failed: {failure}" for failure in table.failures)
-    yield from (f"# IMPOSSIBLE: {line}" for line in table.impossible)
-    yield from (f"# flagged: {flag}" for flag in table.flags)
-    if table.group == 0:  # skips concern all communicators
+    run, remarks = one.run, [*_remarks(one)]
+    bad = one.errors or any(kind != "flagged" for kind, _ in remarks)
+    verdict = "FAILED" if bad else "OK" if run.complete else "INTERRUPTED"
+    # The mean of all sizes and halves is the figure that parsers look for.
+    mean = sum(half.busbw for half in one.halves) / len(one.halves) if one.halves else 0.0
+    yield f"# {'Out of bounds values':<20} : {one.errors} {verdict}"
+    yield f"# {'Avg bus bandwidth':<20} : {mean:g} "
+    yield from (f"# {kind}: {text}" for kind, text in remarks)
+    if one.number == 0:  # skips concern all communicators
         yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
     yield "#"
-    yield f"# Collective test concluded: {table.program}"
+    yield f"# Collective test concluded: {one.point.operation.collective.nccl_tests}"
     yield "#"
     yield ""
 
 
-# The JSON (its -J, version 3), without the environment variables, which may be private. Keys, nesting and types are as
-# in nccl-tests: flags and verdicts are strings ("true"), and so is `root`, six characters wide.
-
-_VERSION = 3
-
-
-def dumps(run: Run) -> str:
-    """Return the JSON text: times in µs, rates in GB/s, times of day in UTC.
-
-    With several communicators, `experiment_name` names the one of a row. Raises UsageError without collectives.
-    """
-    communicators = tables(run)
-    started = datetime.fromisoformat(run.started)
-    document = {
-        "version": _VERSION,
-        "start_time": _clock(started),
-        "args": ["collbench", *run.settings.command],
-        "nccl_version": _version_code(run.machine.nccl),
-        "config": config(run, communicators[0])
-        | {"devices": [device for table in communicators for device in _devices(run, table)]},
-        "results": [
-            {
-                "size": row.size_bytes,
-                "count": row.count,
-                "type": row.dtype,
-                "redop": row.redop,
-                "root": f"{row.root:6d}",
-                "out_of_place": _half_json(row.out_of_place),
-                "in_place": _half_json(row.in_place),
-                "actual_iterations": row.iterations,
-                "experiment_name": " ".join([table.program, *(run.devices[index].tag for index in table.members)])
-                if len(communicators) > 1
-                else "",
-            }
-            for table in communicators
-            for row in table.rows
-        ],
-        "out_of_bounds": {
-            "count": sum(table.errors for table in communicators),
-            "okay": "true" if run.complete and _sound(communicators) else "false",
-        },
-        "average_bus_bandwidth": {"bandwidth": round(_average_busbw(communicators), 6), "okay": "unchecked"},
-        "errors": [
-            *(failure for table in communicators for failure in table.failures),
-            *(f"IMPOSSIBLE: {line}" for table in communicators for line in table.impossible),
-        ],
-        "end_time": _clock(started + timedelta(seconds=run.seconds)),
+def _remarks(one: Communicator) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of data points: each that failed, then each that is impossible, then each flag with where."""
+    run = one.run
+    where = {
+        measurement.point: f"{measurement.point.size_bytes} "
+        f"{'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
+        for measurement in one.measurements
     }
-    return json.dumps(document, allow_nan=False) + "\n"
+    for measurement in one.measurements:
+        if measurement.failure:
+            failure = _one_line(sentences.failure(measurement.failure, run.devices))
+            yield "failed", f"{where[measurement.point]}: {failure}"
+    for measurement in one.measurements:
+        if impossible := one.impossible.get(measurement.point):
+            yield "IMPOSSIBLE", f"{where[measurement.point]}: {_too_fast(impossible)}"
+    flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
+    for measurement in one.measurements:
+        for flag in (flag for sample in measurement.samples for flag in sample.flags):
+            flags.setdefault(sentences.flag(flag, run.devices), {})[where[measurement.point]] = None
+    yield from (("flagged", f"{flag}: {', '.join(points)}") for flag, points in flags.items())
 
 
-def _half_json(half: Half | None) -> Json | None:
-    if half is None:
-        return None
-    return {
-        "time": round(half.microseconds, 6),
-        "alg_bw": round(half.algbw, 6),
-        "bus_bw": round(half.busbw, 6),
-        "nwrong": None if half.wrong is None else float(half.wrong),
-    }
+def _too_fast(impossible: Impossible) -> str:
+    limit = f"the limit of the {impossible.capacity.part} is {impossible.capacity.gbs:.2f}"
+    return f"{impossible.rate_gbs:.2f} GB/s, {limit}, {impossible.batches} of {impossible.of} times"
 
 
-def _clock(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _version_code(version: str) -> int:
-    """Return NCCL's version as its number, 22809 for "2.28.9"; 0 without NCCL [nccl.h, NCCL_VERSION]."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
-        return 0
-    major, minor, patch = (int(part) for part in match.groups())
-    return (major * 1000 + minor * 100 if (major, minor) <= (2, 8) else major * 10000 + minor * 100) + patch
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -292,10 +292,10 @@ def _to_ps(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 12)
 
 
-# Rows in the formats of other tools: CSV, JSON records, a Markdown table, Parquet.
+# Rows in the formats of other tools: CSV, JSON records, a Markdown table.
 
 
-# CSV, JSON and Parquet keep all digits of numbers. Markdown is for readers: it has as many as the interval warrants.
+# CSV and JSON keep all digits of numbers. Markdown is for readers: it has as many as the interval warrants.
 
 _MOST_DIGITS, _FEWEST_DIGITS = 4, 3
 _NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
@@ -379,30 +379,6 @@ def _escaped(text: str) -> str:
     """Return text that Markdown renders unchanged: on one line, with all markup escaped."""
     marked = _LINES.sub(lambda match: f"&#{ord(match[0])};", _MARKS.sub(r"\\\1", text))
     return re.sub(r"^ | $", "&#32;", marked)  # Markdown strips blanks at the ends of a cell
-
-
-def as_parquet(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
-    """Return the file's bytes; each column has its type, even if all its values are None, and its meaning.
-
-    Raises UsageError without pyarrow.
-    """
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # late: an extra
-    except ImportError as error:
-        raise UsageError(
-            "--format parquet needs pyarrow, which is not installed: pip install pyarrow, or write --format csv"
-        ) from error
-    types = {
-        Type.TEXT: arrow.string(),
-        Type.WHOLE: arrow.int64(),
-        Type.REAL: arrow.float64(),
-        Type.YES_NO: arrow.bool_(),
-    }
-    fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in columns]
-    table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(fields))
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    return bytes(sink.getvalue())
 
 
 # A run's rows as an object to look at in Python: its text, its HTML in a notebook, and a data frame.
