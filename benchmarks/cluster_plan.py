@@ -19,11 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rich.console import Console
-
-from collbench.cluster.measure import estimate, survey_cluster, switches
+from collbench.cluster.measure import round_seconds, start_seconds, survey_cluster, switches
 from collbench.cluster.nodes import Judgement, choose_nodes
-from collbench.cluster.page import plan_page
 from collbench.cluster.simulated import Cluster, NodeFault, UplinkFault, allreduce_busbw, best_bound, named
 
 FIRST_SEED = 20_261_121
@@ -134,9 +131,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     runs = options.runs
-    phases = [(phase.what, phase.times, phase.seconds) for phase in estimate(128, 8, SIZE_BYTES, 400.0)]
-    for page_part in plan_page(128, 8, SIZE_BYTES, 400.0, phases):
-        Console(width=140, highlight=False).print(page_part)
+    start, each = start_seconds(128, 8), round_seconds(128, 8, SIZE_BYTES, 400.0)
+    print(f"estimated: {start:.1f} s until 1,024 ranks have met, {each:.2f} s for each round")
     for known in (True, False):
         with multiprocessing.Pool(options.jobs) as pool:
             trials = pool.map(partial(simulate, known=known), range(FIRST_SEED, FIRST_SEED + runs), chunksize=4)

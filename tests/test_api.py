@@ -433,10 +433,7 @@ def test_nodes_is_the_command() -> None:
         {"backend": "sim", "fabric_cluster": "thin-32", "select": "two"},
         {"backend": "sim", "fabric_cluster": "thin-32", "budget": "60s"},
         {"backend": "sim", "fabric_cluster": 7},
-        {"backend": "sim", "fabric_cluster": "thin-32", "resume": "run.json"},
-        {"resume": "run.json", "size": "1M"},
-        {"resume": "run.json", "output": "other.json"},
-        {"resume": 7},
+        {"backend": "sim", "fabric_cluster": "thin-32", "output": "other.json"},
     ],
 )
 def test_bad_arguments_of_nodes_are_one_of_our_errors(options: dict[str, Any]) -> None:
@@ -573,7 +570,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
         "train_command": ({}, "words"),
         "nodes": (
             {"backend": "sim", "fabric_cluster": "none"},
-            "fabric_cluster budget select gpus size switches seed output resume",
+            "fabric_cluster budget select gpus size switches seed output",
         ),
     }
     return calls[call]

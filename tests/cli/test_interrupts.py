@@ -182,7 +182,7 @@ while status != 0:
 """
 
 
-@pytest.mark.parametrize("arguments", [["runs"], ["nodes", "--plan", "4x8"]])
+@pytest.mark.parametrize("arguments", [["runs"], ["nodes", "--backend", "sim", "--fabric-cluster", "thin-32"]])
 def test_at_any_import_there_is_one_line_and_no_traceback(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", AT_IMPORTS, *arguments],

@@ -49,7 +49,6 @@ PRINTED = [
     ("collbench-topology", ("topo", *SIM)),
     ("collbench-topology", ("topo", "0", "1", *SIM)),
     ("collbench-nodes", ("nodes", "--backend", "sim", "--fabric-cluster", "thin-32")),
-    ("collbench-nodes-plan", ("nodes", "--plan", "8x8")),
     ("collbench-job-report", ("show", "job.json")),
     ("collbench-ranking", ("show", "--ranking", "run.json")),
     ("collbench-comparison", ("compare", "run.json", "other.json")),

@@ -1,9 +1,7 @@
-"""`collbench nodes`: the plan, simulated clusters, and what is refused. Ranks on several hosts: tests/ranks."""
+"""`collbench nodes`: simulated clusters, and what is refused. Ranks on several hosts: tests/ranks."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,35 +17,6 @@ from tests.cluster.made import judged, slow
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
 SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
-
-
-def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> None:
-    result = program("nodes", "--plan", "128x8")
-    assert (result.status, result.err) == (0, "")
-    assert result.out.startswith("plan      128 nodes × 8 GPUs = 1,024 GPUs; an estimate: nothing is measured\n")
-    total = re.search(r"^total +([\d.]+)$", result.out, re.MULTILINE)
-    assert total is not None
-    assert 30 < float(total[1]) < 60
-    assert "8,128 pairs would take 127 rounds" in result.out
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "nodes", "gpus", "size_bytes"), [("128x8", "512M", 128, 8, 2**29), ("2×1", "8", 2, 1, 8)]
-)
-def test_the_plan_as_json_has_the_pages_figures(
-    program: Program, shape: str, size: str, nodes: int, gpus: int, size_bytes: int
-) -> None:
-    arguments = ("nodes", "--plan", shape, "--size", size)
-    result = program(*arguments, "--json")
-    assert (result.status, result.err) == (0, "")
-    answer = json.loads(result.out)
-    assert answer["estimate"] is True
-    assert (answer["nodes"], answer["gpus"], answer["size_bytes"]) == (nodes, gpus, size_bytes)
-    whole = program(*arguments).out
-    assert f"total {answer['seconds']:.1f}" in " ".join(whole.split())
-    assert f"{answer['measurements']:,} measurements" in " ".join(whole.split())
-    shown = re.findall(r"^(\S.*?) {2,}\d+ +\d+\.\d\d ", whole, re.MULTILINE)
-    assert [phase["what"] for phase in answer["phases"]] == shown
 
 
 def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program) -> None:
@@ -99,15 +68,7 @@ def test_what_is_slow_decides_the_status_unless_something_worse_does(
         ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
         ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
-        (
-            "a simulation to go on with",
-            ("nodes", "--backend", "sim", "--resume", "x"),
-            "so --resume has nothing to resume",
-        ),
         ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
-        ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is not a cluster"),
-        ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),
-        ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),
     ],
 )
 def test_meaningless_requests_are_refused_in_a_line(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.cluster.fit import Observation, fit
+from collbench.cluster.fit import Observation, RoundKind, fit
 from collbench.cluster.nodes import UNKNOWN, State, Switches, judge
 from tests.cluster.made import Rate, judged, leaves, names_of, seen, slow
 
@@ -121,11 +121,13 @@ def test_a_node_behind_a_slow_uplink_that_met_one_slow_neighbour_meets_others_be
     pairs = [Observation(a, b, 80.0) for a in range(6) for b in range(6, 16) for _ in range(2)]
     pairs += [Observation(a, b, 100.0) for a in range(6, 16) for b in range(a + 1, 16)]
     pairs += [
-        Observation(a, b, 92.0 if 3 in (a, b) else 100.0, among=True) for a in range(1, 6) for b in range(a + 1, 6)
+        Observation(a, b, 92.0 if 3 in (a, b) else 100.0, kind=RoundKind.AMONG_SUSPECTS)
+        for a in range(1, 6)
+        for b in range(a + 1, 6)
     ]
-    pairs += [Observation(0, 3, 89.0, among=True)] * 4
+    pairs += [Observation(0, 3, 89.0, kind=RoundKind.AMONG_SUSPECTS)] * 4
     assert judge(pairs, 16).suspects == ((0, 1, 2, 3, 4, 5),)
-    found = judge([*pairs, Observation(0, 2, 100.0, among=True)], 16)
+    found = judge([*pairs, Observation(0, 2, 100.0, kind=RoundKind.AMONG_SUSPECTS)], 16)
     assert (0 in found.slow_uplinks[0].members, 0 in names_of(found), found.suspects) == (True, False, None)
 
 
@@ -212,7 +214,7 @@ def test_repeating_the_same_pairs_makes_nothing_more_certain(one_way: bool) -> N
 
 def test_many_noisy_rounds_know_the_nodes_no_better_than_few_precise_ones() -> None:
     """A pair's mean has the same error in both, and three pairs show nothing of their own levels."""
-    few, many = (fit(with_levels(3, 1, times=times, sigma=sigma), 3) for times, sigma in ((4, 0.005), (400, 0.05)))
+    few, many = (fit(with_levels(3, 1, times=times, sigma=sigma)) for times, sigma in ((4, 0.005), (400, 0.05)))
     assert (many.send_errors >= few.send_errors).all()
 
 

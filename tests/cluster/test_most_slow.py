@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.cluster.nodes import BestNodes, State, Switches, choose_nodes, judge
+from collbench.cluster.fit import Observation
+from collbench.cluster.nodes import UNKNOWN, BestNodes, State, Switches, choose_nodes, judge
 from tests.cluster.made import judged, leaves, names_of, seen, slow
 
 
@@ -49,6 +50,15 @@ def test_of_two_fast_nodes_nothing_is_certain() -> None:
     choice = choose_nodes(found, 3)
     assert isinstance(choice.reason, BestNodes)
     assert choice.reason.undecided == 1
+
+
+def test_a_lost_node_shifts_no_others_name() -> None:
+    pairs = [
+        Observation(a + 1, b + 1, gbs)
+        for a, b, gbs in ((one.first, one.second, one.gbs) for one in seen(5, slow(0, 1, 2, ratio=0.5), 4, 0.01))
+    ]
+    found = judge(pairs, 6)
+    assert (found.fast_pair, found.nodes[0].sends) == ((4, 5), UNKNOWN)
 
 
 def test_a_slow_leaf_is_not_eight_slow_nodes() -> None:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 import collbench.cluster.measure
 from collbench.cluster.measure import NodePairs, by_node, iterations, rails, rejoined, survey_nodes
-from collbench.cluster.nodes import State, Switches, choose_nodes
+from collbench.cluster.nodes import State, choose_nodes
 from collbench.cluster.page import lost
 from collbench.judge.outcome import outcome
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import DataPoint, Device, Run, StopReason
+from collbench.model.run import Device, Run
 from tests.builders import gpus, run_of
 from tests.measurement.fakes import FakeBackend
 from tests.measurement.interrupted import saved_after_ctrl_c
@@ -196,171 +194,6 @@ def test_losing_all_nodes_is_an_error() -> None:
         survey_nodes(3, (), measure, lambda _made: False, 1, one_way=True, lost=lambda: (0, 1))
 
 
-def test_what_an_earlier_start_measured_is_not_measured_again() -> None:
-    """Round for round in the order in which it was measured; interrupted trials are repeated."""
-    first_backend = Hosts(2, 2, 2, 2)
-    pairs, run = node_pairs_and_run(first_backend)
-    pairs.measure([(0, 1), (2, 3)], False)
-    first_backend.seconds = 0.002
-    pairs.measure([(0, 1), (2, 3)], False)
-    del run.measurements[1].samples[-1]
-    run.measurements[0].stop = StopReason.INTERRUPTED
-
-    resumed_backend = Hosts(2, 2, 2, 2)
-    resumed_backend.seconds = 0.004
-    resumed = NodePairs(resumed_backend, run, MIB)
-    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864, 1.572864])
-    assert resumed_backend.steps == []
-    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864 / 2, 1.572864 / 4])
-    assert {step.groups for step in resumed_backend.steps} == {((4, 5, 6, 7),)}
-    assert resumed.measure([(0, 1)], False) == pytest.approx([1.572864 / 4])
-    assert [len(measurement.samples) for measurement in run.measurements] == [9, 6]
-    assert {measurement.stop for measurement in run.measurements} == {None}
-
-
-def test_a_pair_that_failed_before_is_tried_again() -> None:
-    def spoil(step: Step) -> None:
-        if any(7 in group for group in step.groups):
-            raise StepFailed("it hangs", FailureKind.HANG)
-
-    pairs, run = node_pairs_and_run(Hosts(2, 2, 2, 2, spoil=spoil))
-    pairs.measure([(0, 1), (2, 3)], False)
-    resumed = NodePairs(Hosts(2, 2, 2, 2), run, MIB)
-    assert lost(run) == ()
-    assert None not in resumed.measure([(0, 1), (2, 3)], False)
-    assert [len(measurement.samples) for measurement in run.measurements] == [3, 3]
-    assert outcome(run).status is ExitStatus.DONE
-
-
-def test_a_whole_survey_goes_on_as_if_it_had_never_stopped() -> None:
-    """Whatever round it stopped in: the same rounds, the same pairs, each with as many trials."""
-
-    def surveyed(run: Run | None, most_steps: int) -> tuple[Run, int]:
-        backend = Hosts(*[1] * 8)
-
-        def spoil(_step: Step) -> None:
-            if len(backend.steps) > most_steps:
-                raise KeyboardInterrupt
-
-        backend._spoil = spoil
-        run = run_of(backend.devices(), []) if run is None else run
-        pairs = NodePairs(backend, run, MIB)
-        with suppress(KeyboardInterrupt):
-            survey_nodes(8, (), pairs.measure, lambda rounds: rounds < 10, 7, one_way=False)
-        return run, len(backend.steps)
-
-    def trial_counts(run: Run) -> list[tuple[tuple[int, ...], int]]:
-        return sorted((measurement.point.members, len(measurement.samples)) for measurement in run.measurements)
-
-    uninterrupted, steps = surveyed(None, 1000)
-    for most_steps in range(1, steps):
-        interrupted, _ = surveyed(None, most_steps)
-        resumed, resumed_steps = surveyed(interrupted, 1000)
-        assert trial_counts(resumed) == trial_counts(uninterrupted), most_steps
-        assert resumed_steps <= steps - most_steps + 4  # the round that was cut off, and how long a call takes
-
-
-class Unequal(Hosts):
-    """Some nodes are slow, and no two pairs are quite alike: rounds on suspects follow the screening."""
-
-    def __init__(self, devices: tuple[Device, ...], slow: frozenset[str]) -> None:
-        super().__init__(len(devices))
-        self._devices, self._slow = devices, slow
-        self.most_steps = 10**6
-
-    def time(self, step: Step) -> Timing:
-        self.steps.append(step)
-        if len(self.steps) > self.most_steps:
-            raise KeyboardInterrupt
-        names = [{self._devices[rank].host for rank in group} for group in step.groups]
-        pair_of = [frozenset(group) for group in step.groups]
-        factors = [1.2 if hosts & self._slow else 1.0 for hosts in names]
-        jitters = [random.Random(str(sorted(pair))).uniform(1.0, 1.05) for pair in pair_of]
-        return Timing(
-            tuple((0.001 * a * b,) * step.batches for a, b in zip(factors, jitters, strict=True)),
-        )
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_nothing_is_measured_twice_and_a_pair_has_one_order(seed: int) -> None:
-    """Of any nodes, in any order of their ranks, after being cut off anywhere, twice; and again when it is complete."""
-    rng = random.Random(seed)
-    nodes, gpus_each = rng.randint(2, 9), rng.randint(1, 3)
-    devices = list(hosts(*(gpus_each,) * nodes))
-    rng.shuffle(devices)
-    slow = frozenset(f"n{node}" for node in rng.sample(range(nodes), rng.randrange(nodes)))
-    one_way, most_rounds, rails_too = rng.random() < 0.3, rng.randint(0, 14), gpus_each > 1 and rng.random() < 0.5
-    first_leaf = tuple(range(nodes // 2))
-    known = (Switches(("a", "b"), (first_leaf, tuple(range(nodes // 2, nodes)))),) if rng.random() < 0.3 else ()
-
-    def surveyed(run: Run | None, most_steps: int, in_time: Callable[[int], bool]) -> tuple[Run, Unequal]:
-        backend = Unequal(tuple(devices), slow)
-        backend.most_steps = most_steps
-        run = replace(run_of(backend.devices(), []), complete=False) if run is None else run
-        pairs = NodePairs(backend, run, MIB, complete=run.complete)
-        with suppress(KeyboardInterrupt):
-            survey_nodes(
-                nodes,
-                known,
-                pairs.measure,
-                lambda made: pairs.more(in_time(made)),
-                seed,
-                one_way=one_way,
-                unused=pairs.unused,
-            )
-            pairs.measure_inside()
-            if rails_too:
-                pairs.measure_rails(seed)
-            run.complete = True
-        return run, backend
-
-    def trials_of(run: Run) -> dict[DataPoint, int]:
-        return {measurement.point: len(measurement.samples) for measurement in run.measurements}
-
-    def in_time(made: int) -> bool:
-        return made < most_rounds
-
-    whole, backend = surveyed(None, 10**6, in_time)
-    pairs = [frozenset(measurement.point.members) for measurement in whole.measurements]
-    assert max(Counter(pairs).values()) == 1 + one_way
-    cuts = [rng.randint(1, len(backend.steps)), rng.randint(1, len(backend.steps))]
-    resumed: Run | None = None
-    for most_steps in cuts:
-        resumed, _ = surveyed(resumed, most_steps, in_time)
-        assert all(count <= trials_of(whole)[point] for point, count in trials_of(resumed).items())
-    resumed, _ = surveyed(resumed, 10**6, in_time)
-    assert trials_of(resumed) == trials_of(whole)
-    again, backend = surveyed(resumed, 10**6, lambda _made: True)
-    assert backend.steps == []
-    assert trials_of(again) == trials_of(whole)
-
-
-def test_a_complete_survey_is_judged_by_all_it_has_if_switches_are_named_later() -> None:
-    """Then other pairs are requested than were measured."""
-    backend = Hosts(*[1] * 9)
-    pairs, run = node_pairs_and_run(backend)
-    first = survey_nodes(9, (), pairs.measure, lambda _made: False, 5, one_way=False)
-    again = NodePairs(resumed := Hosts(*[1] * 9), run, MIB, complete=True)
-    known = [Switches(("a", "b"), ((0, 1, 2, 3), (4, 5, 6, 7, 8)))]
-    second = survey_nodes(
-        9, known, again.measure, lambda _made: again.more(True), 5, one_way=False, unused=again.unused
-    )
-    assert resumed.steps == []
-    assert Counter((one.first, one.second) for one in second.seen) == Counter(
-        (one.first, one.second) for one in first.seen
-    )
-
-
-def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:
-    pairs, run = node_pairs_and_run(Hosts(4, 2, 1))
-    pairs.measure_inside()
-    del run.measurements[-1]
-    backend = Hosts(4, 2, 1)
-    NodePairs(backend, run, MIB).measure_inside()
-    assert {len(step.groups) for step in backend.steps} == {1}
-    assert len(run.measurements) == 7
-
-
 class Rails(Hosts):
     """Pairs of single ranks take longer where a rail, or a node on one rail, is slow: (node or None, rail)."""
 
@@ -400,10 +233,6 @@ def test_a_slow_rail_is_distinguished_from_a_node_that_is_slow_on_one(
     for step in backend.steps:
         assert len({rank for group in step.groups for rank in group}) == 2 * len(step.groups), "disjoint"
         assert all(a % 4 == b % 4 and a // 4 != b // 4 for a, b in step.groups)
-    # What was measured is not measured again.
-    resumed_backend = Rails(4, 4, 4, 4, 4, 4)
-    NodePairs(resumed_backend, run, MIB).measure_rails(seed=5)
-    assert not resumed_backend.steps
 
 
 def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
@@ -412,27 +241,19 @@ def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
     assert {summary.rail for summary in rails(run, pairs.ranks)} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
-    """One pair fails in each round; the resumed run has its failure, and half a round of another pair, from before."""
+def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read() -> None:
+    """One pair fails in a round."""
 
     def fail_pair(step: Step) -> None:
         if any({0, 2} <= set(group) for group in step.groups):
             raise StepFailed("gone")
 
-    rounds = ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
-
     def begin() -> tuple[Run, Callable[[], object]]:
-        backend = Hosts(2, 2, 2, 2, spoil=fail_pair)
-        pairs, run = node_pairs_and_run(backend)
-        if resumed:
-            pairs.measure(rounds[0], False)
-            del run.measurements[-1].samples[1:]
+        pairs, run = node_pairs_and_run(Hosts(2, 2, 2, 2, spoil=fail_pair))
 
         def measure() -> None:
-            node_pairs = NodePairs(backend, run, MIB)
-            for round_of_pairs in rounds:
-                node_pairs.measure(round_of_pairs, False)
+            for round_of_pairs in ([(0, 1), (2, 3)], [(0, 2), (1, 3)]):
+                pairs.measure(round_of_pairs, False)
 
         return run, measure
 

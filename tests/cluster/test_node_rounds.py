@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 
-from collbench.cluster.measure import SCREENING, Round, RoundKind, apart, matching, screening, survey
+from collbench.cluster.fit import RoundKind
+from collbench.cluster.measure import SCREENING, Round, Surveyed, apart, matching, next_round, screening, survey_nodes
+from collbench.cluster.nodes import Judgement
 
 LEAVES = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
 
@@ -62,29 +63,33 @@ def test_one_node_has_no_rounds() -> None:
     assert screening(1, (), random.Random(1)) == []
 
 
+def found(suspects: tuple[tuple[int, ...], ...] | None) -> Judgement:
+    return Judgement((), (), 100.0, (), 0.01, suspects)
+
+
 @pytest.mark.parametrize(
-    ("title", "verdicts", "most", "kinds"),
+    ("title", "suspects", "kinds"),
     [
-        ("nothing is suspicious", [None], 20, []),
-        ("suspects meet, and every third time others", [((1, 2, 5),)] * 4 + [None], 20,
-         [_MIXED, _AMONG, _AMONG, _MIXED]),
-        ("somebody is open, nobody in particular", [(), None], 20, [_MIXED]),
-        ("time is up", [((1, 2, 5),)] * 9, 10, [_MIXED, _AMONG]),
-        ("time is up before the screening ends, which is made", [((1, 2, 5),)], 0, []),
+        ("nothing is suspicious", None, [None] * 4),
+        ("suspects meet, and every third time others", ((1, 2, 5),), [_MIXED, _AMONG, _AMONG, _MIXED]),
+        ("somebody is open, nobody in particular", (), [_MIXED] * 4),
     ],
-)  # fmt: skip
+)
 def test_after_the_screening(
-    title: str, verdicts: list[Sequence[tuple[int, ...]] | None], most: int, kinds: list[str]
+    title: str, suspects: tuple[tuple[int, ...], ...] | None, kinds: list[RoundKind | None]
 ) -> None:
-    measured: list[Round] = []
-    next_verdict = iter(verdicts)
-    rounds = survey(16, (), measured.append, lambda: next(next_verdict), lambda count: count < most, random.Random(1))
-    assert list(rounds) == measured
-    assert [planned.kind for planned in rounds[SCREENING:]] == kinds
+    rng = random.Random(1)
+    rounds = [next_round(found(suspects), 16, (), SCREENING + made, rng) for made in range(4)]
+    assert [planned and planned.kind for planned in rounds] == kinds
 
 
-def test_a_seed_makes_the_same_rounds_again() -> None:
-    first, again = (
-        survey(9, (), lambda _round: None, lambda: None, lambda _n: True, random.Random(4)) for _ in range(2)
-    )
-    assert first == again
+@pytest.mark.parametrize(("most", "count"), [(0, 8), (10, 10)])
+def test_the_screening_is_made_whatever_the_time_and_ends_a_survey_that_has_no_more(most: int, count: int) -> None:
+    def survey() -> Surveyed:
+        noise = random.Random(3)
+        return survey_nodes(
+            9, (), lambda pairs, _: [noise.uniform(50, 100) for _ in pairs], lambda made: made < most, 4, one_way=False
+        )
+
+    assert len(survey().rounds) == count
+    assert survey().rounds == survey().rounds, "a seed makes the same rounds again"

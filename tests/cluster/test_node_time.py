@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.cluster.measure import estimate, round_seconds, start_seconds
+from collbench.cluster.measure import round_seconds, start_seconds
 
 
 def test_a_round_is_start_traffic_and_messages() -> None:
@@ -12,11 +12,8 @@ def test_a_round_is_start_traffic_and_messages() -> None:
     assert round_seconds(128, 8, 512 * 2**20, 400.0) == pytest.approx(1.5 + 56 * 0.0025166 + 0.55296, rel=1e-4)
 
 
-def test_1024_gpus_take_less_than_a_minute() -> None:
+def test_1024_gpus_meet_in_ten_seconds() -> None:
     assert start_seconds(128, 8) == pytest.approx(0.65 + 10.24)
-    phases = estimate(128, 8, 512 * 2**20, 400.0)
-    assert [phase.times for phase in phases] == [1, 8, 8]
-    assert 30 < sum(phase.total for phase in phases) < 60
 
 
 def test_batches_on_slow_networks_are_short() -> None:

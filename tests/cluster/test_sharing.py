@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 
-from collbench.cluster.measure import Round, RoundKind, Surveyed, survey_nodes
+from collbench.cluster.fit import RoundKind
+from collbench.cluster.measure import Round, Surveyed, survey_nodes
 from collbench.cluster.nodes import State, Switches, judge
 
 Pair = tuple[int, int]

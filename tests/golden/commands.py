@@ -149,8 +149,6 @@ COMMANDS = {
     "overlap": "overlap @4",
     "overlap-options": "overlap @4 allgather --sizes 64M --priority both --compute gemm:4096,memory:256 --ctas 4,8 -v",
     "overlap-json": "overlap @2 --sizes 16M --json",
-    "nodes-plan": "nodes --plan 128x8",
-    "nodes-plan-json": "nodes --plan 4x8 --json",
     "nodes": "nodes @cluster --select 4 --gpus 4",
     "nodes-one-way": "nodes @cluster --one-way --verbose",
     "nodes-json": "nodes @cluster --select 3 --json",

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from collbench.model.operations import Operation
-from collbench.model.run import Run
-from collbench.runfile import run_file
 from tests.ranks.namespaces import hosts
-from tests.ranks.processes import as_slurm, ends, free_port, started, the_run, trials, wait_for
+from tests.ranks.processes import as_slurm, ends, free_port, started, the_run
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 COUNT = 3
@@ -90,34 +86,20 @@ def test_a_host_without_a_reported_switch_is_named(three_hosts: list[list[str]],
 
 IN_PYTHON = """
 import collbench
-found = collbench.nodes(2, backend="host", {})
+found = collbench.nodes(2, backend="host", size='64K', budget=0.01)
 print(None if found is None else (len(found.origin.names), len(found.choice.members), found.path.exists()))
 """
 
 
-def test_in_python_rank_0_has_the_result_and_may_resume_a_run(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    measured = []
-    for keywords in ("size='64K', budget=0.01", "resume={}"):
-        file = next((tmp_path / "collbench" / "runs").glob("*.json"), None)
-        script = tmp_path / "uses_collbench.py"
-        script.write_text(IN_PYTHON.format(keywords.format(repr(str(file)))), encoding="utf-8")
-        program = [sys.executable, str(script)]
-        with started(tmp_path, [], environments_of(), three_hosts, program) as processes:
-            (status, out, err), *other_outputs = ends(processes)
-        assert (status, out) == (0, "(3, 2, True)\n"), err
-        assert other_outputs == [(0, "None\n", "")] * (COUNT - 1)
-        run = the_run(tmp_path)
-        assert run.complete
-        measured.append(run.measurements)
-        give_more_time(run, next((tmp_path / "collbench" / "runs").glob("*.json")))
-    assert measured[0] == measured[1], "of a complete survey nothing is measured again, whatever the time"
-
-
-def give_more_time(run: Run, file: Path) -> None:
-    """Set the budget of a saved run to an hour."""
-    file.write_text(
-        run_file.dumps(replace(run, settings=replace(run.settings, budget_seconds=3600.0))), encoding="utf-8"
-    )
+def test_in_python_rank_0_has_the_result(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    script = tmp_path / "uses_collbench.py"
+    script.write_text(IN_PYTHON, encoding="utf-8")
+    program = [sys.executable, str(script)]
+    with started(tmp_path, [], environments_of(), three_hosts, program) as processes:
+        (status, out, err), *other_outputs = ends(processes)
+    assert (status, out) == (0, "(3, 2, True)\n"), err
+    assert other_outputs == [(0, "None\n", "")] * (COUNT - 1)
+    assert the_run(tmp_path).complete
 
 
 def test_one_host_is_refused(tmp_path: Path) -> None:
@@ -143,53 +125,3 @@ def test_in_python_every_rank_raises_what_rank_0_refuses(tmp_path: Path) -> None
     refusal = "all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes\n"
     assert rank_0 == (0, refusal, "")
     assert rank_1 == (0, f"rank 0 failed: {refusal}", "")
-
-
-def test_a_survey_whose_processes_were_killed_resumes(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    """Only on the same hosts: otherwise one line names those that are missing and those that are new."""
-    file = tmp_path / "run.json"
-    arguments = [
-        "nodes",
-        "--backend",
-        "host",
-        "--size",
-        "64K",
-        "--one-way",
-        "--budget",
-        "0.001ms",
-        "--output",
-        str(file),
-    ]
-    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
-        wait_for("a second round", lambda: len(trials(Path(f"{file}.journal"))) > 7, processes)
-        for process in processes:
-            process.kill()
-    seconds_before = {
-        measurement.point: [sample.seconds for sample in measurement.samples]
-        for measurement in run_file.load(file).measurements
-    }
-
-    other_prefixes = [[*arguments[:-1], f"other{index}"] for index, arguments in enumerate(three_hosts)]
-    with started(
-        tmp_path, ["nodes", "--resume", str(file)], environments_of(), [three_hosts[0], *other_prefixes[1:]]
-    ) as processes:
-        (status, out, err), *_ = ends(processes)
-    assert (status, out) == (2, ""), err
-    message = (
-        f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure again"
-    )
-    assert message in err
-
-    with started(tmp_path, ["nodes", "--resume", str(file), "-v"], environments_of(), three_hosts) as processes:
-        (status, out, err), *_ = ends(processes)
-    assert status in {0, 1, 3}, err  # of 64K between shared cores nothing may be certain
-    assert "rounds    8 (8 at random): 16 measurements" in out
-    run = run_file.load(file)
-    assert run.complete
-    assert run.settings.collectives[0].operation is Operation.BROADCAST
-    seconds_after = {
-        measurement.point: [sample.seconds for sample in measurement.samples] for measurement in run.measurements
-    }
-    for point, trials_before in seconds_before.items():
-        assert seconds_after[point][: len(trials_before) // 3 * 3] == trials_before[: len(trials_before) // 3 * 3]
-    assert sum(map(len, seconds_after.values())) == 16 * 3

@@ -151,6 +151,8 @@ def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
     name, fabric = run.settings.command_name, options.fabric
     if not name:
         raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
+    if run.settings.kind is CommandKind.NODES:
+        raise UsageError(f"{file} was measured by 'collbench nodes', which continues no run: start it again")
     if name != command:
         raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
     if fabric is None and run.settings.fabric:

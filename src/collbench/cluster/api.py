@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import explained, new_seed
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
-from collbench.machine.slurm import format_node_list, read_switches
+from collbench.machine.slurm import read_switches
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.capabilities import BACKENDS, SIM, is_simulated
@@ -37,16 +37,13 @@ from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.cluster.measure import NodePairs, Phase, Surveyed
+    from collbench.cluster.measure import NodePairs, Surveyed
     from collbench.cluster.nodes import Judgement, NodeChoice, Switches
     from collbench.cluster.page import Origin, Truth
     from collbench.cluster.simulated import Cluster
-    from collbench.measurement.session import Previous
     from collbench.ranks.factory import World
 
 DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
-# What a healthy pair of nodes reaches over its links: 8 cards of 400 Gb/s. Only the plan needs to assume it.
-ASSUMED_GBS = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +105,6 @@ class NodeSurvey:
         return max(
             self.failed, judged, ExitStatus.CONTRADICTION if rails or self.judgement.accuses else ExitStatus.DONE
         )
-
-
-def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
-    """Return how long a survey of a cluster of this shape takes; nothing is measured. Raises UsageError."""
-    from collbench.cluster.measure import estimate  # late: numpy
-
-    if nodes < 2 or gpus < 1:
-        raise UsageError(f"{nodes} nodes of {gpus} GPUs are not a cluster: a cluster has two nodes or more")
-    return estimate(nodes, gpus, size_bytes, ASSUMED_GBS)
 
 
 # A simulated cluster, by name or file.
@@ -186,33 +174,6 @@ def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
     )
 
 
-def requests_for_launch(
-    nodes_request: NodesRequest,
-    options: MeasureOptions,
-    command: Sequence[str],
-    launch: LaunchEnvironment,
-    notices: Notices = SILENT,
-) -> tuple[NodesRequest, Request]:
-    """Return what is asked of the cluster, and what the ranks of the launch measure for it.
-
-    With `resume` both are those of the saved run; only the nodes that are chosen may differ. Raises UsageError,
-    RunFileError.
-    """
-    if launch.rank > 0 and options.resume is not None and not options.resume.exists():
-        options = replace(options, resume=None)  # it is on rank 0's host
-    shared = request_of("nodes", options, command, notices)
-    if options.resume is not None:
-        if not shared.sizes or shared.budget_seconds is None or not shared.collectives:
-            raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
-        nodes_request = replace(
-            nodes_request,
-            size_bytes=shared.sizes[0],
-            budget_seconds=shared.budget_seconds,
-            one_way=shared.collectives[0].operation is Operation.BROADCAST,
-        )
-    return nodes_request, request_for(nodes_request, shared)
-
-
 def survey_launch(
     nodes_request: NodesRequest,
     request: Request,
@@ -222,38 +183,21 @@ def survey_launch(
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
-    A request that resumes continues with the run in `path`, on the same hosts. Raises UsageError, BackendError,
-    DataCorruption, RunFileError, and Interrupted.
+    Raises UsageError, BackendError, DataCorruption, RunFileError, and Interrupted.
     """
     if path is not None:
-        run_file.check_writable(path, replace=request.force or request.resume)
-    with ExitStack() as stack:
-        try:
-            from collbench.measurement.session import Previous  # late: numpy
-            from collbench.ranks.factory import World  # late: a tenth of a second
+        run_file.check_writable(path, replace=request.force)
+    try:
+        from collbench.ranks.factory import World  # late: a tenth of a second
 
-            previous = Previous.locked(path, stack) if path is not None and request.resume else None
-            world = stack.enter_context(
-                World(
-                    launch,
-                    request,
-                    join_seconds(os.environ),
-                    notices.say,
-                    survives_losses=True,
-                    waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
-                )
-            )
+        waits = bool(os.environ.get(JOIN_VARIABLE, "").strip())
+        with World(launch, request, join_seconds(os.environ), notices.say, survives_losses=True, waits=waits) as world:
             opened = world.open()
-            if previous is None:
-                run = _new_run(request, opened, launch)
-                writer = RunWriter(run, path, notices.say, replace=request.force)
-            else:
-                run = _same_run(previous, opened)
-                writer = RunWriter(run, path, notices.say, resumed=previous.stood, journal=previous.journal)
+            run = _new_run(request, opened, launch)
+            writer = RunWriter(run, path, notices.say, replace=request.force)
             return _survey(nodes_request, opened, world, run, writer, notices)
-        except KeyboardInterrupt as error:
-            goes_on = f"; 'collbench nodes --resume {path}' continues" if path is not None and path.is_file() else ""
-            raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted: the nodes were not judged") from error
 
 
 def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run:
@@ -262,33 +206,6 @@ def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run
     works = tuple(work.operation for work in request.collectives)
     settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
     return begun_run(opened, replace(settings, processes=launch.world_size, launcher=launch.launcher))
-
-
-def _same_run(previous: Previous, opened: Opened) -> Run:
-    """Return the saved run, to continue with. Raises RunFileError if it is of other hosts, GPUs, or versions."""
-    from collbench.measurement.session import NotResumed, taken_up  # late: numpy
-    from collbench.report.saved_runs import unfit
-
-    complete, then, now = previous.run.complete, previous.run.devices, opened.backend.devices()
-    anew = "start the same hosts, or measure again, without --resume"
-    hosts_then, hosts_now = (dict.fromkeys(device.host for device in devices) for devices in (then, now))
-    missing = format_node_list([host for host in hosts_then if host not in hosts_now])
-    new = format_node_list([host for host in hosts_now if host not in hosts_then])
-    if missing or new:
-        differences = ", ".join([*([f"{missing} missing"] if missing else []), *([f"{new} new"] if new else [])])
-        raise RunFileError(f"{previous.path} was measured on other hosts: {differences}; {anew}")
-    for rank, (old, present) in enumerate(zip(then, now, strict=False)):
-        if (old.host, old.uuid) != (present.host, present.uuid):
-            what = f"rank {rank} was {old.tag} ({old.uuid}) and is {present.tag} ({present.uuid})"
-            raise RunFileError(f"{previous.path} was measured by ranks in another order: {what}; {anew}")
-    if len(then) != len(now):
-        raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and this run has {len(now)}; {anew}")
-    try:
-        run = taken_up(previous, opened, [])
-    except NotResumed as error:
-        raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {anew}") from None
-    run.complete = complete  # then nothing is measured, so nothing can be interrupted
-    return run
 
 
 def _survey(
@@ -340,7 +257,6 @@ def _survey(
         rails=rails(run, pairs.ranks) if nodes_request.rails else (),
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         round_seconds=tuple(pairs.round_seconds),
-        planned_seconds=_planned(nodes_request, pairs, done.judgement),
         switches=tuple(len(level.names) for level in switch_levels),
         switches_from=nodes_request.switches or "",
     )
@@ -356,23 +272,14 @@ def _survey(
     )
 
 
-def _planned(nodes_request: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
-    """Return what the plan says of a round in seconds, at the rate that was measured; 0 if none was."""
-    from collbench.cluster.measure import round_seconds
-
-    if not judged.typical_gbs > 0:
-        return 0.0
-    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), nodes_request.size_bytes, judged.typical_gbs)
-
-
 def _measured(
     nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
 ) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
     from collbench.cluster.measure import NodePairs, reported_switches, survey_nodes
 
-    begin, before = time.monotonic(), run.seconds
-    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished, complete=run.complete)
+    begin = time.monotonic()
+    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished)
     nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
     switch_levels = (
         reported_switches(read_switches(nodes_request.switches), pairs.names)
@@ -384,7 +291,7 @@ def _measured(
 
             def more(count: int) -> bool:
                 progress(count, count + 1)
-                return pairs.more(time.monotonic() - begin < nodes_request.budget_seconds)
+                return time.monotonic() - begin < nodes_request.budget_seconds
 
             seed = run.settings.seed
             done = survey_nodes(
@@ -395,17 +302,16 @@ def _measured(
                 seed,
                 one_way=nodes_request.one_way,
                 lost=pairs.lost,
-                unused=pairs.unused,
             )
         if nodes_request.gpus:
             pairs.measure_inside()
         if nodes_request.rails:
             pairs.measure_rails(seed)
-        run.complete = run.complete or not (world.unknown or world.lost())
+        run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
         raise explained(error, run) from error
     finally:
-        run.seconds = round(before + time.monotonic() - begin, 3)
+        run.seconds = round(time.monotonic() - begin, 3)
     return pairs, done, switch_levels
 
 
@@ -421,7 +327,41 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[t
     )
 
 
-# The Python call.
+# The command and the Python call.
+
+
+def survey(
+    nodes_request: NodesRequest,
+    options: MeasureOptions,
+    cluster_name: str | None,
+    command: Sequence[str],
+    serve: Callable[[LaunchEnvironment, Request], object],
+    notices: Notices = SILENT,
+) -> NodeSurvey | None:
+    """Survey a simulated cluster, or measure the nodes of this launch as its rank 0; on other ranks `serve`.
+
+    Raises what survey_simulated and survey_launch raise, and UsageError outside a launch.
+    """
+    if is_simulated(options.backend):
+        if options.output is not None:
+            raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
+        return survey_simulated(nodes_request, cluster_name, options.seed)
+    if cluster_name is not None:
+        raise UsageError(f"--fabric-cluster {cluster_name} is a simulated cluster: add --backend sim")
+    launch = find_launch(os.environ)
+    if launch is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, or simulate a "
+            "cluster with --backend sim"
+        )
+    request = request_for(nodes_request, request_of("nodes", options, command, notices))
+    if launch.rank > 0:
+        serve(launch, request)
+        return None
+    path = options.file or saved_runs.new_run(
+        "nodes", request.backend, notices.say, advice=", or name a file with --output FILE"
+    )
+    return survey_launch(nodes_request, request, path, launch, notices)
 
 
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -438,15 +378,13 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
-    resume: str | os.PathLike[str] | None = None,
 ) -> NodeSurvey | None:
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
     Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
     cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` also measures each GPU with the
     GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
-    is saved as `output`, or as a new file. `resume` names a run on rank 0's host to continue, with its size, budget,
-    direction and seed. Raises Error.
+    is saved as `output`, or as a new file. Raises Error.
     """
     nodes_request = NodesRequest(
         count=keywords.optional(keywords.whole, "select", select, least=1),
@@ -462,32 +400,14 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         nccl=keywords.optional(keywords.file_name, nccl),
         seed=keywords.seed(seed),
         output=keywords.optional(keywords.path, output),
-        resume=keywords.optional(keywords.path, resume),
     )
-    cluster = keywords.optional(keywords.file_name, fabric_cluster)
-    from_run = (size, budget, one_way, seed, output)
-    if resume is not None and from_run != (DEFAULT_SIZE, DEFAULT_BUDGET, False, None, None):
-        raise UsageError("resume takes size, budget, one_way, seed and file from the run: leave them out")
-    if is_simulated(backend):
-        if resume is not None:
-            raise UsageError("a simulation measures nothing, so there is nothing to resume")
-        return survey_simulated(nodes_request, cluster, options.seed)
-    if cluster is not None:
-        raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
-    launch = find_launch(os.environ)
-    if launch is None:
-        raise UsageError(
-            "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
-            "cluster with backend='sim'"
-        )
-    nodes_request, request = requests_for_launch(nodes_request, options, ("nodes",), launch)
-    if launch.rank > 0:
+
+    def serve(launch: LaunchEnvironment, request: Request) -> None:
         from collbench.ranks.factory import join  # late: a tenth of a second
 
         join(launch, request, join_seconds(os.environ))
-        return None
-    path = options.file or saved_runs.new_run("nodes", request.backend, SILENT.say)
-    survey = survey_launch(nodes_request, request, path, launch)
-    if survey.failure is not None:
-        raise survey.failure
-    return survey
+
+    found = survey(nodes_request, options, keywords.optional(keywords.file_name, fabric_cluster), ("nodes",), serve)
+    if found is not None and found.failure is not None:
+        raise found.failure
+    return found

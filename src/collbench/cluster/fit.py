@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from collbench.judge.stats import DELTA, MAD_TO_SIGMA, deviations, huber_weights, sigma
 
+Pair = tuple[int, int]
 Members = tuple[int, ...]
 Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
@@ -37,21 +39,34 @@ _EXHAUSTED = 0.1
 _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
 
 
+class RoundKind(StrEnum):
+    """How the pairs of a round were chosen. Suspects are nodes that look slow; in a quiet round few pairs share an
+    uplink; a confirming one measures slow nodes again while most others stay with partners that are fast.
+    """
+
+    AT_RANDOM = "at random"
+    WITHIN_LEAVES = "within leaves"
+    BETWEEN_LEAVES = "between leaves"
+    AMONG_SUSPECTS = "among suspects"
+    SUSPECTS_AND_OTHERS = "between suspects and others"
+    QUIET = "quiet"
+    CONFIRMING = "confirming"
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The rate of a pair of nodes in GB/s while a whole round ran; `one_way`: only from first to second.
-
-    `among`: the pair was chosen because both nodes looked slow; `quiet`: of a round in which few pairs share an uplink;
-    `confirms`: the pair was chosen to measure a slow node again while most others stay with partners that are fast.
-    """
+    """The rate of a pair of nodes in GB/s while a whole round of a kind ran; `one_way`: only from first to second."""
 
     first: int
     second: int
     gbs: float
     one_way: bool = False
-    among: bool = False
-    quiet: bool = False
-    confirms: bool = False
+    kind: RoundKind = RoundKind.AT_RANDOM
+
+    @property
+    def pair(self) -> Pair:
+        """Both nodes, the lower number first."""
+        return min(self.first, self.second), max(self.first, self.second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +74,15 @@ class Fit:
     """Effects as log ratios to the median of their kind (of nodes: of the fast ones, if at most half are fast), each
     with its standard error.
 
-    `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
+    `nodes` are those that were measured. `sends` and `receives` are theirs, in this order, and the same unless
+    `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
     switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` the noise of one round of
     one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was measured, and pairs differ
     from each other far more than their rounds do; or two nodes form the only pair.
     """
 
+    nodes: Members
     typical: float
     sends: _Array
     receives: _Array
@@ -81,13 +98,18 @@ class Fit:
     fast_pair: Members = ()
 
 
-def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
+def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
     """Return the effects that explain the pairs best. `levels` are switches by members, leaves before pods.
 
-    A level of several switches must include all nodes; a single switch is a suspected one. `hiding` are switches whose
-    uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
+    A level of several switches must include all nodes that were measured, and no others; a single switch is a suspected
+    one. `hiding` are switches whose uplinks are slower than any node: a pair that leaves one shows the uplink and
+    nothing of its nodes.
     """
-    pairs = _pairs(seen)
+    present = measured_nodes(seen)
+    nodes, index_of = len(present), {node: index for index, node in enumerate(present)}
+    levels = [tuple(tuple(index_of[node] for node in members) for members in level) for level in levels]
+    hiding = [tuple(index_of[node] for node in members) for members in hiding]
+    pairs = _pairs(seen, index_of)
     rounds = np.array([len(pair.logs) for pair in pairs])
     within = _noise(pairs) ** 2
     blocks = _blocks(pairs, nodes, levels, hiding)
@@ -105,15 +127,20 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
     exhausted = nodes == 2 or (len(seen) > len(pairs) == every and noise < _EXHAUSTED * between)
     fast = () if bottlenecks is None else tuple(np.flatnonzero((np.array(bottlenecks) == 0.0).any(axis=0)).tolist())
-    fast_pair = fast if len(fast) == 2 else ()
+    fast_pair = tuple(present[index] for index in fast) if len(fast) == 2 else ()
     exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
     solution = _solution(pairs, blocks, counts, within / rounds, robust=robust)
-    return replace(_read(blocks, solution, bottlenecks, exhausted=exhausted), fast_pair=fast_pair)
+    return replace(_read(blocks, solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
+
+
+def measured_nodes(seen: Iterable[Observation]) -> Members:
+    """Return the nodes that were measured, in order."""
+    return tuple(sorted({node for one in seen for node in one.pair}))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A pair of nodes, perhaps one way only, with the log bandwidth of each of its rounds."""
+    """A pair of measured nodes by index, perhaps one way only, with the log bandwidth of each of its rounds."""
 
     first: int
     second: int
@@ -121,11 +148,11 @@ class _Pair:
     logs: tuple[float, ...]
 
 
-def _pairs(seen: Iterable[Observation]) -> tuple[_Pair, ...]:
+def _pairs(seen: Iterable[Observation], index_of: Mapping[int, int]) -> tuple[_Pair, ...]:
     rounds: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for one in seen:
-        first, second = (one.first, one.second) if one.one_way else sorted((one.first, one.second))
-        rounds[first, second, one.one_way].append(math.log(one.gbs))
+        first, second = (one.first, one.second) if one.one_way else one.pair
+        rounds[index_of[first], index_of[second], one.one_way].append(math.log(one.gbs))
     return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
 
 
@@ -264,7 +291,12 @@ def _held(blocks: Sequence[_Block]) -> _Array:
 
 
 def _read(
-    blocks: Sequence[_Block], solution: _Solution, bottlenecks: tuple[_Array, _Array] | None, *, exhausted: bool
+    blocks: Sequence[_Block],
+    solution: _Solution,
+    bottlenecks: tuple[_Array, _Array] | None,
+    nodes: Members,
+    *,
+    exhausted: bool,
 ) -> Fit:
     """Return the columns by what they mean, nodes as `_directions` does, switches against their median."""
     ends = _ends(blocks)
@@ -277,6 +309,7 @@ def _read(
     # What centring took from the effects, at one node: a typical pair has it at both ends.
     middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
     return Fit(
+        nodes=nodes,
         typical=float(typical[0]) + middle,
         sends=relative[0],
         receives=relative[1],

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from collbench.cluster.fit import Members, Observation
+from collbench.cluster.fit import Members, Observation, measured_nodes
 from collbench.cluster.sharing import Sharing, is_crowded, met_busy_uplink
 
 # How often a pair under one switch looks as if it had met a busy uplink: noise, a bad route, another job.
@@ -42,7 +42,7 @@ def leaf_groups(seen: Sequence[Observation], sharing: Sharing) -> tuple[Members,
     for group in sorted((_certain(group, evidence) for group in groups), key=len, reverse=True):
         if len(group) > 1 and all(_between(group, other, evidence) < -_CERTAIN for other in kept):
             kept.append(group)
-    enough = len(kept) > 1 and 2 * sum(map(len, kept)) >= len(sharing.sends)
+    enough = len(kept) > 1 and 2 * sum(map(len, kept)) >= len(measured_nodes(seen))
     return tuple(sorted(kept)) if enough else ()
 
 

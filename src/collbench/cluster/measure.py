@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
-from collbench.cluster.fit import Observation
+from collbench.cluster.fit import Observation, RoundKind
 from collbench.cluster.groups import leaf_groups
-from collbench.cluster.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
-from collbench.cluster.sharing import Sharing, renumbered
+from collbench.cluster.nodes import Judgement, Rail, Switches, judge, judge_rails
+from collbench.cluster.sharing import Sharing
 from collbench.cluster.simulated import Cluster, measured
 from collbench.machine.slurm import NodeSwitches, levels
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
@@ -39,22 +38,6 @@ _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards o
 _MOST_ITERATIONS = 20  # docs/method/measuring.md 6
 # On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
 _BATCH_S = 0.1
-# What simulated clusters with faults took beyond the screening, most of them less [benchmarks/cluster_plan.py].
-TARGETED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One line of the estimate: so many times so many seconds."""
-
-    what: str
-    times: int
-    seconds: float
-
-    @property
-    def total(self) -> float:
-        """Seconds in all."""
-        return self.times * self.seconds
 
 
 def iterations(size_bytes: int) -> int:
@@ -79,31 +62,9 @@ def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
     return _ROUND_START_S + calls * call + TRIALS * _MESSAGE_S * nodes * gpus
 
 
-def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase, ...]:
-    """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes achieves."""
-    each = round_seconds(nodes, gpus, size_bytes, gbs)
-    return (
-        Phase("ranks connect, NCCL starts", 1, start_seconds(nodes, gpus)),
-        Phase("rounds at random, or within and between leaves", SCREENING, each),
-        Phase("rounds on suspect nodes, about", TARGETED, each),
-    )
-
-
 # Rounds in which all nodes of a cluster are measured at once, in pairs: first at random, then suspect ones.
 #
 # N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so a few rounds give each node as many measurements.
-
-
-class RoundKind(StrEnum):
-    """How the pairs of a round were chosen. Suspects are nodes that look slow."""
-
-    AT_RANDOM = "at random"
-    WITHIN_LEAVES = "within leaves"
-    BETWEEN_LEAVES = "between leaves"
-    AMONG_SUSPECTS = "among suspects"
-    SUSPECTS_AND_OTHERS = "between suspects and others"
-    QUIET = "quiet"
-    CONFIRMING = "confirming"
 
 
 # At 2% noise the mean of eight measurements is known to 0.8%: a node that is 10% slow stands out among 128 (the
@@ -121,41 +82,6 @@ class Round:
 
     kind: RoundKind
     pairs: tuple[Pair, ...]
-
-
-def survey(
-    nodes: int,
-    leaves: Sequence[Members],
-    measure: Callable[[Round], object],
-    suspects: Callable[[], Sequence[Members] | None],
-    more: Callable[[int], bool],
-    rng: random.Random,
-    planned: Callable[[int], Round | None] = lambda _turn: None,
-) -> tuple[Round, ...]:
-    """Measure rounds until nothing is suspicious, or `more(rounds made)` is false; return what was measured.
-
-    The screening is always made. `leaves` are the leaf switches if they are known: pairs then lie under one leaf and
-    under two in turn, which distinguishes a slow node from a slow uplink. `suspects()` returns the groups to measure
-    among themselves, () for pairs at random, or None when all is decided. `planned(rounds made)`, called after it, may
-    return another round instead, or one when all is decided.
-    """
-    made: list[Round] = []
-    for screened in screening(nodes, leaves, rng):
-        measure(screened)
-        made.append(screened)
-    while more(len(made)):
-        groups, instead = suspects(), planned(len(made))
-        if groups is None and instead is None:
-            break
-        inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
-        if instead is not None:
-            made.append(instead)
-        elif inside:
-            made.append(Round(RoundKind.AMONG_SUSPECTS, matching(nodes, groups or (), rng)))
-        else:
-            made.append(Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or groups or (), rng)))
-        measure(made[-1])
-    return tuple(made)
 
 
 def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
@@ -258,26 +184,18 @@ class NodePairs:
         size_bytes: int,
         lost: Callable[[], Collection[int]] = tuple,
         finished: Callable[[Measurement], object] = lambda _measurement: None,
-        *,
-        complete: bool = False,
     ) -> None:
         """Make room for the messages. Raises UsageError if they do not fit, or if there is only one host.
 
-        `lost` returns the lost ranks; `finished` may journal each trial and each failure. What the run already holds is
-        not measured again: with the same seed it is requested in the same order. Failures in the run are forgotten,
-        and incomplete rounds are measured again. `complete`: the run is of a survey that ended, so no round is added,
-        unless a pair failed.
+        `lost` returns the lost ranks; `finished` may journal each trial and each failure.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
-        self._complete = complete and not any(measurement.failure for measurement in run.measurements)
-        self._saved = _saved_rounds(run)
-        self._repeated = True  # whether the run had all pairs of the last round
-        self._measurements = {measurement.point: measurement for measurement in run.measurements}
+        self._measurements: dict[DataPoint, Measurement] = {}
         self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
-        self.round_seconds: list[float] = []  # of each round, or direction of a round, that was measured now
+        self.round_seconds: list[float] = []  # of each round, or direction of a round
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -296,48 +214,15 @@ class NodePairs:
         Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in (pairs if one_way else _ordered(pairs)))
-        operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        rates = {group: self._known(operation, group) for group in groups}
-        missing = tuple(group for group, rate in rates.items() if rate is None)
-        self._repeated = not missing
-        if missing and not self._complete:
-            begin = time.monotonic()
-            step = Step(Work(operation), missing, self._size_bytes, 1, 1, WARMUP)
-            if one_way not in self._iterations and (tried := self._tried(step)):
-                self._iterations[one_way] = tried
-            step = replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES)
-            rates |= zip(missing, self._trial(step), strict=True)
-            self.round_seconds.append(time.monotonic() - begin)
-        return [rates[group] for group in groups]
-
-    def more(self, in_time: bool) -> bool:
-        """Return whether a further round may be requested: one that the run has, or in time one that it lacks."""
-        return (self._repeated and any(self._left())) or (in_time and not self._complete)
-
-    def unused(self) -> list[Observation]:
-        """Return the run's rounds of pairs that nobody requested: nodes were lost, or switches named later."""
-        return [
-            Observation(
-                *pair,
-                _busbw(point.size_bytes, point.operation, point.members, trials),
-                point.operation is Operation.BROADCAST,
-            )
-            for point, pair in self._left()
-            for trials in self._saved[point]
-        ]
-
-    def _left(self) -> Iterator[tuple[DataPoint, Pair]]:
-        """Yield the data points of pairs of nodes of which the run has further rounds."""
-        node_of = {rank: node for node, ranks in enumerate(self.ranks) for rank in ranks}
-        for point, trials in self._saved.items():
-            nodes = tuple(dict.fromkeys(node_of[rank] for rank in point.members))
-            if trials and len(nodes) == 2 and point.members == self.ranks[nodes[0]] + self.ranks[nodes[1]]:
-                yield point, (nodes[0], nodes[1])
-
-    def _known(self, operation: Operation, group: Members) -> float | None:
-        """Return what an earlier start measured of a pair, each round once; None if nothing is left."""
-        trials = self._saved.get(DataPoint(operation, group, self._size_bytes))
-        return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
+        begin = time.monotonic()
+        step = Step(
+            Work(Operation.BROADCAST if one_way else Operation.ALLREDUCE), groups, self._size_bytes, 1, 1, WARMUP
+        )
+        if one_way not in self._iterations and (tried := self._tried(step)):
+            self._iterations[one_way] = tried
+        rates = self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+        self.round_seconds.append(time.monotonic() - begin)
+        return rates
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
@@ -347,7 +232,7 @@ class NodePairs:
                 (own[a], own[b])
                 for node, (own, pairs) in enumerate(zip(self.ranks, turn, strict=True))
                 for a, b in pairs
-                if node not in gone and self._known(Operation.ALLREDUCE, (own[a], own[b])) is None
+                if node not in gone
             )
             if groups:
                 self._allreduce(groups)
@@ -361,9 +246,8 @@ class NodePairs:
             gone = self.lost()
             pairs = [(self.ranks[a], self.ranks[b]) for a, b in planned.pairs if not {a, b} & gone]
             groups = tuple((one, other) for a, b in pairs for one, other in zip(a, b, strict=False))
-            missing = tuple(group for group in groups if self._known(Operation.ALLREDUCE, group) is None)
-            if missing:
-                self._allreduce(missing)
+            if groups:
+                self._allreduce(groups)
 
     def _allreduce(self, groups: tuple[Members, ...]) -> None:
         size = self._size_bytes
@@ -465,18 +349,6 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
     return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
 
-def _saved_rounds(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
-    """Return a run's trials by data point and round, and remove incomplete rounds and failures from the run."""
-    rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
-    run.measurements[:] = [measurement for measurement in run.measurements if len(measurement.samples) >= TRIALS]
-    for measurement in run.measurements:
-        del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
-        measurement.stop = measurement.failure = None
-        trials = [sample.seconds for sample in measurement.samples]
-        rounds[measurement.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
-    return rounds
-
-
 def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
     """Return busbw in GB/s of the median trial."""
     middle = float(np.median([np.median(seconds) for seconds in trials]))
@@ -515,7 +387,7 @@ class Surveyed:
     seconds: float
 
 
-def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to learn more
+def survey_nodes(
     nodes: int,
     known: Sequence[Switches],
     measure: MeasurePairs,
@@ -524,63 +396,56 @@ def survey_nodes(  # noqa: PLR0913 - what is known of the nodes, and how to lear
     *,
     one_way: bool,
     lost: Callable[[], Collection[int]] = tuple,
-    unused: Callable[[], Iterable[Observation]] = tuple,
 ) -> Surveyed:
     """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` is false. Raises BackendError.
 
-    `known` are the known levels of switches, leaves first. `one_way` measures each direction of a pair by itself, which
-    distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes that can no longer be
-    measured: their partners are paired among themselves, and lost nodes are not judged. At the end `unused`
-    returns what else is known of pairs.
+    The screening is always made. `known` are the known levels of switches, leaves first: pairs then lie under one leaf
+    and under two in turn, which distinguishes a slow node from a slow uplink. `one_way` measures each direction of a
+    pair by itself, which distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes
+    that can no longer be measured: their partners are paired among themselves, and lost nodes are not judged.
     """
-    begin, seen = time.monotonic(), list[Observation]()
+    begin, made, seen = time.monotonic(), list[Round](), list[Observation]()
+    leaves = known[0].members if known else ()
+    rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
 
     def take(planned: Round) -> None:
+        made.append(planned)
         for back in (False, True)[: 1 + one_way]:
             pairs = rejoined(planned.pairs, lost())
             pairs = tuple((b, a) for a, b in pairs) if back else pairs
-            if not pairs:
-                continue
-            rates = measure(pairs, one_way)
+            rates = measure(pairs, one_way) if pairs else ()
             seen.extend(
-                Observation(
-                    a,
-                    b,
-                    gbs,
-                    one_way,
-                    among=planned.kind is RoundKind.AMONG_SUSPECTS,
-                    quiet=planned.kind is RoundKind.QUIET,
-                    confirms=planned.kind is RoundKind.CONFIRMING,
-                )
-                for (a, b), gbs in zip(pairs, rates, strict=True)
-                if gbs
+                Observation(a, b, gbs, one_way, planned.kind) for (a, b), gbs in zip(pairs, rates, strict=True) if gbs
             )
 
     def judged() -> Judgement:
         if not seen:
             raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
-        return judged_without(lost(), seen, nodes, known)
+        gone = {*lost()}
+        rest = [one for one in seen if not gone & {*one.pair}]
+        if not rest:
+            raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
+        return judge(rest, nodes, known)
 
-    leaves = known[0].members if known else ()
-    rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
-    last: list[Judgement] = []
-
-    def suspects() -> Sequence[Members] | None:
-        last[:] = [judged()]
-        return last[0].suspects
-
-    def instead(turn: int) -> Round | None:
-        found = last[0]
-        if found.sharing is None or not (found.confirm or (found.shared and found.suspects is not None)):
-            return None
-        return quiet(nodes, found.sharing, rng, turn, found.confirm)
-
-    rounds = survey(nodes, leaves, take, suspects, more, rng, instead)
-    seen.extend(unused())
+    for planned in screening(nodes, leaves, rng):
+        take(planned)
+    while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng)) is not None:
+        take(instead)
     found = judged()
     if found.shared and found.sharing is not None:
         found = replace(found, groups=leaf_groups(seen, found.sharing))
-    return Surveyed(rounds, tuple(seen), found, time.monotonic() - begin)
+    return Surveyed(tuple(made), tuple(seen), found, time.monotonic() - begin)
+
+
+def next_round(found: Judgement, nodes: int, leaves: Sequence[Members], made: int, rng: random.Random) -> Round | None:
+    """Return the round that may decide more after `made` rounds, None if all is decided."""
+    if found.sharing is not None and (found.confirm or (found.shared and found.suspects is not None)):
+        return quiet(nodes, found.sharing, rng, made, found.confirm)
+    if found.suspects is None:
+        return None
+    if found.suspects and made % 3 != 2:  # every third round pairs suspects with others
+        return Round(RoundKind.AMONG_SUSPECTS, matching(nodes, found.suspects, rng))
+    return Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or found.suspects, rng))
 
 
 def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
@@ -588,43 +453,6 @@ def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
     left = [node for pair in pairs if set(pair) & set(lost) for node in pair if node not in lost]
     kept = [pair for pair in pairs if not set(pair) & set(lost)]
     return _ordered(kept + list(zip(left[::2], left[1::2], strict=False)))
-
-
-def judged_without(
-    lost: Collection[int], seen: Sequence[Observation], nodes: int, known: Sequence[Switches]
-) -> Judgement:
-    """Return the judgement of the other nodes by their pairs; lost nodes are unknown, and no pair would change that."""
-    kept = [node for node in range(nodes) if node not in lost]
-    if len(kept) == nodes:
-        return judge(seen, nodes, known)
-    index_of = {node: number for number, node in enumerate(kept)}
-    rest = [
-        replace(one, first=index_of[one.first], second=index_of[one.second])
-        for one in seen
-        if {one.first, one.second} <= set(kept)
-    ]
-    if not rest:
-        raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
-    levels = [
-        Switches(
-            level.names, tuple(tuple(index_of[node] for node in some if node in index_of) for some in level.members)
-        )
-        for level in known
-    ]
-    judged = judge(rest, len(kept), levels)
-
-    def back(members: Members) -> Members:
-        return tuple(kept[member] for member in members)
-
-    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in judged.nodes}
-    return replace(
-        judged,
-        nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
-        uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
-        suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
-        sharing=None if judged.sharing is None else renumbered(judged.sharing, kept, nodes),
-        confirm=back(judged.confirm),
-    )
 
 
 def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from collbench.cluster.fit import ALIKE, Fit, Level, Members, Observation, fit
+from collbench.cluster.fit import ALIKE, Fit, Level, Members, Observation, Pair, RoundKind, fit, measured_nodes
 from collbench.cluster.sharing import Reached, Sharing, clearly_below, cover, find_sharing, full_rate
 from collbench.judge.physics import chained
 from collbench.judge.stats import DELTA, simultaneous_quantile
@@ -26,8 +26,6 @@ from collbench.model.run import Measurement, Run
 # median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same
 # rule among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not
 # among themselves share an uplink.
-
-Pair = tuple[int, int]
 
 # If leaving a leaf costs this much while all nodes do, its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
@@ -152,12 +150,20 @@ class Judgement:
 
 
 def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
-    """Return what the pairs measured so far show about `nodes` nodes under the reported switches, if any."""
+    """Return what the pairs measured so far show about `nodes` nodes under the reported switches, if any.
+
+    Of nodes without a pair, such as lost ones, nothing is known.
+    """
+    present = {*measured_nodes(seen)}
+    known = [
+        Switches(level.names, tuple(tuple(node for node in some if node in present) for some in level.members))
+        for level in known
+    ]
     known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
     if known:
         return _judge_known(seen, nodes, known)
     sharing = find_sharing(seen, nodes)
-    if sharing is not None and sharing.general and any(one.quiet for one in seen):
+    if sharing is not None and sharing.general and any(one.kind is RoundKind.QUIET for one in seen):
         return _judge_sharing(sharing)
     found = _judge_unknown(seen, nodes)
     if sharing is None:
@@ -177,14 +183,14 @@ def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> 
     switches.
     """
     least = sharing.full + min(_MOST * math.log1p(uplink.effect.ratio), -clearly_below(sharing.sigma))
-    return any(math.log(one.gbs) < least and {one.first, one.second} <= {*uplink.members} for one in seen)
+    return any(math.log(one.gbs) < least and {*one.pair} <= {*uplink.members} for one in seen)
 
 
 def _unconfirmed(found: Judgement, seen: Sequence[Observation]) -> Members:
     """Return the slow nodes, unless they are many, that were not yet measured often enough while few others met."""
-    confirmed = Counter(node for one in seen if one.confirms for node in (one.first, one.second))
+    confirmed = Counter(node for one in seen if one.kind is RoundKind.CONFIRMING for node in one.pair)
     slow = [one.node for one in found.slow_nodes]
-    few = 3 * len(slow) <= len(found.nodes)
+    few = 3 * len(slow) <= len(measured_nodes(seen))
     return tuple(sorted(node for node in slow if few and confirmed[node] < _CONFIRMED))
 
 
@@ -207,25 +213,22 @@ def _with_fast(found: Judgement, sharing: Sharing) -> Judgement:
 def _judge_unknown(seen: Sequence[Observation], nodes: int) -> Judgement:
     """Return what pairs show of nodes, and of uplinks that are slower than others, if no switch is known."""
     # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
-    first = fit([one for one in seen if not one.among], nodes)
+    first = fit([one for one in seen if one.kind is not RoundKind.AMONG_SUSPECTS])
     low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
     among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
     for one in seen:
-        if one.first in low and one.second in low:
-            among[min(one.first, one.second), max(one.first, one.second)].append(one.gbs / math.exp(first.typical) - 1)
+        if low.keys() >= {*one.pair}:
+            among[one.pair].append(one.gbs / math.exp(first.typical) - 1)
     groups = _neighbours(among, low)
-    fitted = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
+    fitted = fit(seen, [(members,) for members in groups], hiding=groups)
+    quantile = simultaneous_quantile(fitted.freedom, len(fitted.nodes))
     uplinks = [
-        Uplink(
-            "",
-            members,
-            _in_doubt(_effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes))),
-        )
+        Uplink("", members, _in_doubt(_effect(float(values[0]), float(errors[0]), quantile)))
         for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
-    found = _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
+    found = _judgement(nodes, fitted, uplinks, _suspects(fitted, low, among, groups))
     found = replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
-    return _unless_strangers(found, {_pair(one) for one in seen}, groups)
+    return _unless_strangers(found, {one.pair for one in seen}, groups)
 
 
 def _unless_strangers(found: Judgement, met: Collection[Pair], groups: Sequence[Members]) -> Judgement:
@@ -260,10 +263,6 @@ def _in_doubt(effect: Effect) -> Effect:
     return replace(effect, state=State.EITHER) if effect.state is State.SLOW else effect
 
 
-def _pair(one: Observation) -> Pair:
-    return min(one.first, one.second), max(one.first, one.second)
-
-
 def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: float) -> NodeEffect:
     """Return the node, not called slow if it was as fast as others, and by more than noise: then it met busy uplinks.
 
@@ -280,7 +279,7 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: floa
         fast = sum(ratio > -DELTA for ratio in faster)
         return replace(effect, state=State.HEALTHY if fast > 1 else State.EITHER) if faster else effect
 
-    own = [pair for pair in seen if one.node in (pair.first, pair.second)]
+    own = [pair for pair in seen if one.node in pair.pair]
     sends, receives = (
         [math.log(pair.gbs) for pair in own if not pair.one_way or (pair.first == one.node) is first]
         for first in (True, False)
@@ -290,15 +289,15 @@ def _unless_fast(one: NodeEffect, seen: Sequence[Observation], typical_gbs: floa
 
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
     levels = [level.members for level in known]
-    fitted = fit(seen, nodes, levels)
+    fitted = fit(seen, levels)
     slow = [one.members for level in _known_uplinks(fitted, known) for one in level if one.effect.state is State.SLOW]
     across = min(fitted.across)
     if slow:
-        fitted = fit(seen, nodes, levels, slow)
+        fitted = fit(seen, levels, slow)
     # Perhaps shown only without the slowest uplinks.
     oversubscribed = min(across, *fitted.across) < math.log(1 - _OVERSUBSCRIBED)
     if oversubscribed:
-        fitted = fit(seen, nodes, levels, levels[0])
+        fitted = fit(seen, levels, levels[0])
     uplinks = [
         one if _has_equal(one, level, oversubscribed) else replace(one, effect=_in_doubt(one.effect))
         for level in _known_uplinks(fitted, known)
@@ -308,7 +307,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
-    found = _judgement(seen, fitted, uplinks, suspects)
+    found = _judgement(nodes, fitted, uplinks, suspects)
     return replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
 
 
@@ -362,13 +361,10 @@ def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[list[Uplink]]
     ]
 
 
-def _judgement(
-    seen: Sequence[Observation], fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None
-) -> Judgement:
-    known = {node for one in seen for node in (one.first, one.second)}
-    effects = _node_effects(fitted)
+def _judgement(nodes: int, fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None) -> Judgement:
+    effects = {one.node: one for one in _node_effects(fitted)}
     return Judgement(
-        nodes=tuple(one if one.node in known else NodeEffect(one.node, UNKNOWN, UNKNOWN) for one in effects),
+        nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
         uplinks=tuple(uplinks),
         typical_gbs=math.exp(fitted.typical),
         across=tuple(math.expm1(value) for value in fitted.across),
@@ -387,7 +383,7 @@ def _node_effects(fitted: Fit) -> tuple[NodeEffect, ...]:
         ]
         for values, errors in ((fitted.sends, fitted.send_errors), (fitted.receives, fitted.receive_errors))
     )
-    return tuple(NodeEffect(node, *both) for node, both in enumerate(zip(sends, receives, strict=True)))
+    return tuple(NodeEffect(*both) for both in zip(fitted.nodes, sends, receives, strict=True))
 
 
 def _effect(value: float, error: float, quantile: float, *, decided: bool = True) -> Effect:

@@ -1,4 +1,4 @@
-"""The pages and the JSON of `collbench nodes`: slow nodes and uplinks, which nodes to take, and the plan."""
+"""The page and the JSON of `collbench nodes`: slow nodes and uplinks, and which nodes to take."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-
-from rich.console import RenderableType
-from rich.text import Text
 
 from collbench.cluster.nodes import (
     UNKNOWN,
@@ -26,62 +23,10 @@ from collbench.judge.stats import DELTA
 from collbench.machine.slurm import format_node_list
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import fixed, format_size
+from collbench.model.units import fixed
 from collbench.report import sentences
 from collbench.report.prose import WIDE, named
-from collbench.report.text.layout import table
 from collbench.runfile.codec import plain
-
-# The page of --plan: how long a survey will take.
-
-
-def plan_page(
-    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]], width: int = WIDE
-) -> Iterator[RenderableType]:
-    """Yield the plan for `nodes` × `gpus`; `phases` are (name, times, seconds each), the rounds last.
-
-    Sentences are wrapped to `width` columns.
-    """
-    yield Text(f"plan      {nodes:,} nodes × {gpus} GPUs = {nodes * gpus:,} GPUs; an estimate: nothing is measured")
-    rows = table("phase", "times", "seconds each", "seconds")
-    for what, times, seconds in phases:
-        rows.add_row(what, f"{times}", f"{seconds:.2f}", f"{times * seconds:.1f}")
-    rows.add_row("total", "", "", f"{sum(times * seconds for _, times, seconds in phases):.1f}")
-    yield rows
-    rounds = sum(times for _, times, _ in phases[1:])
-    each = phases[-1][2]
-    every = nodes - 1 + nodes % 2
-    lines = (
-        f"pairs     {nodes // 2:,} per round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
-        f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
-        f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
-        f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
-        "round's communicators and 10 ms per rank for the world (measured: 0.65 s for both on 4 GPUs of one host); "
-        "0.18 ms per message to each rank (measured with 1,024 connections)",
-    )
-    yield from (Text(named(line, width)) for line in lines)
-
-
-def plan_as_plain(
-    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]]
-) -> dict[str, object]:
-    """Return the plan as JSON's own types, `estimate` says that nothing was measured: seconds, bytes and GB/s."""
-    rounds = sum(times for _, times, _ in phases[1:])
-    return {
-        "format": "collbench-nodes-plan",
-        "format_version": 1,
-        "estimate": True,
-        "nodes": nodes,
-        "gpus": gpus,
-        "size_bytes": size_bytes,
-        "assumed_gbs": gbs,
-        "phases": [{"what": what, "times": times, "seconds": seconds} for what, times, seconds in phases],
-        "seconds": sum(times * seconds for _, times, seconds in phases),
-        "measurements": rounds * (nodes // 2),
-    }
-
-
-# The page of a survey.
 
 _FEW_FINDINGS = 12  # lines on the short page
 
@@ -97,7 +42,7 @@ class Origin:
     - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches;
       `rails`: the rate of each GPU with the same GPU of other nodes.
     - `plain`: pairs were timed by plain launches, not by replays of a graph.
-    - `round_seconds`: of each round, in a one-way round of each direction; `planned_seconds`: the plan's for one round.
+    - `round_seconds`: of each round, in a one-way round of each direction.
     - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
     """
 
@@ -117,7 +62,6 @@ class Origin:
     gone: tuple[str, ...] = ()
     plain: bool = False
     round_seconds: tuple[float, ...] = ()
-    planned_seconds: float = 0.0
     switches: tuple[int, ...] = ()
     switches_from: str = ""
 
@@ -219,8 +163,7 @@ def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
     yield from (f"network   {what}" for what in origin.network)
     if verbose and origin.round_seconds:
         least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
-        planned = f"; --plan predicts {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
-        yield f"cost      {middle} s per round ({least} to {most}){planned}"
+        yield f"cost      {middle} s per round ({least} to {most})"
 
 
 def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:

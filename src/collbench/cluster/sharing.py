@@ -17,11 +17,10 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.cluster.fit import Members, Observation
+from collbench.cluster.fit import Members, Observation, Pair, RoundKind, measured_nodes
 from collbench.judge.physics import chained
 from collbench.judge.stats import DELTA, MAD_TO_SIGMA
 
-Pair = tuple[int, int]
 _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 
 # Fewer nodes have too few pairs: a pair with a level of its own is no uplink.
@@ -84,27 +83,10 @@ class Sharing:
         return tuple(node for node, both in enumerate(ways) if any(way is not None and way.open for way in both))
 
 
-def renumbered(sharing: Sharing, kept: Sequence[int], nodes: int) -> Sharing:
-    """Return the same of `nodes` nodes, of which only those `kept` were judged: node 0 is the first of these."""
-
-    def of_all(reached: Sequence[Reached | None]) -> tuple[Reached | None, ...]:
-        known = dict(zip(kept, reached, strict=True))
-        return tuple(known.get(node) for node in range(nodes))
-
-    return replace(
-        sharing,
-        busy=frozenset((kept[a], kept[b]) for a, b in sharing.busy),
-        sends=of_all(sharing.sends),
-        receives=of_all(sharing.receives),
-        fast=tuple((kept[a], kept[b]) for a, b in sharing.fast),
-        strangers=frozenset((kept[a], kept[b]) for a, b in sharing.strangers),
-        most=tuple(kept[node] for node in sharing.most),
-    )
-
-
 def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
-    """Return what pairs share, None of too few nodes."""
-    if nodes < _LEAST_NODES:
+    """Return what pairs share, None if too few nodes were measured."""
+    present = measured_nodes(seen)
+    if len(present) < _LEAST_NODES:
         return None
     logs: NDArray[np.float64] = np.log([one.gbs for one in seen])
     full, sigma = full_rate(logs)
@@ -116,19 +98,16 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             reached[end].append(ratio)
     best = {end: max(own) for end, own in reached.items()}
     busy = [ratio < min(best[end] for end in _ends(one)) - clearly for one, ratio in zip(seen, ratios, strict=True)]
-    capable = [
-        node for node in range(nodes) if all(best.get((way, node), -9.0) > -DELTA - sigma for way in (False, True))
-    ]
-    pairs = frozenset(_pair(one) for one, is_busy in zip(seen, busy, strict=True) if is_busy)
+    capable = [node for node in present if all(best.get((way, node), -9.0) > -DELTA - sigma for way in (False, True))]
+    pairs = frozenset(one.pair for one, is_busy in zip(seen, busy, strict=True) if is_busy)
     # Once found, sharing is not forgotten because more nodes have been fast.
-    least = 0 if any(one.quiet for one in seen) else max(2, _FEW_BEHIND * len(capable))
+    least = 0 if any(one.kind is RoundKind.QUIET for one in seen) else max(2, _FEW_BEHIND * len(capable))
     fast = {end for end, own in reached.items() if len(own) > 1 and sorted(own)[-2] > -DELTA - sigma / 2}
     unknown = {node for _, node in reached.keys() - fast}
     lows = sorted(ratio for ratio, is_busy in zip(ratios, busy, strict=True) if is_busy)
     slowest = lows[len(lows) // 10] if lows else math.inf
     groups = chained(
-        [(node,) for node in range(nodes)]
-        + [_pair(one) for one, ratio in zip(seen, ratios, strict=True) if ratio > -clearly]
+        [(node,) for node in present] + [one.pair for one, ratio in zip(seen, ratios, strict=True) if ratio > -clearly]
     )
     most = max(groups, key=len)
     strangers = _strangers(seen, groups, unknown)
@@ -141,7 +120,7 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             return Reached(fmean(own), len(own), fast=True, slow=False, open=False)
         # With nodes of which many are fast with each other: a few nodes may share an uplink that is always busy.
         with_fast = [
-            (ratio, one.quiet)
+            (ratio, one.kind is RoundKind.QUIET)
             for one, ratio in zip(seen, ratios, strict=True)
             if end in _ends(one) and (most - unknown) & {one.first, one.second} - {end[1]}
         ]
@@ -190,14 +169,14 @@ def _explained(
             if own.slow and ratio > min(own.mean, others.mean) - near:
                 if others.fast and is_crowded(one):
                     slow.add(end)
-                elif not others.fast and others.mean < own.mean + near and not one.quiet:
+                elif not others.fast and others.mean < own.mean + near and one.kind is not RoundKind.QUIET:
                     explained.add(end)
     return explained - slow
 
 
 def is_crowded(one: Observation) -> bool:
     """True of a round of random pairs: in others few pairs share uplinks, so being fast shows nothing."""
-    return not (one.among or one.quiet or one.confirms)
+    return one.kind not in (RoundKind.AMONG_SUSPECTS, RoundKind.QUIET, RoundKind.CONFIRMING)
 
 
 def met_busy_uplink(seen: Sequence[Observation], sharing: Sharing) -> list[bool | None]:
@@ -219,14 +198,6 @@ def _ends(one: Observation) -> list[_End]:
     """Return what a measurement shows."""
     ends = [(False, one.first), (True, one.second)]
     return ends if one.one_way else [*ends, (True, one.first), (False, one.second)]
-
-
-def _pair(one: Observation) -> Pair:
-    return _ordered(one.first, one.second)
-
-
-def _ordered(a: int, b: int) -> Pair:
-    return min(a, b), max(a, b)
 
 
 def clearly_below(sigma: float) -> float:
@@ -274,7 +245,7 @@ def _fast_pairs(
     """
     known: dict[Pair, float] = {}
     for one, ratio in zip(reversed(seen), reversed(ratios), strict=True):
-        known.setdefault(_pair(one), ratio)
+        known.setdefault(one.pair, ratio)
     taken: dict[int, Pair] = {}
     for pair in sorted(known, key=lambda pair: not {*pair} & {*unknown}):
         if known[pair] > least and not taken.keys() & {*pair}:

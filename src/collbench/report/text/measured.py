@@ -712,7 +712,8 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     yield from alarm(run)
     if not run.complete and not headline(run):
         _, timed = timed_points(run)
-        goes_on = "; --resume RUN.JSON measures the others" if run.measurements else ""  # only these can be resumed
+        resumable = run.measurements and run.settings.kind is not CommandKind.NODES
+        goes_on = "; --resume RUN.JSON measures the others" if resumable else ""
         yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured{goes_on}", style=ALARM)
     judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
     if judged and (contradicting := contradiction(run)):
