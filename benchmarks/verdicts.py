@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often `check` and `pairs` are wrong on machines and noises that collbench's own simulator cannot make (sim).
 
-    python benchmarks/verdicts.py [--machines N] [--seed S] [--jobs J] [--part healthy|faults|ties …] [--out FILE]
+    python benchmarks/verdicts.py [--machines N] [--seed S] [--jobs J] [--part PART …] [--out FILE]
 
 The machines, their faults and their noise come from judging/machines.py and judging/measured.py, a model of its own;
 plan, stopping rule and judge are collbench's. FILE gets a line for each machine. 100 machines a cell take eight minutes
@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports the tests' random machines
 from deciding.bench import map_in_order
+from judging import machines
 from judging.cells import Cell, Said, Tied, check, margin, tie
 from rows import save_rows
 
@@ -52,7 +53,17 @@ FAULTS = [
         for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02), ("AR(1)", 0.01))
     ),
     Cell("slow slot", "normal", 0.003, idle=True),
-    *(Cell("slow for a third", "normal", sigma) for sigma in (0.003, 0.02)),
+]
+THIRDS = [Cell(fault, "normal", sigma) for fault in machines.THIRDS for sigma in (0.003, 0.02)]
+EQUAL = [
+    Cell(fault, noise, sigma)
+    for fault in machines.EQUALLY_SLOW
+    for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("ceiling", 0.02))
+]
+SOCKETS = [
+    Cell(fault, noise, sigma)
+    for fault in ("slow socket link", "socket link at a quarter")
+    for noise, sigma in (("normal", 0.003), ("normal", 0.02), ("normal", 0.05), ("ceiling", 0.02), ("AR(1)", 0.01))
 ]
 TIES = [
     *(Cell("slow pair", "normal", sigma) for sigma in (0.002, 0.01, 0.02, 0.03, 0.04, 0.05)),
@@ -69,10 +80,10 @@ def healthy(cell: Cell, said: Sequence[Said]) -> str:
 
 def faults(cell: Cell, said: Sequence[Said]) -> str:
     right, every = sum(one.first_right for one in said), sum(one.all_right for one in said)
-    others = sum(one.others > 0 for one in said)
+    others, silent = sum(one.others > 0 for one in said), sum(not one.accused for one in said)
     return (
         f"{cell!s:45} first right {margin(right, len(said))}  all named {every / len(said):.1%}  "
-        f"another place too {others / len(said):.1%}"
+        f"another place too {others / len(said):.1%}  agrees {silent / len(said):.1%}"
     )
 
 
@@ -88,6 +99,9 @@ def ties(cell: Cell, said: Sequence[Tied]) -> str:
 PARTS: dict[str, tuple[Sequence[Cell], Callable[..., Any], Callable[..., str]]] = {
     "healthy": (HEALTHY, check, healthy),
     "faults": (FAULTS, check, faults),
+    "thirds": (THIRDS, check, faults),
+    "equal": (EQUAL, check, faults),
+    "sockets": (SOCKETS, check, faults),
     "ties": (TIES, tie, ties),
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from deciding.bench import check_request, pairs_request
@@ -16,7 +16,7 @@ from collbench.judge.diagnose.verdict import Cause, Kind, Severity, Verdict
 from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.operations import Operation
 
-from .machines import FAMILIES, FAULTS, Made, Truth, make
+from .machines import FAMILIES, FAULTS, THIRDS, Made, Truth, make
 from .measured import Ceiling, Correlated, Drift, Noise, OnePair, Situation, TwoModes, measure
 
 NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
@@ -29,7 +29,6 @@ NOISES: dict[str, Callable[[float, np.random.Generator, Made], Noise]] = {
 }
 
 _OF_GPU = (Part.GPU, Part.ONE_DIRECTION)
-_SLOWER = 0.8  # the share of its rates that a GPU has for the middle third of the trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +66,13 @@ def check(cell: Cell, seed: int, number: int) -> Said:
     rng = np.random.default_rng((seed, sum(map(ord, str(cell))), number))
     made = _made(cell, rng, number)
     situation, run_seed = _situation(cell, made, rng), int(rng.integers(2**31))
-    if cell.fault == "slow for a third":
+    if cell.fault in THIRDS:
         phases = measure(made, situation, check_request(), run_seed).phases
-        begin, third = phases["warm-up"] + phases["interference check"], phases["trials"] / 3
-        slower = (made.truth[0].gpu or 0, _SLOWER, begin + third, begin + 2 * third)
-        situation = replace(_situation(cell, made, rng), slower=slower)
+        situation = replace(_situation(cell, made, rng), slower=_for_a_third(cell.fault, made, phases))
     run = measure(made, situation, check_request(), run_seed)
     found = [verdict for verdict in diagnose.judge(run) if verdict.severity is not Severity.INFO]
     truths = made.truth
-    right = [verdict for verdict in found if any(_names(verdict, truth) for truth in truths)]
+    right = [verdict for verdict in found if any(_names(verdict, truth, made) for truth in truths)]
     return Said(
         cell=str(cell),
         number=number,
@@ -83,7 +80,8 @@ def check(cell: Cell, seed: int, number: int) -> Said:
         gpus=made.count,
         accused=bool(found),
         first_right=found[0] in right if found else all(truth.may_be_silent for truth in truths),
-        all_right=all(_named(found, truth) for truth in truths) or (len(truths) > 1 and _says_several(found, truths)),
+        all_right=all(_named(found, truth, made) for truth in truths)
+        or (len(truths) > 1 and _says_several(found, truths)),
         others=len(found) - len(right),
         kinds=" ".join(
             f"{one.kind.value}:{'-'.join(map(str, one.members))}{'?' if one.cause.either else ''}" for one in found
@@ -101,6 +99,17 @@ def _made(cell: Cell, rng: np.random.Generator, number: int) -> Made:
         number += 1
 
 
+def _for_a_third(fault: str, made: Made, phases: Mapping[str, float]) -> tuple[int, float, float, float]:
+    """Return which GPU has what share of its rates from which second to which; in the last third to the very end.
+
+    It is a third of the trials: what happens before them is in no figure.
+    """
+    third, share = THIRDS[fault]
+    before, long = phases["warm-up"] + phases["interference check"], phases["trials"] / 3
+    begin, end = (before + place * long for place in (third, third + 1))
+    return made.truth[0].gpu or 0, share, begin, inf if third == 2 else end
+
+
 def _situation(cell: Cell, made: Made, rng: np.random.Generator) -> Situation:
     noise = NOISES[cell.noise](cell.sigma, rng, made)
     idle = None
@@ -115,7 +124,7 @@ def _some_pair(made: Made, rng: np.random.Generator) -> frozenset[int]:
     return frozenset(pairs[int(rng.integers(len(pairs)))])
 
 
-def _names(verdict: Verdict, truth: Truth) -> bool:
+def _names(verdict: Verdict, truth: Truth, made: Made) -> bool:
     """Return whether a verdict names the place of a fault: its GPU, or links that are all slow by it."""
     if verdict.cause.either:
         return any(_is_at(part, truth) for parts in verdict.cause.either for part in parts)
@@ -126,8 +135,9 @@ def _names(verdict: Verdict, truth: Truth) -> bool:
         return gpu == truth.gpu
     if verdict.kind is Kind.CONTENTION or not verdict.pairs:
         return False
-    if truth.may_be_silent and {*verdict.pairs} != {(a, b) for a, b in truth.links if a < b}:
-        return False  # what all share is not some pairs'
+    if truth.may_be_silent:  # what all share is not some pairs'
+        alike = {path.devices for path in made.paths if path.devices in truth.links and path.label == verdict.label}
+        return {*verdict.pairs} == alike
     return all({(a, b), (b, a)} & truth.links for a, b in verdict.pairs)
 
 
@@ -139,8 +149,8 @@ def _is_at(part: Cause, truth: Truth) -> bool:
     return truth.gpu is None and {gpu for link in truth.links for gpu in link} <= {*part.devices}
 
 
-def _named(found: Sequence[Verdict], truth: Truth) -> bool:
-    return any(_names(verdict, truth) for verdict in found) or (not found and truth.may_be_silent)
+def _named(found: Sequence[Verdict], truth: Truth, made: Made) -> bool:
+    return any(_names(verdict, truth, made) for verdict in found) or (not found and truth.may_be_silent)
 
 
 def _says_several(found: Sequence[Verdict], truths: Sequence[Truth]) -> bool:

@@ -8,8 +8,9 @@ NVML and nvidia-smi would report it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations, permutations
 
 import numpy as np
@@ -316,24 +317,34 @@ def slow_direction(made: Made, rng: np.random.Generator) -> Made | None:
     return made.slowed({f"{part} {gpu} {way}": 0.5}, Truth("slow direction", gpu, links))
 
 
-def slow_sockets(made: Made, _rng: np.random.Generator) -> Made | None:
-    """The link between the two sockets runs at a quarter of a slot's rate, both ways."""
+def slow_sockets(made: Made, _rng: np.random.Generator, *, of_slot: bool = True) -> Made | None:
+    """The link between the two sockets runs at a quarter of a slot's rate (or else of its own), both ways."""
     elements = ("socket 0 to 1", "socket 1 to 0")
-    if made.family != "pcie" or elements[0] not in made.capacity:
-        return None
     links = frozenset(link for link in permutations(range(made.count), 2) if set(elements) & set(made.routes[link]))
-    share = 0.25 * made.capacity["slot 0 in"] / made.capacity[elements[0]]
+    if not links:
+        return None
+    share = 0.25 * made.capacity["slot 0 in"] / made.capacity[elements[0]] if of_slot else 0.25
     return made.slowed(dict.fromkeys(elements, share), Truth("slow socket link", None, links))
 
 
-def all_slow(made: Made, rng: np.random.Generator) -> Made | None:
-    """All NVSwitch ports are equally slow, at 0.66 to 0.74 of theory: whatever is said, it is said of all pairs."""
-    if made.family != "nvswitch" or made.count < 4:
+def all_slow(made: Made, rng: np.random.Generator, share: float | None = None) -> Made | None:
+    """All ports or NVLinks, without these all slots, have this share of theory; None: of NVSwitch ports 0.66 to 0.74.
+
+    Whatever is said, it is said of all pairs of a label.
+    """
+    if share is None and (made.family != "nvswitch" or made.count < 4):
         return None
-    ports = [name for name in made.capacity if name.startswith("port")]
-    share = float(rng.uniform(0.66, 0.74)) * made.limit((0, 1)) / made.capacity[ports[0]]
-    links = frozenset(permutations(range(made.count), 2))
-    return made.slowed(dict.fromkeys(ports, share), Truth("all slow", None, links, may_be_silent=True))
+    share = float(rng.uniform(0.66, 0.74)) if share is None else share
+    if made.family == "nvswitch":
+        of_theory = {name: made.limit((0, 1)) for name in made.capacity if name.startswith("port")}
+    elif made.family == "pcie":
+        of_theory = {name: made.limit((0, 1)) for name in made.capacity if name.startswith("slot")}
+    else:
+        of_theory = {f"NVLinks {a} to {b}": count * _LINK_GBS for (a, b), count in made.links.items()}
+    every = frozenset(permutations(range(made.count), 2))
+    links = frozenset(made.links) if made.family in ("mesh", "bridged") else every
+    slower = {name: share * gbs / made.capacity[name] for name, gbs in of_theory.items()}
+    return made.slowed(slower, Truth("all slow", None, links, may_be_silent=True))
 
 
 def two_faults(made: Made, rng: np.random.Generator) -> Made | None:
@@ -371,7 +382,7 @@ def other_product(made: Made, rng: np.random.Generator) -> Made | None:
 
 
 def slow_for_a_third(made: Made, rng: np.random.Generator) -> Made:
-    """One GPU is slower for the middle third of the run: its links are those of a healthy machine (measured.py)."""
+    """One GPU is slower for a third of the run: its links are those of a healthy machine (measured.py)."""
     gpu = int(rng.integers(made.count))
     links = frozenset(link for link in permutations(range(made.count), 2) if gpu in link)
     return made.slowed({}, Truth("slow for a third", gpu, links))
@@ -382,9 +393,15 @@ def none(made: Made, _rng: np.random.Generator) -> Made:
     return made
 
 
-FAULTS = {
+# What is slow for one third of the run: which third, and the share of its rates that the GPU then has.
+THIRDS = {
+    f"{1 - share:.0%} slower for the {name} third": (third, share)
+    for share in (0.9, 0.8, 0.7)
+    for third, name in enumerate(("first", "middle", "last"))
+}
+EQUALLY_SLOW = {f"all at {share:.2f} of theory": share for share in (0.6, 0.65, 0.7, 0.75, 0.8)}
+FAULTS: dict[str, Callable[[Made, np.random.Generator], Made | None]] = {
     "none": none,
-    "slow for a third": slow_for_a_third,
     "slow slot": slow_slot,
     "two slow slots": two_slots,
     "slow pair": slow_pair,
@@ -392,7 +409,10 @@ FAULTS = {
     "slow root": slow_root,
     "slow direction": slow_direction,
     "slow socket link": slow_sockets,
+    "socket link at a quarter": partial(slow_sockets, of_slot=False),
     "all slow": all_slow,
     "two faults": two_faults,
     "other product": other_product,
+    **dict.fromkeys(THIRDS, slow_for_a_third),
+    **{name: partial(all_slow, share=share) for name, share in EQUALLY_SLOW.items()},
 }

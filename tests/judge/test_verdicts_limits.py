@@ -66,6 +66,19 @@ def test_the_bound_must_be_below_the_threshold(case: str, factor: float, found: 
     assert (Kind.NV_DEGRADED in kinds(h200(slow(BOTH, factor)))) is found, case
 
 
+@pytest.mark.parametrize("link", BOTH)
+def test_links_that_are_equally_slow_are_not_divided_by_the_slots_rate(link: tuple[int, int]) -> None:
+    """One direction lies 1% below what PCIe carries, the opposite one 1% above: neither is called unused."""
+    ceiling = Facts(h200()).pcie_ceiling(link) or 0.0
+
+    def share(work: Work, members: tuple[int, ...]) -> float:
+        if members not in BOTH or work.variant is not Variant.PLAIN or not work.operation.is_copy:
+            return 1.0
+        return ceiling * (0.99 if members == link else 1.01) / 396.1
+
+    assert {Kind.NV_DEGRADED, Kind.NV_NOT_USED} & {*kinds(h200(share))} == {Kind.NV_DEGRADED}
+
+
 def test_a_kernel_alone_that_is_slow_is_no_degraded_link() -> None:
     def rate(work: Work, _members: tuple[int, ...]) -> float:
         return 0.3 if work.operation is Operation.SM_WRITE and work.variant is Variant.PLAIN else 1.0

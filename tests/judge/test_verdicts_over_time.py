@@ -73,6 +73,23 @@ def test_a_disturbance_need_not_begin_and_end_with_a_pass() -> None:
     assert [verdict.members for verdict in said(run_with(logs))] == [(1,)]
 
 
+@pytest.mark.parametrize("sigma", [0.003, 0.02])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_part_of_one_pass_suffices(where: int, sigma: float) -> None:
+    """Fewer than half of the GPU's data points met the disturbance, each once."""
+    rng, logs = np.random.default_rng(5), noise(sigma)
+    slow = (rng.random(logs.shape[:2]) < 0.4) & of_gpu(3)
+    logs[..., where] += SLOWER * slow
+    assert [verdict.members for verdict in said(run_with(logs))] == [(3,)]
+
+
+def test_a_tenth_of_wild_trials_names_nobody() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        logs = noise(0.01, passes=7, seed=seed) - 0.7 * (rng.random((len(COPIES), 12, 7)) < 0.1)
+        assert said(run_with(logs)) == []
+
+
 def test_no_pair_of_such_a_gpu_agrees() -> None:
     logs = noise(0.002)
     logs[:, of_gpu(2), 1] += SLOWER

@@ -218,28 +218,28 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
         if high < DEGRADED * limit:
             ceiling = facts.pcie_ceiling(link)
             (unused if ceiling is not None and high <= ceiling else degraded).add(link)
+    # Near a threshold all are equally slow, and noise chooses those that lie below: the milder statement holds for all.
+    near = _tied(facts, unused, links.keys() - unused, links)
+    unused, degraded = unused - near, degraded | near
     # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
     throttled = {link for link in unused if unhealthy.throttled.keys() & {*link}}
     if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
         unused, degraded = set(), degraded | throttled
-    degraded -= _as_the_best(facts, degraded, links)
+    degraded -= _tied(facts, degraded, links.keys() - degraded - unused, links)
     for blame in _by_label(facts, unused, links):
         yield _unused(facts, blame, links, unhealthy)
     for blame in _by_label(facts, degraded, links, rates=True):
         yield _degraded(facts, blame, links, unhealthy)
 
 
-def _as_the_best(facts: Facts, degraded: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
-    """Return the degraded links that tie with one that is not, of the same label and limit: near the threshold all are
-    equally slow, and noise chooses those that lie below.
-    """
+def _tied(facts: Facts, slow: Collection[Link], others: Collection[Link], links: Mapping[Link, Reading]) -> set[Link]:
+    """Return the slow links that tie with one of the others, of the same label and limit."""
     return {
         link
-        for link in degraded
-        for other, reading in links.items()
-        if other not in degraded
-        and (facts.label(other), facts.limit(other)) == (facts.label(link), facts.limit(link))
-        and not facts.readings.exceeds(reading, links[link], OUTLYING)
+        for link in slow
+        for other in others
+        if (facts.label(other), facts.limit(other)) == (facts.label(link), facts.limit(link))
+        and not facts.readings.exceeds(links[other], links[link], OUTLYING)
     }
 
 

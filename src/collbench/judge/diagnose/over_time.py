@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from statistics import NormalDist, median
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from collbench.judge.diagnose.blame import UnhealthyDevices
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
 from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict
 from collbench.judge.diagnose.words import on
-from collbench.judge.stats import FEWEST_TRIALS, trial_seconds
+from collbench.judge.stats import FEWEST_TRIALS, student, trial_seconds
 from collbench.model.run import tags
 
 # In at most so many runs chance alone names a device.
@@ -24,7 +24,10 @@ _CHANCE_OF_ANY = 0.001
 # docs/method/verdicts.md 5: 5%, as a difference of log times, against data points of other devices; without these 10%,
 # because a machine that warms up slows down everywhere.
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
+_FEWEST_POINTS = 3  # that show what is typical, and how much it varies
 _ENOUGH_POINTS = 8
+# A few wild trials move a mean. A device that was slower for a part of a pass moves as large a part of its points.
+_LEAST_SHARE = 0.25
 _CHANGED = Cause(
     "changed", "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 )
@@ -33,19 +36,18 @@ _Array = NDArray[np.float64]
 
 
 class _Trials(NamedTuple):
-    """Log times of large messages, shape (data points, passes), NaN where there is none; σ, ∞ if unknown.
+    """Log times of large messages, shape (data points, passes), NaN where there is none.
 
     `touches`: which data points each device has a part in.
     """
 
     logs: _Array
-    sigma: _Array
     touches: NDArray[np.bool_]  # shape (devices, data points)
 
     def without(self, devices: Sequence[int]) -> _Trials:
         """Return the data points that touch none of these devices."""
         left = ~self.touches[list(devices)].any(axis=0)
-        return _Trials(self.logs[left], self.sigma[left], self.touches[:, left])
+        return _Trials(self.logs[left], self.touches[:, left])
 
 
 class _Slow(NamedTuple):
@@ -99,7 +101,6 @@ def _trials(facts: Facts) -> _Trials | None:
         row[: len(times)] = times
     return _Trials(
         logs,
-        np.array([one.noise.sigma * one.noise.widening if one.noise else math.inf for one, _ in points]),
         np.array([[device in one.point.members for one, _ in points] for device in range(len(facts.run.devices))]),
     )
 
@@ -107,21 +108,19 @@ def _trials(facts: Facts) -> _Trials | None:
 def _slowest(trials: _Trials) -> _Slow | None:
     """Return the devices that were slowed down the most for some passes in a row; None if noise may be all."""
     windows = [*combinations(range(trials.logs.shape[1] + 1), 2)]
-    z = NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / len(windows) / len(trials.touches))
+    chance = _CHANCE_OF_ANY / len(windows) / len(trials.touches)
     found: list[_Slow] = []
     for begin, end in windows:
         inside = np.zeros(trials.logs.shape[1], dtype=bool)
         inside[begin:end] = True
-        here, there = trials.logs[:, inside], trials.logs[:, ~inside]
-        counts = [(~np.isnan(part)).sum(axis=1) for part in (here, there)]
+        counts = [(~np.isnan(trials.logs[:, part])).sum(axis=1) for part in (inside, ~inside)]
         both = (counts[0] > 0) & (counts[1] > 0)
         if not both.any():
             continue
-        slower = np.nanmean(here[both], axis=1) - np.nanmean(there[both], axis=1)
-        error = trials.sigma[both] * np.sqrt(1 / counts[0][both] + 1 / counts[1][both])
+        shifts = _Shifts.of(trials.logs[both][:, inside], trials.logs[both][:, ~inside])
         for device, touched in enumerate(trials.touches[:, both]):
-            if _is_slower(slower, error, touched, z):
-                found.append(_Slow((device,), float(slower[touched].mean()), begin, end))
+            if touched.any() and _is_slower(shifts, touched, chance):
+                found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
     if not found:
         return None
     worst = max(found, key=lambda one: one.by)
@@ -130,25 +129,64 @@ def _slowest(trials: _Trials) -> _Slow | None:
     return worst._replace(devices=tuple(alike))
 
 
-def _is_slower(slower: _Array, error: _Array, touched: NDArray[np.bool_], z: float) -> bool:
-    """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others = ~touched
-    if not touched.any():
-        return False
-    by, typical = float(slower[touched].mean()), median(slower[touched].tolist())
-    errors, least = [_error(slower[touched], error[touched])], _LEAST_ALONE
-    if others.sum() >= _ENOUGH_POINTS:
-        by, typical, least = by - float(slower[others].mean()), typical - median(slower[others].tolist()), _LEAST
-        errors.append(_error(slower[others], error[others]))
-    # A few wild trials move the mean: a device that was slower moves most of its data points.
-    return typical > least and by > max(least, z * math.hypot(*errors))
+class _Shifts(NamedTuple):
+    """By how much each data point was slower in some passes, as a difference of log times.
 
-
-def _error(slower: _Array, error: _Array) -> float:
-    """Return the standard error of the mean of some data points; many show it themselves.
-
-    What σ says of them is too much: if their device had two rates, so had they.
+    `squares` are those of its trials in the other passes around their mean, with `freedom` degrees of freedom; `share`
+    times the variance of one trial is that of the difference.
     """
-    if len(slower) >= _ENOUGH_POINTS:
-        return float(slower.std(ddof=1)) / math.sqrt(len(slower))
-    return math.sqrt(float((error**2).sum())) / len(slower)
+
+    slower: _Array
+    squares: _Array
+    freedom: _Array
+    share: _Array
+
+    @classmethod
+    def of(cls, here: _Array, there: _Array) -> _Shifts:
+        """Return the shifts from trials in some passes and in the others, each with one of every data point."""
+        middle = np.nanmean(there, axis=1)
+        inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
+        squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
+        return cls(np.nanmean(here, axis=1) - middle, squares, outside - 1.0, 1 / inside + 1 / outside)
+
+    def by_spread(self, part: NDArray[np.bool_]) -> tuple[float, float]:
+        """Return the variance of the mean of some data points, as they show it, with its degrees of freedom."""
+        count = int(part.sum())
+        if count < _FEWEST_POINTS:
+            return math.inf, 1.0
+        return float(self.slower[part].var(ddof=1)) / count, count - 1.0
+
+    def by_trials(self, part: NDArray[np.bool_]) -> tuple[float, float]:
+        """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
+        freedom = float(self.freedom[part].sum())
+        if freedom < _FEWEST_POINTS:
+            return math.inf, 1.0
+        of_trial = float(self.squares[part].sum()) / freedom
+        return of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom
+
+
+def _is_slower(shifts: _Shifts, touched: NDArray[np.bool_], chance: float) -> bool:
+    """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
+    others, slower = ~touched, shifts.slower
+    parts, least = [touched], _LEAST_ALONE
+    if others.sum() >= _FEWEST_POINTS:
+        slower = slower - median(slower[others].tolist())
+        parts, least = [touched, others], _LEAST
+    by, share = (
+        float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, slower > least)
+    )
+    if by <= least or share < _LEAST_SHARE:
+        return False
+    # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
+    # only their spread tells.
+    ways = (shifts.by_spread, shifts.by_trials) if touched.sum() >= _ENOUGH_POINTS else (shifts.by_spread,)
+    return any(by > _reach([*map(known, parts)], chance / 2) for known in ways)
+
+
+def _reach(parts: Sequence[tuple[float, float]], chance: float) -> float:
+    """Return how far a difference with these parts of its variance may lie from 0 by chance; ∞ if that is unknown."""
+    variance = sum(part for part, _ in parts)
+    if not 0 < variance < math.inf:
+        return variance
+    freedom = variance**2 / sum(part**2 / its for part, its in parts)  # Welch and Satterthwaite's
+    return student(freedom, 1 - chance) * math.sqrt(variance)
