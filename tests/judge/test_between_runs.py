@@ -8,12 +8,13 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from collbench.judge.between_runs import Variation, from_history
+from collbench.judge.between_runs import Origin, Variation, from_history
 from collbench.judge.compare import Comparison, Kind, Verdict, compare
 from collbench.judge.data_points import estimates, points_by_key
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from collbench.report.text.comparison import runs_vary
 from tests.builders import gpus, measured, run_of
 from tests.judge.runs import FAIL, recorded
 
@@ -144,3 +145,11 @@ def test_history_is_of_the_same_gpus() -> None:
     rng = np.random.default_rng(8)
     with pytest.raises(UsageError, match="lacks GPUs of the base"):
         compare(run_with(rng, 0.0), run_with(rng, 0.0), FAIL, None, [run_with(rng, 0.0, count=3)])
+
+
+@pytest.mark.parametrize(("count", "origin"), [(3, Origin.FEW_LINKS), (4, Origin.DEFAULT)])
+def test_it_is_said_that_few_links_count_as_varying_more(count: int, origin: Origin) -> None:
+    rng = np.random.default_rng(2)
+    found = compare(run_with(rng, 0.0, count=count), run_with(rng, 0.0, count=count), FAIL)
+    assert {one.between.origin for one in found.changes} == {origin}
+    assert ("fewer than 6 links" in runs_vary(found)) is (count < 4)

@@ -22,6 +22,7 @@ class Origin(StrEnum):
     """How the variation between runs is known."""
 
     DEFAULT = "default"  # measured on other machines
+    FEW_LINKS = "few links"  # the least that is assumed where too few links show how much they vary
     HISTORY = "history"  # from earlier runs of the base's machine
     COMPARISON = "comparison"  # the links of the two runs changed more differently than the default explains
 
@@ -155,10 +156,10 @@ def from_history(points: Mapping[Key, Named], runs: Sequence[Mapping[Key, Estima
 
 
 # With fewer links that are not all the same, a real change of one of them could pass for variation.
-_FEWEST_LINKS = 6
+FEWEST_LINKS = 6
 # So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
 # (benchmarks/between_runs.py).
-_OF_FEW_LINKS = 0.006
+OF_FEW_LINKS = 0.006
 # So many times what trials and default explain is more than chance makes of them.
 _MORE = 1.3
 
@@ -174,12 +175,12 @@ def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -
         rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
         for key in keys:
             rows[key.work, key.members != tuple(sorted(key.members))].append(key)
-        wide = [row for row in rows.values() if len(row) >= _FEWEST_LINKS]
+        wide = [row for row in rows.values() if len(row) >= FEWEST_LINKS]
         if not wide:
             for key in keys:
                 known = changes[key][3]
-                if known.own:
-                    shown[key] = replace(known, own=max(known.own, _OF_FEW_LINKS))
+                if 0 < known.own < OF_FEW_LINKS:
+                    shown[key] = replace(known, own=OF_FEW_LINKS, origin=Origin.FEW_LINKS)
             continue
         spread = median(_scale([changes[key][1] for key in row]) ** 2 for row in wide)
         trials = fmean(changes[key][2] for row in wide for key in row)

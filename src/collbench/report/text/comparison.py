@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.judge.between_runs import Origin
+from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
 from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
 from collbench.judge.outcome import outcome
 from collbench.judge.trend import Line, Trend
@@ -214,6 +214,8 @@ def runs_vary(comparison: Comparison) -> str:
         how = f", estimated from {amount(comparison.history + 1, 'run')}"
     elif any(one.origin is Origin.COMPARISON for one in found):
         how = ", as links changed differently (--history FILE shows more)"
+    elif any(one.origin is Origin.FEW_LINKS for one in found):
+        how = f": fewer than {FEWEST_LINKS} links count as at least {OF_FEW_LINKS:.1%} (--history FILE estimates it)"
     else:
         how = " by default (--history FILE estimates it)"
     return f"vary by {spread} at {format_size(largest)}{how}"
