@@ -144,8 +144,10 @@ def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> Non
     found = estimates({m.point.members: m for m in run.measurements}, {OTHER: "", FIRST: ""})
     from scipy.stats import t  # late: it takes a second
 
-    between = math.sqrt(2) * 0.0015 * math.sqrt(1 - 0.4**2)  # docs/compare.md
-    wide = t.ppf(0.975, found[OTHER].freedom) * math.hypot(found[OTHER].error, found[FIRST].error, between)
+    between = 0.0015 * math.sqrt(1 - 0.4**2)  # docs/compare.md, known to ten degrees of freedom
+    trials = found[OTHER].error
+    freedom = (trials**2 + between**2) ** 2 / (trials**4 / found[OTHER].freedom + between**4 / 10)
+    wide = t.ppf(0.975, freedom) * math.sqrt(2) * math.hypot(trials, between)
     assert choice.gain is not None
     assert choice.gain == pytest.approx([400 / 300 * math.exp(side * wide) for side in (-1, 0, 1)], rel=1e-3)
     assert choice.gain[2] / choice.gain[1] - 1 == pytest.approx(math.expm1(wide), rel=1e-2)

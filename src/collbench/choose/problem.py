@@ -274,15 +274,18 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
     """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
 
     An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
-    `among` restricts it to pairs of these positions.
+    `among` restricts it to pairs of these positions. What differs or ties does so in another run, too: the job has
+    communicators of its own. What a run does to all pairs alike cancels.
     """
+    from collbench.judge.between_runs import another_run  # late: only what was measured needs it
+
     run = ordinary(run)
     for operation in _EVIDENCE:
         pairs = _sizes(run, operation, among)
         if pairs:
             enough = max(pairs.values()) / 2
             size = max(size for size, count in pairs.items() if count >= enough)
-            return rank_pairs(_only(run, among), operation, size, among)
+            return rank_pairs(_only(run, among), operation, size, among, another_run)
     return None
 
 

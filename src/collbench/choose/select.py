@@ -240,12 +240,11 @@ def settle(choice: Choice, verification: Run) -> Choice:
     points = _points(choice, verification)
     if not points:
         return choice
-    # The job gets communicators of its own. What a run does to all sets alike cancels.
-    from collbench.judge import between_runs  # late: only measured finalists need it
+    from collbench.judge.between_runs import another_run  # late: only what was measured needs it
 
     summaries = {members: summarize(point) for members, point in points.items()}
     by_set = {
-        members: between_runs.another_run(one, points[members].point.work, summaries[members].seconds)
+        members: another_run(one, points[members])
         for members, one in estimates(points, dict.fromkeys(points, "set")).items()
     }
     delta = tolerance(next(iter(points.values())).point.size_bytes)
@@ -260,7 +259,10 @@ def settle(choice: Choice, verification: Run) -> Choice:
         # The winner is the fastest of several, so its figure is high by selection: all of their gains hold at once.
         difference = by_set[winner].middle - by_set[default].middle
         error = math.hypot(by_set[winner].cautious_error, by_set[default].cautious_error)
-        width = error * simultaneous_quantile(by_set[winner].freedom, len(by_set) - 1)
+        freedom = min(
+            one.own_noise.freedom if one.own_noise else one.freedom for one in (by_set[winner], by_set[default])
+        )
+        width = error * simultaneous_quantile(freedom, len(by_set) - 1)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
     simulated = capabilities(verification.backend).simulated
     failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(

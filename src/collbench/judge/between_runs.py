@@ -11,8 +11,10 @@ from itertools import combinations
 from statistics import fmean, median, variance
 
 from collbench.judge.data_points import Key, Named
+from collbench.judge.stats import OwnNoise, summarize
 from collbench.judge.tiers import NOISIER, Estimate
 from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement
 
 # Each run has a process, communicators, memory and clocks of its own. The trials of one run share these, so that they
 # do not show how much another run may differ.
@@ -83,17 +85,23 @@ def default(work: Work, seconds: float) -> Variation:
     return Variation(_COMMON_SHARE * sigma, own, DEFAULT_FREEDOM, DEFAULT_FREEDOM)
 
 
-def another_run(one: Estimate, work: Work, seconds: float) -> Estimate:
-    """Return the estimate of a point that takes so long as it holds for another run, beside points of that run."""
-    own = default(work, seconds).own
-    ratio, freedom = (one.own_noise.ratio, one.own_noise.freedom) if one.own_noise else (1.0, one.freedom)
-    return replace(
-        one,
-        error=math.hypot(ratio * one.error, own),
-        cautious_error=math.hypot(one.cautious_error, own),
-        freedom=min(freedom, DEFAULT_FREEDOM),
-        own_noise=None,  # it is in the error
-    )
+def another_run(one: Estimate, measurement: Measurement) -> Estimate:
+    """Return the estimate of a data point as it holds for another run, beside data points of that run."""
+    own = default(measurement.point.work, summarize(measurement).seconds).own
+    error, freedom = _with(one.error, one.freedom, own)
+    noisy = one.own_noise
+    if noisy is not None and error:
+        its_error, its_freedom = _with(one.error * noisy.ratio, noisy.freedom, own)
+        noisy = OwnNoise(its_error / error, its_freedom)
+    cautious = math.hypot(one.cautious_error, own)
+    return replace(one, error=error, cautious_error=cautious, freedom=freedom, own_noise=noisy)
+
+
+def _with(of_trials: float, freedom: float, own: float) -> tuple[float, float]:
+    """Return an error with what varies from run to run, and its degrees of freedom (Welch and Satterthwaite's)."""
+    error = math.hypot(of_trials, own)
+    doubt = of_trials**4 / freedom + own**4 / DEFAULT_FREEDOM if freedom else 0.0
+    return error, error**4 / doubt if doubt else freedom
 
 
 def with_shown(known: Variation, shown: Variation) -> Variation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, permutations
@@ -331,24 +331,32 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
     return _ranking(run, ended or outcome(run), work, kind_of(work), sets, points, estimated)
 
 
-def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
+def rank_pairs(
+    run: Run,
+    operation: Operation,
+    size_bytes: int,
+    among: Collection[int] | None = None,
+    as_known: Callable[[Estimate, Measurement], Estimate] = lambda estimate, _measurement: estimate,
+) -> Ranking | None:
     """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
 
     A ring needs both directions: a pair with only one measured has no figure. `among` are the positions whose
-    pairs there should be, all by default.
+    pairs there should be, all by default. `as_known` may widen an estimate, for example for another run.
     """
     work = Work(operation)
     points = points_of(run, work, size_bytes)
-    estimated = estimates(points, labels_of(run, points))
+    estimated = {
+        members: as_known(one, points[members]) for members, one in estimates(points, labels_of(run, points)).items()
+    }
     of_size = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
     untried = {frozenset(measurement.point.members) for measurement in of_size if measurement.untried}
     slower: dict[Members, Members] = {}
-    for members in estimated:
+    for members, one in estimated.items():
         pair = (min(members), max(members))
         if frozenset(pair) in untried:
             continue
         other = slower.get(pair)
-        if other is None or (estimated[members].middle, members) < (estimated[other].middle, other):
+        if other is None or (one.middle, members) < (estimated[other].middle, other):
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
