@@ -266,6 +266,7 @@ SOME_TAKE = {
     "registration": "buffer",
     "nccl_config": {"maxCTAs": 8},
     "latency": 4,
+    "layers": 80,
     "skew": "zipf:1",
 }
 
@@ -279,6 +280,16 @@ def test_measure_takes_what_the_command_line_takes(command: str) -> None:
         with pytest.raises(collbench.Error) as error:
             collbench.measure(command, **{name: value}, backend="none")  # type: ignore[arg-type]
         assert (f"takes no {name}" in str(error.value)) is (name not in typed), name
+
+
+def test_layers_make_latency_measure_small_allreduces(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    run = collbench.measure("latency", layers=32, backend="sim", fabric="titan-rtx-nv2", output=file)
+    assert (run.settings.layers, run.settings.dtype, len(run.latencies)) == (32, "bfloat16", 3 * 14)
+    typed = [*run.settings.command]
+    assert typed[:2] == ["latency", "--backend"]
+    assert "--collectives" in typed
+    assert typed[typed.index("--layers") + 1] == "32"
 
 
 def test_sizes_may_be_an_iterator(tmp_path: Path) -> None:
@@ -556,8 +567,8 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
         ),
         "measure": (
             {"command": "allreduce", "quick": True, **ON_TITAN},
-            "command devices sizes backend fabric dtype redop precision budget quick latency nccl seed registration "
-            "nccl_config skew output",
+            "command devices sizes backend fabric dtype redop precision budget quick latency layers nccl seed "
+            "registration nccl_config skew output",
         ),
         "select": ({"k": 2, "backend": "sim", "fabric": "titan-rtx-nv2"}, "k run exclude size job backend fabric"),
         "overlap": (

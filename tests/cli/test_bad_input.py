@@ -74,6 +74,9 @@ PATTERNS: list[Row] = [
     ("an unknown pattern", "copies --patterns ring", "'ring' is unknown", "one-way,both-ways,one-to-all"),
     ("no pattern", "copies --patterns ''", "pattern ''", "one-way,both-ways,one-to-all"),
     ("a type of raw bytes", "copies --dtype int8", "no such option '--dtype'", "see 'collbench copies --help'"),
+    ("layers of no token", "latency --layers 80", "--layers is for --collectives", "add it, or leave out --layers"),
+    ("no layers", "latency --collectives --layers 0", "'--layers': 0 is not in the range", "latency --help'"),
+    ("cores", "latency --collectives --backend host", "the host backend has no NCCL", "leave out --collectives"),
     ("sizes of a latency", "latency --sizes 1M", "no such option '--sizes'", "See 'collbench latency --help'"),
     (
         "patterns that cores lack",

@@ -32,7 +32,10 @@ def test_one_gpu_is_measured_alone_and_shown(program: Program, command: tuple[st
     assert judged.status == (1 if command == ("latency",) else 0), judged.err  # 8 bytes show no rate
 
 
-@pytest.mark.parametrize("command", [("pairs",), ("allreduce",), ("copies", "--patterns", "both-ways,one-to-all")])
+@pytest.mark.parametrize(
+    "command",
+    [("pairs",), ("allreduce",), ("latency", "--collectives"), ("copies", "--patterns", "both-ways,one-to-all")],
+)
 def test_what_needs_a_pair_is_refused_and_says_what_does_not(program: Program, command: tuple[str, ...]) -> None:
     refused = program(*command, *ONE)
     assert refused.status == 2

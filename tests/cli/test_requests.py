@@ -12,7 +12,7 @@ from collbench.cli import collectives, copies
 from collbench.cli.measuring import RunPrinter
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program
@@ -104,6 +104,21 @@ def test_a_spelling_with_hyphens_is_recorded_as_the_command(requested: Recording
                 "launches": True,
             },
         ),
+        (
+            "latency --backend cuda --collectives",
+            {
+                "sizes": tuple(2**exponent for exponent in range(7, 21)),
+                "collectives": tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration),
+                "dtype": "bfloat16",
+                "latency": 400,
+                "layers": 80,
+                "copies": (),
+                "chase": False,
+                "pairs": False,
+            },
+        ),
+        ("latency --backend cuda --collectives --layers 32", {"layers": 32, "fewest_devices": 2}),
+        ("latency --backend cuda", {"layers": 0, "fewest_devices": 1}),
     ],
 )  # fmt: skip
 def test_arguments_become_a_request(requested: RecordingProgram, args: str, expected: dict[str, object]) -> None:

@@ -190,6 +190,7 @@ COMMAND_LINES = (
     "copies",
     "copies --patterns host,one-way --sizes 1M,1G --budget 5s",
     "latency --devices 0,1",
+    "latency --collectives --layers 32",
     "check --sizes 32M",
     "check --quick",
     "allreduce",

@@ -15,8 +15,10 @@ from tests.native.fakes import Fakes, Outcome
 _MIB = 2**20
 
 
-def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> tuple[Outcome, dict[str, Any]]:
-    command = [sys.executable, "-m", "collbench", *arguments, "--backend", "cuda", "--output", "run.json"]
+def _collbench(
+    fakes: Fakes, tmp_path: Path, *arguments: str, program: tuple[str, ...] = ("-m", "collbench"), **settings: object
+) -> tuple[Outcome, dict[str, Any]]:
+    command = [sys.executable, *program, *arguments, "--backend", "cuda", "--output", "run.json"]
     environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     done = fakes.run(command, tmp_path, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
     file = tmp_path / "run.json"
@@ -69,3 +71,44 @@ def test_an_nccl_that_is_too_old_is_refused_before_the_first_trial(
     assert len(done.stderr.strip().splitlines()) == 1
     assert run == {}
     assert done.lines("ncclCommInit") == []
+
+
+# The program with two small sizes: of 1 MiB the fakes would add up numbers for minutes.
+_TWO_SIZES = """
+from collbench.api import measuring
+measuring._SMALL = "128,1K"
+from collbench.cli import entry
+entry()
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "kinds", "left_out"),
+    [
+        (22809, ["none", "buffer", "window"], []),
+        (22602, ["none", "buffer"], ["allreduce window: it needs NCCL 2.27, and this is 2.26.2"]),
+        (
+            21801,
+            ["none"],
+            [f"allreduce {kind}: it needs NCCL 2.{minor}" for kind, minor in (("buffer", 19), ("window", 27))],
+        ),
+    ],
+)
+def test_small_allreduces_leave_out_the_kinds_that_nccl_lacks(
+    fakes: Fakes, tmp_path: Path, version: int, kinds: list[str], left_out: list[str]
+) -> None:
+    done, run = _collbench(fakes, tmp_path, "latency", "--collectives", program=("-c", _TWO_SIZES), nccl=version)
+
+    assert done.code == 0, done.stderr
+    counts = Counter(one["point"]["registration"] for one in run["measurements"])
+    assert counts == dict.fromkeys(kinds, 2)
+    assert {len(one["ranks"][0]["arrived"]) for one in run["latencies"]} == {400}
+    assert (len(run["latencies"]), run["settings"]["dtype"]) == (2 * len(kinds), "bfloat16")
+    assert done.stdout.startswith("allreduce 128 B on 2 GPUs, µs: ordinary ")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("skipped")]
+    assert len(lines) == len(left_out)
+    assert all(f"skipped   {reason}" in line for reason, line in zip(left_out, lines, strict=True))
+    # What the file holds of them is enough to print the page again.
+    environment = {"NO_COLOR": "1"}
+    shown = fakes.run([sys.executable, "-m", "collbench", "show", "run.json"], tmp_path, environment)
+    assert shown.stdout.strip() == done.stdout.partition("\nsaved")[0].strip()

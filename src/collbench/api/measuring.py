@@ -233,6 +233,31 @@ def latency(request: Request) -> Request:
     )
 
 
+# What inference sends: from a message of one barrier to a batch of tokens; 400 launches suffice for a 99th percentile.
+_SMALL, _SMALL_DTYPE, _SMALL_LAUNCHES = "128:1M", "bfloat16", 400
+# Of Llama-70B.
+DEFAULT_LAYERS = 80
+
+
+def small_allreduces(request: Request, layers: int) -> Request:
+    """Return the request for small all-reduces over all devices on each kind of memory, in graphs and one by one.
+
+    `layers` are those of the model whose token the page counts. Raises UsageError for a backend without such memory.
+    """
+    row = capabilities(request.backend)
+    if not (row.nccl or row.simulated):
+        raise UsageError(f"the {row.name} backend has no NCCL: leave out --collectives")
+    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
+    return replace(
+        request,
+        sizes=parse_sizes(_SMALL),
+        dtype=_SMALL_DTYPE,
+        collectives=works,
+        latency=_SMALL_LAUNCHES,
+        layers=layers,
+    )
+
+
 def collective(operation: Operation) -> Timed:
     """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
     return lambda request: replace(request, collectives=(Work(operation),), launches=True)
@@ -334,6 +359,7 @@ _TAKEN_BY: dict[str, tuple[object, Collection[str]]] = {
     "registration": ("none", _WITH_COLLECTIVES),
     "nccl_config": ({}, _WITH_COLLECTIVES),
     "latency": (None, COLLECTIVES),
+    "layers": (None, ("latency",)),
     "skew": ("uniform", (Operation.ALLTOALLV,)),
 }
 
@@ -351,6 +377,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     budget: float | None = None,
     quick: bool = False,
     latency: int | None = None,
+    layers: int | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     registration: str = "none",
@@ -364,9 +391,9 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
     `latency` a number of single launches, as the options of these names. `registration` ("none", "buffer", "window",
     "all") and `nccl_config`, fields of ncclConfig_t, apply to collectives and pairs; `skew` ("uniform", "zipf:1.2" or a
-    matrix file) to alltoallv. A worker process uses the GPUs; this process does not start CUDA. The run is saved as
-    `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run
-    (docs/run-file.md).
+    matrix file) to alltoallv. With a model's `layers`, "latency" measures what `--collectives` does. A worker process
+    uses the GPUs; this process does not start CUDA. The run is saved as `output`, or as a new file that `runs` lists,
+    unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
     keywords.check_only_process("measure")
     command = keywords.named("command", command, COMMANDS)
@@ -381,6 +408,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         "registration": registration,
         "nccl_config": config,
         "latency": latency,
+        "layers": layers,
         "skew": skew if parsed_skew else "uniform",
     }
     for name, (left_out, commands) in _TAKEN_BY.items():
@@ -400,6 +428,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         seed=keywords.seed(seed),
     )
     launches = keywords.optional(keywords.whole, "latency", latency, least=1)
+    of_token = keywords.optional(keywords.whole, "layers", layers, least=1)
     words = [command, "--backend", backend]
     words += ["--dtype", dtype, "--op", redop] if command in _WITH_COLLECTIVES else []
     command_line = keywords.command_line(
@@ -412,6 +441,8 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
             "--budget": None if budget is None else f"{budget:f}s",
             "--quick": options.quick,
             "--latency": None if launches is None else str(launches),
+            "--collectives": of_token is not None,
+            "--layers": None if of_token is None else str(of_token),
             "--registration": None if registration == "none" else registration,
             "--skew": None if skew == "uniform" else skew,
             "--nccl-config": ",".join(f"{name}={value}" for name, value in config.items()) or None,
@@ -419,6 +450,8 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     )
 
     def timed(request: Request) -> Request:
+        if of_token is not None:
+            return small_allreduces(request, of_token)
         request = with_nccl(COMMANDS[command](request), registration, config, parsed_skew)
         return replace(request, latency=launches or 0)
 

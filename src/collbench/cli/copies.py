@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -76,21 +77,44 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
     measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
 
 
+_collectives = click.option(
+    "--collectives",
+    is_flag=True,
+    help="Time small all-reduces over all GPUs instead: 128 B to 1M in bfloat16, on each kind of memory.",
+)
+_layers = click.option(
+    "--layers",
+    metavar="L",
+    type=options.COUNT,
+    help=f"Layers of the model whose token --collectives counts.  [default: {measuring.DEFAULT_LAYERS}, as Llama-70B]",
+)
+
+
 @click.command()
-@measuring_options(options.json, sized=None)
-def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
+@measuring_options(_collectives, _layers, options.json, sized=None)
+def latency(measure_options: MeasureOptions, *, collectives: bool, layers: int | None, as_json: bool) -> None:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), and each read gives the address
     of the next. The copy runs on each link, by copy engine and by kernel, written and read. The all-reduce runs on each
     pair, as device time and as an ungraphed launch loop.
 
+    --collectives times what tensor-parallel inference sends: all-reduces over all GPUs, in CUDA graphs and launched one
+    by one, on ordinary, registered and symmetric memory. The page says which memory is fastest, what the all-reduces of
+    a token cost, and what vLLM's custom all-reduce takes on such a machine, where that is published.
+
     \b
     Examples:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
+      collbench latency --collectives --layers 32
     """
-    request = make_request("latency", measure_options, measuring.latency)
+    if layers is not None and not collectives:
+        raise UsageError("--layers is for --collectives: add it, or leave out --layers")
+    timed: measuring.Timed = measuring.latency
+    if collectives:
+        timed = functools.partial(measuring.small_allreduces, layers=layers or measuring.DEFAULT_LAYERS)
+    request = make_request("latency", measure_options, timed)
     measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
 
 

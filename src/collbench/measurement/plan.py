@@ -10,7 +10,7 @@ from typing import Any
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.nccl_options import NcclOptions
+from collbench.model.nccl_options import NcclOptions, lacking
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     Asked,
@@ -354,7 +354,8 @@ class Request(Asked):
         if capabilities(self.backend).cores:
             return 2
         with_one = self.kind is CommandKind.COPIES and any(v.endpoints is Endpoints.DEVICE for v in self.copies)
-        return 1 if with_one or self.kind in (CommandKind.LATENCY, CommandKind.CHECK) else 2
+        with_one |= self.kind is CommandKind.CHECK or (self.kind is CommandKind.LATENCY and not self.layers)
+        return 1 if with_one else 2
 
     def on_one_device(self) -> Request:
         """Return what it asks of a single device: the host link and the memory in place of links to others."""
@@ -366,7 +367,14 @@ class Request(Asked):
     def nccl_options(self) -> NcclOptions:
         """What the collectives ask of NCCL beyond its defaults."""
         kinds = {work.registration for work in self.collectives}
-        return NcclOptions(tuple(one for one in Registration if one in kinds - {Registration.NONE}), self.nccl_config)
+        registered = tuple(one for one in Registration if one in kinds - {Registration.NONE})
+        return NcclOptions(registered, required=not self.layers, config=self.nccl_config)
+
+    def supported_by(self, nccl: str) -> tuple[Request, list[Skipped]]:
+        """Return the request without kinds of memory that this version of NCCL lacks ("" for no NCCL), and these."""
+        why = {work: lacking(work.registration, nccl) if nccl else "" for work in self.collectives}
+        skipped = [Skipped(SkipKind.OLD_NCCL, work, detail=reason) for work, reason in why.items() if reason]
+        return replace(self, collectives=tuple(work for work, reason in why.items() if not reason)), skipped
 
     def stopping_rule(self) -> StoppingRule:
         """Return how long to measure: the backend's own rule, and what was asked for instead."""

@@ -70,7 +70,9 @@ class Session:
             check_nccl_options(request)
             self._opened = _opened(request, ranks, begun)
             undo.callback(self._opened.close)
-            self._plan, skipped = make_plan(request, self._opened.backend)
+            supported, lacking = request.supported_by(self._opened.machine.nccl)
+            self._plan, skipped = make_plan(supported, self._opened.backend)
+            skipped += lacking
             # First: the backend makes its communicators while this process reads the devices' health.
             self._opened.backend.reserve(self._plan.largest_bytes())
             collective = (groups for work, groups in self._plan.groups.items() if work.operation.is_collective)

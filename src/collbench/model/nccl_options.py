@@ -35,14 +35,18 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class NcclOptions:
-    """Kinds of registered memory that collectives need, and the communicators' config, by nccl.h's names."""
+    """Kinds of registered memory that collectives need, and the communicators' config, by nccl.h's names.
+
+    Kinds that are not `required` are left out where NCCL lacks them.
+    """
 
     registrations: tuple[Registration, ...] = ()
+    required: bool = True
     config: dict[str, int] = field(default_factory=dict, hash=False)
 
     def check(self, version: int) -> None:
         """Raise UsageError where an NCCL of this version, as NCCL numbers it, is too old."""
-        for registration in self.registrations:
+        for registration in self.registrations if self.required else ():
             if version < registration.oldest_nccl:
                 raise UsageError(
                     f"--registration {registration} needs NCCL {_release(registration.oldest_nccl)}, and this is "
@@ -90,6 +94,14 @@ def parse_config(text: str) -> dict[str, int]:
 def format_version(version: int) -> str:
     """Return NCCL's number of a version as people write it: 22809 is "2.28.9"."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def lacking(registration: Registration, version: str) -> str:
+    """Return which NCCL a kind of memory needs, as a clause, if this version ("2.26.2") lacks it; else ""."""
+    oldest = registration.oldest_nccl
+    found = [int(part) for part in version.split(".")]
+    lacks = found < [oldest // 10000, oldest // 100 % 100, oldest % 100]
+    return f"it needs NCCL {_release(oldest)}, and this is {version}" if lacks else ""
 
 
 def _release(oldest: int) -> str:

@@ -291,6 +291,7 @@ class SkipKind(StrEnum):
     NUMA = "numa"  # the kernel refuses a node's memory: work and members, or neither; detail
     PROCESSES = "processes"  # each device has its own: work, members
     ALGORITHMS = "algorithms"  # NCCL's choices: detail
+    OLD_NCCL = "old NCCL"  # which lacks the kind of memory: work, detail
     WRONG_DATA = "wrong data"  # ended the run: wrong, or members and detail
     OTHER = "other"  # a sentence: work, members, detail
 
@@ -303,6 +304,7 @@ class SkipKind(StrEnum):
             SkipKind.SMALL_ELEMENT,
             SkipKind.ONE_DEVICE,
             SkipKind.PROCESSES,
+            SkipKind.OLD_NCCL,
         )
 
 
@@ -437,6 +439,7 @@ class Asked:
     warmup: Count | None = None  # None: the method's choice
     verify: bool = True
     latency: Count = 0  # launches of each collective that are timed one by one
+    layers: Count = 0  # of the model whose token the page counts, for `latency --collectives`; 0 for all others
     graph: Count = 0  # nccl-tests' -G
     algorithms: bool = False  # NCCL is asked afterwards, in a separate process, what it chose
     nccl_config: dict[str, int] = field(default_factory=dict, hash=False)  # fields of ncclConfig_t

@@ -44,4 +44,8 @@ def as_json(run: Run) -> dict[str, Any]:
         for standing in (standing for one in answer["rankings"] for standing in one["standings"]):
             standing["devices"] = [names[member] for member in standing["members"]]
         answer["check"] = verdicts.as_json(run, judge(run))
+    if run.settings.layers:
+        from collbench.report.text import small_allreduces  # late: few runs need it
+
+        answer["small_allreduces"] = small_allreduces.as_json(run)
     return answer | {"rates": Table.of(run).main()}

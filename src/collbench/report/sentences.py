@@ -162,6 +162,7 @@ _SKIPPED_WHY = {
     SkipKind.NUMA: "{detail}",
     SkipKind.PROCESSES: "one process times copies; here each device has its own process",
     SkipKind.ALGORITHMS: "{detail}",
+    SkipKind.OLD_NCCL: "{detail}",
     SkipKind.WRONG_DATA: "{detail}",
     SkipKind.OTHER: "{detail}",
 }

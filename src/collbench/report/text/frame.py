@@ -251,7 +251,7 @@ def ending(run: Run, *more: str) -> Iterator[Block]:
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
     # Sizes that the user asked for, and links that ought to work.
-    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED})
+    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM, SkipKind.PEERS_REFUSED, SkipKind.OLD_NCCL})
     yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, *nccl_notes(run), origin(run)])))
 
 

@@ -388,7 +388,7 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
     if not by_size:
         return
     mark = sim(run, " (sim)")
-    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(_winner, ranges(by_size))))
+    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(winner_words, ranges(by_size))))
     sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
     heads, rows = (*(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest"), []
@@ -409,22 +409,26 @@ def _fastest_memory(run: Run) -> Iterator[RenderableType]:
     for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
         where = f"{operation} on {tags(devices, run.devices, '-')}"
         same = ranges(winners(run, operation, devices, Variant.PLAIN))
-        yield Lines("\n".join(f"memory    {where}: {_winner(one)}{sim(run, ' (sim)')}" for one in same))
+        yield Lines("\n".join(f"memory    {where}: {winner_words(one)}{sim(run, ' (sim)')}" for one in same))
 
 
-def _winner(same: Sequence[Winner]) -> str:
-    """Return which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)"."""
+def winner_words(same: Sequence[Winner], names: Mapping[Registration, str] | None = None) -> str:
+    """Return which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)".
+
+    `names` are what to call the kinds of memory instead.
+    """
+    called = names or {kind: kind.value for kind in Registration}
     first, last = format_size(same[0].size_bytes), format_size(same[-1].size_bytes)
     where = f"at {first}" if len(same) == 1 else f"from {first} to {last}"
-    names = ", ".join(same[0].fastest)
-    text = f"{names} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
+    fastest = ", ".join(called[kind] for kind in same[0].fastest)
+    text = f"{fastest} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
     gains = [(one.gain, one.size_bytes) for one in same if one.gain]
     if not gains:
         return text
     gain, size = max(gains, key=lambda pair: pair[0].ratio)
     if gain.interval is None:
         return text
-    over = "" if gain.kind is Registration.NONE else f" over {gain.kind}"
+    over = "" if gain.kind is Registration.NONE else f" over {called[gain.kind]}"
     low, high = gain.interval
     return f"{text}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
 
@@ -722,6 +726,11 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     kind, measured_by = run.settings.kind, sections.section(run)
     if len(run.devices) == 1 and kind is not CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
+    if run.settings.layers:
+        from collbench.report.text.small_allreduces import page as small_allreduces  # late: few runs need it
+
+        yield from small_allreduces(run)
+        return
     # No collective command measures copies, but a file may hold both.
     by_content = collectives_page if collectives_only else pairs_page
     yield from (measured_by.page if measured_by else _PAGES.get(kind, by_content))(run)

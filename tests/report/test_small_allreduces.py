@@ -1,0 +1,168 @@
+"""`latency --collectives`: which memory wins from which size, what a token costs, and what vLLM publishes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from collbench.judge.small_allreduces import published, small_allreduces
+from collbench.model.operations import Operation, Registration, Work
+from collbench.model.run import DataPoint, Measurement, Run, Sample, SkipKind, Skipped, StopReason
+from collbench.report.text.measured import page
+from collbench.report.text.small_allreduces import as_json
+from tests.builders import gpus, run_of
+from tests.judge.test_tails import launches
+from tests.report.pages import text
+
+ROOT = Path(__file__).parents[2]
+H100 = "NVIDIA H100 80GB HBM3"
+# Two H100: windows win up to 32K, as measured once, rounded.
+TIMES = {
+    Registration.NONE: {128: 6.04, 2**14: 6.91, 2**15: 7.4, 2**16: 8.0, 2**20: 16.0},
+    Registration.BUFFER: {128: 6.04, 2**14: 6.90, 2**15: 7.4, 2**16: 8.0, 2**20: 16.0},
+    Registration.WINDOW: {128: 4.03, 2**14: 4.69, 2**15: 5.9, 2**16: 8.0, 2**20: 18.0},
+}
+
+
+def run_with(
+    kinds: tuple[Registration, ...] = tuple(Registration), name: str = H100, count: int = 2, layers: int = 80
+) -> Run:
+    """Return a run whose medians are TIMES, and whose single launches take 8 µs."""
+    measurements, singles = [], []
+    for kind in kinds:
+        for size, microseconds in TIMES[kind].items():
+            point = DataPoint(Operation.ALLREDUCE, tuple(range(count)), size, registration=kind)
+            # Trials of one pass are compared: all kinds share its disturbance of up to 0.4%.
+            samples = [
+                Sample((microseconds * 1e-6 * (1 + trial / 1000),) * 2, 20, concurrent=False) for trial in range(5)
+            ]
+            measurements.append(Measurement(point, samples, StopReason.PRECISION))
+            singles.append(replace(launches([0.0] * count), point=point))
+    run = run_of(gpus(count, name), measurements, command=("latency", "--collectives"))
+    run.latencies = singles
+    run.settings = replace(run.settings, layers=layers, dtype="bfloat16")
+    return run
+
+
+def test_the_first_lines_answer() -> None:
+    shown = text(page(run_with()), verbose=False).split("\n")
+    assert shown[:6] == [
+        "allreduce 16K on 2 GPUs, µs: ordinary 6.92, registered 6.91, symmetric 4.70",
+        "memory    symmetric wins from 128 B to 32K, 1.50x at 128 B (1.50-1.50)",
+        "memory    ordinary, registered, symmetric tie at 64K",
+        "memory    ordinary, registered tie at 1M, 1.12x over symmetric at 1M (1.12-1.13)",
+        "token     80 layers × 2 × 16K (one token of hidden 8192), ms: ordinary 1.11, registered 1.11, symmetric 0.75",
+        "reference vLLM 0.24.0 custom all-reduce, 2 × H100: 4.44 µs at 16K, 0.71 ms a token (published: "
+        "ai-dynamo/aiconfigurator 095f58a, aic-core/src/aiconfigurator_core/systems/data/*/comm/vllm, Apache-2.0)",
+    ]
+
+
+def test_graphs_and_single_launches_stand_in_tables_of_their_own() -> None:
+    lines = text(page(run_with()), verbose=False).split("\n")
+    graphs = lines[next(i for i, line in enumerate(lines) if line.startswith("size")) :]
+    assert graphs[0].split() == ["size", "ordinary", "registered", "symmetric", "fastest", "vLLM", "0.24.0"]
+    assert graphs[2].split() == ["16K", "6.92", "6.91", "4.70", "symmetric", "4.44"]
+    singles = lines[lines.index("single launches without a graph, 400 of each size, µs") :]
+    assert singles[1].split() == [
+        "size",
+        *(word for kind in ("ordinary", "registered", "symmetric") for word in (kind, "p50", "p99")),
+    ]
+    figures = [float(cell) for cell in singles[2].split()[-6:]]  # after "128 B"
+    assert all(7.5 < figure < 8.5 for figure in figures)
+    assert max(map(len, graphs[:6] + singles[:8])) <= 80
+
+
+def test_a_kind_that_nccl_lacks_leaves_a_line_and_no_column() -> None:
+    run = run_with((Registration.NONE, Registration.BUFFER))
+    window = Work(Operation.ALLREDUCE, registration=Registration.WINDOW)
+    run.skipped = [Skipped(SkipKind.OLD_NCCL, window, detail="it needs NCCL 2.27, and this is 2.26.2")]
+    shown = text(page(run), verbose=False)
+    assert shown.startswith("allreduce 16K on 2 GPUs, µs: ordinary 6.92, registered 6.91\n")
+    assert "\nskipped   allreduce window: it needs NCCL 2.27, and this is 2.26.2\n" in shown
+    assert "symmetric p50" not in shown
+
+
+def test_one_kind_alone_has_a_time_and_no_winner() -> None:
+    shown = text(page(run_with((Registration.NONE,))), verbose=False)
+    assert shown.startswith("allreduce 16K on 2 GPUs, µs: ordinary 6.92\ntoken     80 layers")
+
+
+@pytest.mark.parametrize("layers", [1, 32])
+def test_a_token_costs_two_allreduces_of_each_layer(layers: int) -> None:
+    seconds = small_allreduces(run_with(layers=layers)).token_seconds
+    assert seconds[Registration.WINDOW] == pytest.approx(layers * 2 * 4.69e-6 * 1.002)
+
+
+def test_json_says_the_same_and_follows_its_schema() -> None:
+    schema = json.loads((ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
+    answer = json.loads(json.dumps(as_json(run_with())))
+    jsonschema.validate(answer, schema["properties"]["small_allreduces"], jsonschema.Draft202012Validator)
+    assert [one["registrations"] for one in answer["fastest"]][:1] == [["window"]]
+    assert answer["token"]["seconds"]["none"] == pytest.approx(160 * 6.91e-6 * 1.002)
+    assert {"size_bytes": 2**14, "seconds": pytest.approx(4.44e-6)} in answer["custom_all_reduce"]["times"]
+    assert as_json(run_with(name="NVIDIA A100-SXM4-80GB"))["custom_all_reduce"] is None
+
+
+# Published times.
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "machine"),
+    [
+        (H100, 4, "H100"),
+        ("NVIDIA H200", 8, "H200"),
+        ("NVIDIA B200", 2, "B200"),
+        ("NVIDIA GB200", 4, "GB200"),
+        ("NVIDIA B300 SXM6 AC", 8, "B300"),
+        ("NVIDIA GB300", 2, "GB300"),
+        (H100, 3, None),  # no such number of ranks was published
+        ("NVIDIA H100 NVL", 2, None),
+        ("NVIDIA H100 PCIe", 2, None),
+        ("NVIDIA A100-SXM4-80GB", 2, None),  # one version
+        ("NVIDIA L40S", 2, None),  # one version
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 2, None),  # versions disagree
+    ],
+)
+def test_times_are_shown_for_the_machine_and_number_of_ranks_they_are_of(
+    name: str, count: int, machine: str | None
+) -> None:
+    custom = small_allreduces(run_with(name=name, count=count)).custom
+    assert (custom.machine if custom else None) == machine
+    shown = text(page(run_with(name=name, count=count)), verbose=False)
+    assert (f"reference no published times of vLLM's custom all-reduce on {count} × {name}" in shown) == (not machine)
+
+
+def test_a_simulated_machine_has_no_reference() -> None:
+    run = replace(run_with(), backend="sim")
+    assert small_allreduces(run).custom is None
+    assert "reference" not in text(page(run), verbose=False)
+
+
+def test_each_published_time_is_a_row_of_the_source_and_agrees_with_an_older_version() -> None:
+    with gzip.open(ROOT / "tests/data/published/aiconfigurator_custom_all_reduce.csv.gz", "rt", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    seen = 0
+    for one in published().figures:
+        prefix = one.machine.lower() + ("" if one.machine.startswith("G") else "_sxm") + "_comm_"
+        ours = [row for row in rows if row["file"].startswith(prefix) and int(row["num_gpus"]) == one.ranks]
+        for size, microseconds in zip(published().sizes, one.microseconds, strict=True):
+            at_size = [row for row in ours if int(row["message_size"]) == size]
+            newest = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] == one.vllm]
+            older = [float(row["milliseconds"]) * 1e3 for row in at_size if row["version"] != one.vllm]
+            assert min(newest) - 0.006 <= microseconds <= max(newest) + 0.006
+            assert any(1 / 1.21 < microseconds / other < 1.21 for other in older)
+            seen += 1
+    assert seen == 14 * (4 * 3 + 2 * 2)  # sizes, ranks of H100, H200, B200 and B300, and of two trays of four
+
+
+def test_the_shipped_times_are_those_that_the_script_makes() -> None:
+    script = ROOT / "benchmarks" / "published_latencies.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
