@@ -67,7 +67,7 @@ def test_a_saved_run_with_a_shared_gpu_is_no_evidence(title: str, health: Health
     run = a_run()
     run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
     run.health_before, run.health_after = (health, Health()), (Health(), Health())
-    assert (suitable_run._unfit(run) is not None) == unfit, title
+    assert bool(suitable_run._unfit(run)) == unfit, title
 
 
 def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:

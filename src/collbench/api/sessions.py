@@ -105,12 +105,10 @@ class RequestSession(OpenSession):
             try:
                 self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             except NotResumed as error:
-                from collbench.report.saved_runs import unfit  # late: only for a refusal
-
                 # A run file names no library to load: the user repeats --nccl.
                 nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
                 advice = f"{nccl}measure again, without --resume"
-                raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
+                raise RunFileError(f"{error.path} cannot be resumed here: {error.why}; {advice}") from None
             self.run = self._session.run
             self._stack = stack.pop_all()
 

@@ -14,7 +14,6 @@ from collbench import untrusted
 from collbench.api.notices import Notices
 from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.choose import freshness
-from collbench.choose.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
 from collbench.choose.restrict import part
 from collbench.judge.outcome import outcome
 from collbench.machine.nvml import Nvml
@@ -25,7 +24,6 @@ from collbench.model.errors import CollbenchError, Interrupted, RunFileError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
-from collbench.report.saved_runs import unfit
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
 
@@ -148,7 +146,7 @@ def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) 
 def _named(criteria: RunCriteria, path: str, machine: freshness.Here, now: datetime) -> SuitableRun:
     run = run_file.load(Path(path))
     if refusal := freshness.refusal(run, machine, now, criteria.max_age):
-        raise RunFileError(f"{path} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
+        raise RunFileError(f"{path} cannot choose devices here: {refusal}; {criteria.advice}")
     return SuitableRun(part(run, machine.devices), _saved(run, path))
 
 
@@ -160,7 +158,7 @@ def _newest_that_fits(
     None is believed that is older than one that does not fit but shows a failure on these devices, which the last value
     tells: only a probe can show whether it is still there.
     """
-    refused, its = "no saved run fits: ", "the newest's"
+    refused = "no saved run fits: "
     explained = failed = False
     for path in _candidates(criteria, machine.devices, now, notices):
         try:
@@ -168,10 +166,12 @@ def _newest_that_fits(
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
-        if refusal is None and not failed:
+        if not refusal and not failed:
             return SuitableRun(part(run, machine.devices), _saved(run, str(path))), "", False
-        if refusal is not None and not explained:
-            refused, explained = f"{refused}{unfit(refusal, 'the newest', its)}: ", True
+        if refusal and not explained:
+            subject, _, clause = refusal.partition(" ")
+            whose = {"it": "the newest", "its": "the newest's"}[subject]
+            refused, explained = f"{refused}{whose} {clause}: ", True
         failed = failed or bool(outcome(part(run, machine.devices)).device_sets)
     return None, refused, failed
 
@@ -311,8 +311,8 @@ def _probe_request(criteria: RunCriteria) -> Request:
     )
 
 
-def _unfit(run: Run) -> Unfit | None:
-    """Return why a run of this machine is not enough to choose by; None if it is.
+def _unfit(run: Run) -> str:
+    """Return why a run of this machine is not enough to choose by, as a clause; "" if it is.
 
     A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
@@ -320,16 +320,18 @@ def _unfit(run: Run) -> Unfit | None:
     from collbench.choose.choice import BUSY
     from collbench.choose.problem import left_out  # late: numpy
     from collbench.judge.registration import kinds_of
+    from collbench.report import choice_text
 
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
-        return SpecialNccl()
+        special = "registered memory or a configuration"
+        return f"it used NCCL settings ({special}) that a job has only if it sets them, too"
     if not any(
         len(measurement.point.members) == 2 and measurement.point.size_bytes >= TELLING_BYTES
         for measurement in run.measured()
     ):
-        return NoPairs()
+        return "it timed no pairs at a size large enough to show bandwidth"
     busy = [exclusion for exclusion in left_out(run) if any(reason.kind in BUSY for reason in exclusion.why)]
     if not busy:
-        return None
-    return DeviceBusy(run.devices[busy[0].member], busy[0])
+        return ""
+    return f"it was disturbed: {run.devices[busy[0].member].tag} was {choice_text.left_out(busy[0])}"

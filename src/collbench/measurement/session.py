@@ -11,7 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
@@ -25,9 +25,6 @@ from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Sk
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
-
-if TYPE_CHECKING:
-    from collbench.choose.freshness import Unfit
 
 
 class Ranks(Protocol):
@@ -199,21 +196,21 @@ class Previous:
 class NotResumed(RunFileError):
     """Why this machine cannot continue a saved run, and whether another NCCL was loaded; api makes the message."""
 
-    def __init__(self, path: Path, why: Unfit, *, other_nccl: bool) -> None:
+    def __init__(self, path: Path, why: str, *, other_nccl: bool) -> None:
         super().__init__(f"{path} cannot be resumed here")
         self.path, self.why, self.other_nccl = path, why, other_nccl
 
 
 def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
     """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
-    from collbench.choose.freshness import Here, OtherOrder, mismatch  # late: few runs are resumed
+    from collbench.choose.freshness import Here, mismatch  # late: few runs are resumed
 
     backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
-    if reason is None and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
-        reason = OtherOrder()
-    if reason is not None:
+    if not reason and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
+        reason = "its devices are in a different order"
+    if reason:
         other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
         raise NotResumed(previous.path, reason, other_nccl=other)
     run.skipped, run.complete = skipped, False
