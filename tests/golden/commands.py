@@ -223,7 +223,7 @@ COMMANDS = {
     "export-markdown": "export allreduce-2.json --format markdown",
     "export-json": "export allreduce-2.json --format json",
     "export-nccl-tests": "export allreduce-2.json --format nccl-tests",
-    "export-prometheus": "export pairs-2.json --format prometheus --per-link",
+    "export-prometheus": "export pairs-2.json --format prometheus",
     "export-csv-pairs": "export pairs-2.json --format csv",
     "export-csv-overlap": "export overlap-4.json --format csv",
     "export-csv-replay": "export replay-2.json --format csv",

@@ -21,9 +21,8 @@ TEXT = as_prometheus(hostile_run())
 FAMILIES = {family.name: family for family in text_string_to_metric_families(TEXT)}
 
 
-def families(run: Run, *, per_link: bool = False) -> dict[str, Metric]:
-    text = as_prometheus(run, per_link=per_link)
-    return {family.name: family for family in text_string_to_metric_families(text)}
+def families(run: Run) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(as_prometheus(run))}
 
 
 def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
@@ -67,20 +66,8 @@ def test_times_are_of_the_smallest_size() -> None:
     assert launches == {("allreduce", "8"): 1e-5}
 
 
-def test_per_link_adds_each_link_with_its_ends() -> None:
-    run = run_of(gpus(3), SWEEP)
-    assert not any(name.startswith("collbench_link_") for name in families(run))
-    rates = families(run, per_link=True)["collbench_link_busbw_bytes_per_second"]
-    links = {
-        key[1:]: rate
-        for key, rate in values(rates, "operation", "source", "destination").items()
-        if key[0] == "ce-write"
-    }
-    assert links == {("GPU0", "GPU1"): 300e9, ("GPU1", "GPU0"): 100e9, ("GPU1", "GPU2"): 250e9}
-
-
-@pytest.mark.parametrize(("devices", "per_link", "most"), [(8, False, 100), (24, False, 120), (8, True, 800)])
-def test_series_are_few_whatever_was_measured(devices: int, per_link: bool, most: int) -> None:
+@pytest.mark.parametrize(("devices", "most"), [(8, 100), (24, 120)])
+def test_series_are_few_whatever_was_measured(devices: int, most: int) -> None:
     """Four copies on every link of eight GPUs at 14 sizes are 3,136 data points."""
     copies = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
     measurements = [
@@ -89,25 +76,21 @@ def test_series_are_few_whatever_was_measured(devices: int, per_link: bool, most
         for link in permutations(range(devices), 2)
         for step in range(0, 28, 2 if devices == 8 else 14)
     ]
-    read = families(run_of(gpus(devices), measurements), per_link=per_link)
+    read = families(run_of(gpus(devices), measurements))
     assert sum(len(family.samples) for family in read.values()) < most
     assert sum(sample.value for sample in read["collbench_data_points"].samples) == len(measurements)
 
 
 def test_no_number_has_more_than_four_significant_digits() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), [1000 / 3, 2000 / 7], size=2**20)])
-    lines = [
-        line
-        for line in as_prometheus(run, per_link=True).splitlines()
-        if re.match("collbench_(link_)?(time|busbw)", line)
-    ]
-    assert len(lines) == 8
+    lines = [line for line in as_prometheus(run).splitlines() if re.match("collbench_(time|busbw)", line)]
+    assert len(lines) == 6
     for line in lines:
         digits = line.rpartition(" ")[2].partition("e")[0].replace(".", "").strip("0")
         assert 1 <= len(digits) <= 4, line
 
 
-def test_what_went_wrong_is_counted_for_each_operation_and_found_for_each_link() -> None:
+def test_what_went_wrong_is_counted_for_each_operation() -> None:
     measurements = [
         measured(Operation.ALLREDUCE, some, 200.0, size) for some in ((0, 1), (0, 2)) for size in (8, 64, 4096)
     ]
@@ -119,11 +102,9 @@ def test_what_went_wrong_is_counted_for_each_operation_and_found_for_each_link()
         for step in range(20)
     ]
     run = run_of(gpus(3), measurements)
-    read = families(run, per_link=True)
+    read = families(run)
     assert values(read["collbench_failed"], "operation") == {("allreduce",): 0, ("ce-write",): 20}
     assert values(read["collbench_wrong_elements"], "operation") == {("allreduce",): 7, ("ce-write",): 0}
-    assert values(read["collbench_link_failed"], "source", "destination") == {("GPU0", "GPU1"): 20}
-    assert values(read["collbench_link_wrong_elements"], "members") == {("GPU0,GPU1",): 2, ("GPU0,GPU2",): 5}
 
 
 def test_every_family_is_a_gauge_with_help_and_no_timestamp() -> None:

@@ -34,9 +34,8 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
     type=options.FILE,
     help="Write to this file.  [default: standard output]",
 )
-@click.option("--per-link", is_flag=True, help="With prometheus: also one series for each link, pair and set.")
 @options.force
-def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
+def export(file: Path | None, layout: str, output: Path | None, force: bool) -> None:
     """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
 
     csv and json (records) have all columns and digits; markdown has three or four digits, and lists columns with a
@@ -51,12 +50,10 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
       collbench export run.json --format markdown
       collbench export run.json --format prometheus -o collbench.prom
     """
-    if per_link and layout != "prometheus":
-        raise UsageError(f"--per-link is for --format prometheus: {layout} has every link anyway")
     run_file = named_or_newest(file)
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
-    content = printable(_job(run_file, layout) or _run(run_file, layout, per_link=per_link))
+    content = printable(_job(run_file, layout) or _run(run_file, layout))
     if output is not None:
         atomic_write.write(content, output, *_SAVE, force=force)
         say(f"wrote {output}")
@@ -73,7 +70,7 @@ def _job(file: Path, layout: str) -> str:
     return "" if kind is None else kind.export(file, layout)
 
 
-def _run(run_file: Path, layout: str, *, per_link: bool) -> str:
+def _run(run_file: Path, layout: str) -> str:
     run = runfile_run_file.load(run_file)
     measured_by = section(run)
     if measured_by is not None and layout in _OF_MEASUREMENTS:
@@ -88,7 +85,7 @@ def _run(run_file: Path, layout: str, *, per_link: bool) -> str:
         "json": lambda: rows.as_json(rows.rows(run)),
         "markdown": lambda: rows.as_markdown(run, rows.rows(run)),
         "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
-        "prometheus": lambda: prometheus.as_prometheus(run, per_link=per_link),
+        "prometheus": lambda: prometheus.as_prometheus(run),
     }
     return writers[layout]()
 
@@ -162,7 +159,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Make one HTML page of saved runs, to view, print or send.
 
     The page has maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with
-    cause and command, what select would choose, health and environment. Each further run is compared with the first.
+    cause and command, health and environment. Each further run is compared with the first.
     The page is one file and loads nothing else, so it opens without a network. The runs may be of any machine.
 
     \b

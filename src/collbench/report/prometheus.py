@@ -1,7 +1,7 @@
 """A run in Prometheus' text format, for node_exporter's textfile collector and push gateways.
 
 A server stores a series for every label set, so a run of 8 GPUs gives only some dozens: for each operation, variant and
-number of ranks the slowest, the median and the fastest link, pair or set. `per_link` adds a series for each of these.
+number of ranks the slowest, the median and the fastest link, pair or set.
 Values are in base units (bytes, seconds) with four significant digits. They have no timestamps, because the textfile
 collector refuses them.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _DIGITS = 4  # significant; the 95% interval of a rate is 0.1% wide at best
 _OPERATION = ("backend", "operation", "variant", "numa_node", "registration", "skew", "world_size")
-_LINK = ("source", "destination", "members")
 _STATISTICS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("min", min), ("median", median), ("max", max))
 # (name, help, column, factor to the base unit, which size): small messages show latency, large ones bandwidth.
 _MEASURED = (
@@ -48,14 +47,14 @@ _COUNTED: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
 )
 
 
-def as_prometheus(run: Run, *, per_link: bool = False) -> str:
+def as_prometheus(run: Run) -> str:
     """Return the metrics of a run. Raises RunFileError for a run whose start is no date."""
     from prometheus_client import generate_latest  # late: `--help` and other formats do without
 
     class Collector:
         def collect(self) -> Iterator[Metric]:
             yield from _about(run)
-            yield from _metrics(rows(run), per_link=per_link)
+            yield from _metrics(rows(run))
 
     return generate_latest(Collector()).decode()  # it only calls collect()
 
@@ -70,40 +69,22 @@ def _about(run: Run) -> Iterator[Metric]:
     yield _gauge("device_info", "The devices of the run.", devices)
 
 
-def _metrics(run_rows: Sequence[Row], *, per_link: bool) -> Iterator[Metric]:
+def _metrics(run_rows: Sequence[Row]) -> Iterator[Metric]:
     groups: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
     for row in run_rows:
         groups[tuple(row[name] for name in _OPERATION)].append(row)
     for name, meaning, column, factor, end in _MEASURED:
-        summaries, links = [], []
+        samples = []
         for group in groups.values():
-            ends = _at_one_size([row for row in group if row[column] is not None], end)
-            if ends:
+            if ends := _at_one_size([row for row in group if row[column] is not None], end):
                 labels = _labels(ends[0], (*_OPERATION, "size_bytes"))
                 values = [factor * float(row[column] or 0) for row in ends]
-                summaries += [
-                    (labels | {"statistic": statistic}, _rounded(of(values))) for statistic, of in _STATISTICS
-                ]
-                names = (*_OPERATION, "size_bytes", *_LINK)
-                links += [(_labels(row, names), _rounded(value)) for row, value in zip(ends, values, strict=True)]
-        if summaries:
-            yield _gauge(name, f"{meaning} Slowest, median and fastest link, pair or set.", summaries)
-            if per_link:
-                yield _gauge(f"link_{name}", f"{meaning} Each link, pair or set.", links)
+                samples += [(labels | {"statistic": statistic}, _rounded(of(values))) for statistic, of in _STATISTICS]
+        if samples:
+            yield _gauge(name, f"{meaning} Slowest, median and fastest link, pair or set.", samples)
     for name, meaning, amount in _COUNTED:
         sums = [(_labels(group[0], _OPERATION), sum(map(amount, group))) for group in groups.values()]
         yield _gauge(name, meaning, sums)
-        links = _of_links(run_rows, amount) if per_link and name != "data_points" else []
-        if links:
-            yield _gauge(f"link_{name}", f"{meaning} Each link, pair or set that has some.", links)
-
-
-def _of_links(run_rows: Sequence[Row], amount: Callable[[Row], float]) -> list[tuple[dict[str, str], float]]:
-    sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
-    for row in run_rows:
-        if amount(row):
-            sums[tuple(_labels(row, (*_OPERATION, *_LINK)).items())] += amount(row)
-    return [(dict(labels), value) for labels, value in sums.items()]
 
 
 def _at_one_size(measured: Sequence[Row], end: Callable[[Iterable[int]], int]) -> list[Row]:
