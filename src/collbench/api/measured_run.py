@@ -1,8 +1,7 @@
-"""The runs that Python calls return: runs with their figures as a table, which a notebook shows."""
+"""The runs that Python calls return: runs with their figures as a table."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,3 @@ class MeasuredRun(Run):
         from collbench.report.rows import Table  # late: numpy
 
         return Table.of(self)
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: what was measured, and the best and the worst of each operation."""
-        return f"<p>{html.escape(repr(self)[1:-1])}</p>\n{self.table().ends()._repr_html_()}"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -381,11 +379,11 @@ def _escaped(text: str) -> str:
     return re.sub(r"^ | $", "&#32;", marked)  # Markdown strips blanks at the ends of a cell
 
 
-# A run's rows as an object to look at in Python: its text, its HTML in a notebook, and a data frame.
+# A run's rows as an object to look at in Python: its text and a data frame.
 
 
 _HOW = {"variant": "plain", "numa_node": None, "registration": "none"}  # how an operation ran, by default so
-# What the text and the HTML show of a row, where any row has it; a row holds much more.
+# What the text shows of a row, where any row has it; a row holds much more.
 _SHOWN = (
     *("operation", *_HOW, "compute", "without", "members", "size_bytes", "ranks", "count", "seconds", "algbw_gbs"),
     *("busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "call_seconds", "recorded_call_seconds", "collective_factor"),
@@ -425,29 +423,8 @@ class Table(Sequence[Row]):
         """Return of each row what the text shows, without what is unknown."""
         return [{name: row[name] for name in _SHOWN if row.get(name) is not None} for row in self.rows]
 
-    def ends(self) -> Table:
-        """Return each operation's fastest and slowest row at its largest size, and all rows that have no time."""
-        works: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
-        kept = [row for row in self.rows if row.get("seconds") is None]
-        for row in self.rows:
-            if row.get("seconds") is not None:
-                works[tuple(row[name] for name in ("operation", *_HOW))].append(row)
-        for of_work in works.values():
-            largest = max(float(row["size_bytes"] or 0) for row in of_work)
-            by_time = sorted((row for row in of_work if row["size_bytes"] == largest), key=_seconds)
-            kept += by_time[:1] + by_time[1:][-1:]
-        return Table(self.columns, tuple(kept))
-
     def __repr__(self) -> str:
         return "\n".join([*aligned(self._cells()), *self._more()]) if self.rows else "no rows"
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        head, *body = self._cells()
-        lines = ["".join(f"<th>{html.escape(name)}</th>" for name in head)]
-        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in body]
-        table = "".join(f"<tr>{line}</tr>\n" for line in lines)
-        return f"<table>\n{table}</table>\n" + "".join(f"<p>{line}</p>\n" for line in self._more())
 
     def _cells(self) -> list[list[str]]:
         """Return the names of the columns that are shown, and the first rows as texts."""
@@ -468,10 +445,6 @@ class Table(Sequence[Row]):
         frame = frames.DataFrame(list(self.rows), columns=names)
         types = {column.name: _DTYPES[column.type] for column in self.columns if column.type in _DTYPES}
         return frame.astype(types)
-
-
-def _seconds(row: Row) -> float:
-    return float(row["seconds"] or 0)
 
 
 def _text(value: Value) -> str:

@@ -393,7 +393,7 @@ def test_without_script_the_tables_can_be_read(opened: Open, recorded_page: str)
     table = tab.locator("table", has=tab.locator("caption:has-text('ce-write at 1G, GB/s')"))
     assert table.locator("tbody tr").first.locator("td").all_inner_texts() == ["", "396.3", "396.2", "396.1"]
     assert table.is_visible()
-    for text in ("any of them", "What select would choose", "NCCL_NVLS_ENABLE=0", "31–37 °C"):
+    for text in ("any of them", "Latency and bandwidth", "NCCL_NVLS_ENABLE=0", "31–37 °C"):
         assert tab.get_by_text(text).first.is_visible()
 
 

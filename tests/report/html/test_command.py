@@ -11,7 +11,7 @@ from collbench.report.html.content import content
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.cli.program import Program
-from tests.report.html.runs import SIM_PAIRS, by_hand, printed
+from tests.report.html.runs import SIM_PAIRS, by_hand
 from tests.sim.made import simulate
 
 DOCS = Path(__file__).parents[3] / "docs" / "report.md"
@@ -58,8 +58,10 @@ def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None
     )
     assert counts is not None
     runs = [(name, run_file.load(Path(name))) for name in ("base.json", "new.json")]
-    rows = printed(content(runs, "0.1.0")["comparisons"][0], "overview")[0]
-    assert [sum(map(int, column)) for column in list(zip(*rows, strict=True))[4:]] == [*map(int, counts.groups())]
+    series = content(runs, "0.1.0")["comparisons"][0]["data"]["series"]
+    notes = [one["words"][note] for one in series for row in one["notes"] for note in row]
+    verdicts = ("the same", "significantly faster", "significantly slower", "undecided")
+    assert [notes.count(verdict) for verdict in verdicts] == [*map(int, counts.groups())]
 
 
 def test_an_old_page_is_replaced_whole(saved: Program) -> None:

@@ -16,14 +16,12 @@ from collbench.report.text.layout import Found
 from tests.builders import GIB, gpus, in_words, measured, noisy, pair_run, paths, run_of, shared
 from tests.report.html.runs import (
     MIB,
-    SIM_PAIRS,
     by_hand,
     figures,
     printed,
     recorded_content,
     recorded_gbs,
     series,
-    simulated,
 )
 
 BANDWIDTH, BUSBW, TIME = "bandwidth", "bus bandwidth (busbw)", "time"
@@ -222,31 +220,12 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
     run = replace(by_hand(), health_before=(well,) * 4, health_after=(well, well, hot, replace(well, nvlink_errors=5)))
     page = reported(run)["runs"][0]
     assert short_answers(run)["Is anything wrong"] == ("GPU2, GPU3 not fit", "warn")
-    choices, _, left = printed(page, "choice")[:3]
-    assert left == ["GPU2: throttled: HW thermal slowdown", "GPU3: faulty: 5 new NVLink errors"]
+    left = [line for line in page["answers"][0]["lines"] if line.startswith("left out")]
+    assert left == ["left out GPU2: throttled: HW thermal slowdown", "left out GPU3: faulty: 5 new NVLink errors"]
     states = next(part for part in printed(page, "health") if isinstance(part, list) and isinstance(part[0], tuple))
     assert [row[:2] for row in states] == [("GPU0", "40"), ("GPU1", "40"), ("GPU2", "40 → 88"), ("GPU3", "40")]
     assert [row[5] for row in states] == ["none", "none", "none → HW thermal slowdown", "none"]
     assert states[3][6] == "0 → 5"  # NVLink errors
-    assert [row[:2] for row in choices] == [("1", "GPU0"), ("2", "GPU0, GPU1"), ("3", "–"), ("4", "–")]
-    assert choices[2][3].startswith("cannot choose 3 of 4 devices")
-
-
-def test_a_run_of_all_devices_says_once_that_nothing_can_be_chosen() -> None:
-    four = measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)
-    page = reported(run_of(gpus(4), [four]))["runs"][0]
-    assert [str(part) for part in printed(page, "choice")] == [
-        "Nothing: the run has no pair: measure with 'collbench pairs' first."
-    ]
-
-
-def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
-    # docs/method/choosing.md 6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
-    page = reported(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]
-    chosen = {row[0]: row[1] for row in printed(page, "choice")[0]}
-    assert chosen["2"] in ("GPU0, GPU3", "GPU0, GPU4")
-    assert chosen["4"] == "GPU0, GPU1, GPU2, GPU3"
-    assert len(chosen) == 8
 
 
 def test_verdicts_have_their_cause_and_command() -> None:
@@ -341,7 +320,7 @@ def test_latencies_are_compared_as_speeds() -> None:
 def test_runs_with_nothing_in_common_are_distinguished() -> None:
     other = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, 1.0, size=8) for pair in combinations(range(3), 2)])
     comparison = reported(by_hand(), other)["comparisons"][0]
-    assert (printed(comparison, "overview")[0], comparison["data"]["series"]) == ([], [])
+    assert comparison["data"]["series"] == []
 
 
 def test_the_same_runs_give_the_same_json() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from collbench.choose.problem import left_out
-from collbench.choose.select import choose, choose_each, evidence
+from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit
@@ -21,27 +21,25 @@ from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking
 from collbench.machine import labels
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import counted, figure, fixed, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
 from collbench.report.families import families
 from collbench.report.html.page import Group, Part, Section
-from collbench.report.html.series import broken, overview, ratio_series, series
+from collbench.report.html.series import broken, ratio_series, series
 from collbench.report.sections import Html, section
 from collbench.report.text import measured, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
 from collbench.report.text.layout import Lines, only, shown, table
-from collbench.report.text.topology import explain_pair, known_limits, label_matrix
+from collbench.report.text.topology import known_limits, label_matrix
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
 _UNWRAPPED = 10**9  # columns: the browser wraps
-_MOST_PATHS = 64  # of more paths the page has only the labels
 
 
 def _pcie(one: Device | Health) -> str | None:
@@ -74,45 +72,11 @@ def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) 
     return [
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),
         Section("verdicts", "Verdicts", groups),
-        Section("choice", "What select would choose", _choices(run)),
         Section("tiers", "Tiers", [*_tiers(run, works)], ranking_page.RELATIONS_LEGEND),
         Section("fits", "Latency and bandwidth", [*_fits(run, works)], ranking_page.FITS_LEGEND),
         Section("health", "Health", [*_health(run)]),
         Section("environment", "Environment", [*_environment(run)]),
     ]
-
-
-def _choices(run: Run) -> list[Group]:
-    """Return what `collbench select` would choose for each number of devices, or why it would refuse."""
-    rows, finalists, reasons = [], [], []
-    for k in range(1, len(run.devices) + 1):
-        try:
-            chosen = choose(run, k)
-        except UsageError as error:
-            reasons.append(choice_text.refusal(error))
-            rows.append((str(k), _NO_DATA, _NO_DATA, reasons[-1], _NO_DATA))
-            continue
-        why = choice_text.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else "")
-        predicted = choice_text.band(chosen.band) if chosen.band else ""
-        decided = choice_text.tie_breaks(chosen.decided_by)
-        rows.append((str(k), tags(chosen.members, run.devices), predicted or _NO_DATA, why, decided or _NO_DATA))
-        reasons.append("" if predicted or chosen.finalists else why)
-        finalists += [
-            (str(k), tags(one.members, run.devices), choice_text.band(one.band), choice_text.band_basis(one.band))
-            for one in chosen.finalists
-            if len(chosen.finalists) > 1
-        ]
-    heads = ("k", "devices", "predicted busbw", "why", "tie-break")
-    blocks: list[Part] = [table(*heads, rows=rows, left=heads[1:])]
-    # Where several numbers of devices, but not all, are refused alike, the reason suffices.
-    several = {*(reasons[1:-1] or reasons[:1])}
-    refused = several.pop() if len(several) == 1 else ""
-    if refused:
-        blocks = [Text(f"Nothing: {refused}.")]
-    if out := _left(run):
-        blocks += [Text("\nLeft out"), out]
-    compared = table("k", "devices", "predicted busbw", "over", rows=finalists, left=("devices", "over"))
-    return [Group(blocks), *([Group([compared], "The sets that were compared")] if finalists and not refused else [])]
 
 
 def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
@@ -136,7 +100,7 @@ def _fits(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
 
 
 def _health(run: Run) -> Iterator[Group]:
-    """Yield the health before and after the run, how it was measured, and each pair's isolated and concurrent rate."""
+    """Yield the health before and after the run, and how it was measured."""
     blocks: list[Part] = [health_lines(run) or ["These devices report no clocks, temperatures or errors."]]
     after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
     rows = []
@@ -148,20 +112,6 @@ def _health(run: Run) -> Iterator[Group]:
     if remarks := notes(run, health=False):
         blocks += [Text("\nHow it was measured"), Lines("\n".join(remarks))]
     yield Group(blocks)
-    checks = [
-        (
-            f"{Work(check.operation, check.variant)} on {tags(check.members, run.devices)}",
-            check.label,
-            *map(fixed, (check.isolated_gbs, check.concurrent_gbs)),
-            f"{check.ratio:.3f}",
-            "yes" if check.trusted else f"no: ±{check.delta:.1%} was allowed",
-        )
-        for check in run.interference_checks
-    ]
-    if checks:
-        heads = ("what", "label", "isolated, GB/s", "concurrently, GB/s", "ratio", "trusted")
-        shown = table(*heads, rows=checks, left=("what", "label", "trusted"))
-        yield Group([shown], f"Pairs measured isolated and concurrently ({len(checks)})")
 
 
 def _environment(run: Run) -> Iterator[Group]:
@@ -199,9 +149,6 @@ def _environment(run: Run) -> Iterator[Group]:
         for label, gbs, source in known_limits(run.paths)
     ]
     yield Group(blocks + ([Text("\nTheory, one direction"), limits] if limits else []))
-    if 0 < len(run.paths) <= _MOST_PATHS:
-        sentences_ = [explain_pair(devices, path) for path in run.paths]
-        yield Group([sentences_], f"Each path in a sentence ({len(sentences_)})")
 
 
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
@@ -281,11 +228,6 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
     return {"question": question, "short": short, "lines": list(lines), "state": state}
 
 
-def _left(run: Run) -> list[str]:
-    """Return a line for each device that is left out of every choice."""
-    return [f"{run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
-
-
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.
 
 _MOST_COMMUNICATORS = 8  # all pairs of eight GPUs are 28
@@ -360,12 +302,6 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
         return {**shape, "how": f"not compared: {base.backend} and {run.backend} backend", "sections": []}
     comparison = compare(base, run, 0.0)
     data["series"] = ratio_series(comparison, base_page["data"]["series"])
-    heads = ("operation", "size", "median ratio", "lowest to highest", "same", "faster", "slower", "undecided")
-    ratios = table(*heads, rows=overview(data["series"]))
-    note = "Ratios are at the size in the second column; the counts are data points at all sizes."
     said = [*shown(body(comparison, (base_page["name"], page["name"])), verbose=True)]
-    sections = [
-        Section("overview", "At a glance", [Group([ratios])], note),
-        Section("compare", "What compare finds", [Group(said)]),
-    ]
+    sections = [Section("compare", "What compare finds", [Group(said)])]
     return {**shape, "how": matched(comparison), "sections": sections}

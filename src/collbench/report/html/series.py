@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -361,17 +359,3 @@ def _letter(change: Change | None) -> str:
     distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10% away
     step = max(1, sum(distance >= least for least in _STEPS))
     return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
-
-
-def overview(series: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yield of each series name, size, median and range of ratios at its largest size, and the counts of verdicts."""
-    for one in series:
-        known = [value for value in one["figures"][0]["value"][-1] if value is not None]
-        counts = Counter(one["words"][note] for row in one["notes"] for note in row)
-        ratios = (f"{median(known):.3f}", f"{min(known):.3f}–{max(known):.3f}") if known else ("–", "–")
-        yield (
-            one["name"],
-            one["size_names"][-1],
-            *ratios,
-            *(str(counts[_VERDICT_TEXTS[verdict]]) for verdict in Verdict),
-        )
