@@ -135,6 +135,6 @@ def series(reported: dict[str, Any], name: str) -> dict[str, Any]:
 def figures(one_series: dict[str, Any], size: int, devices: list[int], title: str) -> tuple[Any, Any, Any]:
     """Return (low, value, high) of a figure of one data point."""
     figure = next(one for one in one_series["figures"] if one["title"] == title)
-    row = one_series["sizes"].index(size) if figure["by_size"] else 0
+    row = one_series["sizes"].index(size)
     low, value, high = (figure[end][row][one_series["sets"].index(devices)] for end in ("low", "value", "high"))
     return low, value, high

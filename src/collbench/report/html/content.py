@@ -33,7 +33,7 @@ from collbench.report.text import measured, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
-from collbench.report.text.layout import Lines, only, shown, table
+from collbench.report.text.layout import Legend, Lines, only, shown, table
 from collbench.report.text.topology import known_limits, label_matrix
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
@@ -269,7 +269,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     where = f"simulated machine {machine.fabric}" if simulated else machine.hostname
     driver = f"driver {machine.driver}" if machine.driver else ""
     nccl = f"NCCL {machine.nccl}" if machine.nccl else ""
-    every_series = [*series(run, works), *(() if annex is None else annex.series)]
+    every_series = [*series(run), *(() if annex is None else annex.series)]
     return {
         "id": key,
         "name": name,
@@ -277,9 +277,17 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "title": counted(device.name or "device" for device in run.devices),
         "origin": [part for part in (where, f"{run.backend} backend", driver, nccl, nvls(run), run.started) if part],
         "answers": _answers(run, judged, annex),
+        "written": _written(run),
         "sections": _sections(run, judged, works),
         "data": {"id": key, "sim": simulated, "tags": tags, "series": every_series},
     }
+
+
+def _written(run: Run) -> list[Part]:
+    """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
+    blocks = [*measured.page(run)]
+    parts = [*only(blocks, "matrices"), *only(blocks, "tables")]
+    return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
 
 
 def _works(run: Run) -> list[RankedWork]:
@@ -297,7 +305,7 @@ def _works(run: Run) -> list[RankedWork]:
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:
     key, simulated = f"{page['id']}-over-{base_page['id']}", base_page["sim"] or page["sim"]
     data = {"id": key, "sim": simulated, "tags": base_page["data"]["tags"], "series": []}
-    shape = {"id": key, "sim": simulated, "base": base_page["name"], "other": page["name"], "data": data}
+    shape = {"id": key, "sim": simulated, "base": base_page["name"], "other": page["name"], "data": data, "written": []}
     if base.backend != run.backend:  # `compare` refuses these runs: their backends differ
         return {**shape, "how": f"not compared: {base.backend} and {run.backend} backend", "sections": []}
     comparison = compare(base, run, 0.0)

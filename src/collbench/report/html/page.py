@@ -19,7 +19,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.model.units import figure
 from collbench.report.prose import NAME_WIDE
 from collbench.report.text.layout import Found, Lines
 
@@ -29,7 +28,6 @@ _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
 # A block of a command's page, or what only this page has: lines, facts of a name and a text.
 Part: TypeAlias = "RenderableType | list[str] | list[tuple[str, str]]"
-_MOST_DEVICES = 16  # with more, only the first map is written out for readers without script
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -70,12 +68,11 @@ def _kind(part: Part) -> dict[str, Any]:
         return {"columns": columns, "rows": list(zip(*(column.cells for column in part.columns), strict=True))}
     if isinstance(part, Found):
         return {"found": part, "state": _STATES[part.style]}
-    if isinstance(part, Lines):
-        return {
-            "facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in part.plain.strip().split("\n")]
-        }
     if isinstance(part, Text):
-        return {"head" if part.plain.startswith("\n") else "text": part.plain.strip()}
+        text, heads = part.plain.strip("\n"), part.plain.startswith("\n")
+        if isinstance(part, Lines) and ("\n" in text or not heads):
+            return {"facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in text.split("\n")]}
+        return {"lined" if "\n" in text else "head" if heads else "text": text}
     assert isinstance(part, list)  # noqa: S101  # of the parts that only this page has
     return {"facts" if part and isinstance(part[0], tuple) else "lines": part}
 
@@ -93,7 +90,6 @@ def render(content: Mapping[str, Any]) -> str:
         script=Markup(script),  # noqa: S704  # likewise
         as_data=_as_data,
         kind=_kind,
-        written_maps=_written_maps,
     )
 
 
@@ -147,39 +143,3 @@ def _as_data(value: Any) -> Markup:
     for problem, escaped in _PROBLEMS.items():
         text = text.replace(problem, escaped)
     return Markup(text)  # noqa: S704  # no '<' is left
-
-
-def _written_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each series at its largest size as rows of (text, shade), for readers without script."""
-    shown = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
-    return [_written(data["tags"], series) for series in shown]
-
-
-def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
-    first = series["figures"][0]
-    flat = series["kind"] not in ("link", "pair")
-    title = f"{series['name']}{'' if flat else ' at ' + series['size_names'][-1]}, {first['unit']} ({series['about']})"
-    if flat:
-        sizes = range(len(series["sizes"]))
-        rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in enumerate(series["names"])]
-        return {"title": title, "heads": series["size_names"], "rows": rows}
-    sets = {tuple(devices): at for at, devices in enumerate(series["sets"])}
-    if series["kind"] == "pair":
-        sets |= {devices[::-1]: at for devices, at in sets.items()}
-    n = len(tags)
-    cells = [
-        [("", "1") if source == target else _cell(series, -1, sets.get((source, target))) for target in range(n)]
-        for source in range(n)
-    ]
-    return {"title": title, "heads": tags, "rows": list(zip(tags, cells, strict=True))}
-
-
-def _cell(series: Mapping[str, Any], row: int, index: int | None) -> tuple[str, str]:
-    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it failed."""
-    if index is None:
-        return "–", "-"
-    first = series["figures"][0]
-    value = first["value"][row][index]
-    if value is None:
-        return ("✕", "0") if index in series["failed"][row] else ("–", "-")
-    return f"{value:.3f}" if first["unit"] == "×" else figure(value), first["shades"][row][index]

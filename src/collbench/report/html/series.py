@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from collbench.judge.compare import Change, Comparison, Verdict
-from collbench.judge.fits import Fit, Unfitted
 from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
-from collbench.judge.summary import RankedWork
 from collbench.judge.tiers import Members, Ranking, labels_of, rank_links
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
@@ -82,13 +80,12 @@ def figure(  # what the page's script reads, a field each
     rows: Sequence[Sequence[Bounds]],
     *,
     least: bool = False,
-    by_size: bool = True,
     covers: str = _COVERS,
     shades: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
     low, value, high = ([[short(three[end]) for three in row] for row in rows] for end in range(3))
-    shape = {"title": title, "unit": unit, "least": least, "by_size": by_size, "covers": covers}
+    shape = {"title": title, "unit": unit, "least": least, "covers": covers}
     shades = [_shades(row, least=least) for row in value] if shades is None else shades
     return {**shape, "value": value, "low": low, "high": high, "shades": shades}
 
@@ -127,25 +124,6 @@ def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
 def _launch(measurement: Measurement) -> Bounds:
     seconds = summarize(measurement).launch_seconds
     return NOTHING if seconds is None else bounds(seconds, None, 1e6)
-
-
-_FITTED = (
-    ("α: latency, fitted over all sizes", "µs", "latency_us"),
-    ("β: bandwidth, fitted over all sizes", "GB/s", "gbs"),
-    ("n½: size that reaches half of β", "bytes", "half_bytes"),
-)
-
-
-def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each set of devices, fitted over all sizes; nothing if no set has a fit."""
-    known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
-    if not known or family.work.operation is Operation.CHASE:
-        return []
-    shown = []
-    for title, unit, name in _FITTED:
-        bounds_of_sets = [getattr(known[devices], name) if devices in known else NOTHING for devices in family.sets]
-        shown.append(figure(title, unit, [bounds_of_sets], least=name != "gbs", by_size=False))
-    return shown
 
 
 # Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
@@ -203,12 +181,11 @@ class Series:
         return shown | {"notes": notes, "words": texts}
 
 
-def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
-    """Return the run's series as JSON's own types; `works` are the fits of `rank`."""
-    fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
-    impossible_points = by_point(run)
+def series(run: Run) -> list[dict[str, Any]]:
+    """Return the run's series as JSON's own types."""
+    run_outcome, impossible_points = outcome(run), by_point(run)
     return [
-        _of_family(family, run_outcome, impossible_points, fits.get(family.work, ()) if family.ranked else ())
+        _of_family(family, run_outcome, impossible_points)
         for family in families(run)
         if any(measurement.samples for measurement in family.points.values())
     ]
@@ -218,7 +195,6 @@ def _of_family(
     family: Family,
     run_outcome: Outcome,
     impossible_points: Mapping[DataPoint, Impossible],
-    fits: Sequence[Fit | Unfitted],
 ) -> dict[str, Any]:
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
@@ -243,7 +219,7 @@ def _of_family(
         labels=[labels.get(devices, "") for devices in sets],
         theory=[short(limits.get(devices)) for devices in sets],
         ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
-        figures=[*figures(family, limits), *fitted(family, fits)],
+        figures=figures(family, limits),
         tiers=tiers,  # of each set the number and the first letter of its relation to the best
         verdicts=["" if ranking is None else choice_text.tiers(ranking) for ranking in rankings],
         notes=[[_note(run, impossible_points, one) for one in row] for row in rows],

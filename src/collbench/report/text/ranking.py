@@ -352,8 +352,8 @@ def render_matrix(
     shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
     style = styles(shares)
     blocks = []
-    # As many columns in each block: 16 of four digits need two blocks.
-    each = ceil(len(widths) / ceil(sum(widths) / (NARROW - first)))
+    # As many columns in each block: 16 of four digits need two blocks. Long names (of hosts) leave room for one.
+    each = ceil(len(widths) / ceil(sum(widths) / max(NARROW - first, *widths)))
     for start in range(0, len(widths), each):
         block = range(start, min(start + each, len(widths)))
         text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))

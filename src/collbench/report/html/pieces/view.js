@@ -131,7 +131,7 @@ class View {
   #map() {
     const { series, figure, now, data } = this;
     const about = series.kind === "link" ? DIRECTIONS[now.direction] : series.about;
-    const at = this.square && figure.by_size ? ` at ${series.size_names[now.size]}` : "";
+    const at = this.square ? ` at ${series.size_names[now.size]}` : "";
     const title = `${series.name}${at}: ${figure.title}, ${figure.unit} (${about})`;
     this.grid.title.replaceChildren(title, ...simWord(data.sim));
     const rows = this.square ? this.#matrix() : this.#list();
@@ -140,15 +140,11 @@ class View {
       const column = row.cells.findIndex((cell) => cell.set === now.set && cell.size === now.size);
       if (column >= 0 && (home[2] === undefined || r === this.grid.home[0])) home = [r, column, true];
     });
-    const heads = this.square ? data.tags : this.#heads();
+    const heads = this.square ? data.tags : series.size_names;
     this.panes.classList.toggle("wide", heads.length > MOST_BESIDE);
     this.grid.show(heads, rows, home.slice(0, 2));
     this.sentence.textContent = now.figure === 0 ? sentence(series.verdicts[now.size]) : "";
     this.#legend();
-  }
-
-  #heads() {
-    return this.figure.by_size ? this.series.size_names : ["all sizes"];
   }
 
   #matrix() {
@@ -188,21 +184,20 @@ class View {
   #list() {
     return this.series.names.map((name, set) => ({
       head: name,
-      cells: this.#heads().map((_, size) => this.#cell(set, this.figure.by_size ? size : this.now.size)),
+      cells: this.series.sizes.map((_, size) => this.#cell(set, size)),
     }));
   }
 
   #cell(set, size) {
-    const row = this.figure.by_size ? size : 0;
     const [, value] = this.#bounds(set, size);
     const failed = value === null && this.#failed(set, size);
     const text = failed ? FAILED.text : figureText(value, this.figure.unit);
     const says = `${this.series.names[set]}: ${value === null ? this.#missing(set, size) : withUnit(text, this.figure.unit)}`;
-    return { text, shade: failed ? FAILED.shade : this.figure.shades[row][set], says, set, size };
+    return { text, shade: failed ? FAILED.shade : this.figure.shades[size][set], says, set, size };
   }
 
   #failed(set, size) {
-    return this.figure.by_size ? this.series.failed[size]?.includes(set) : false;
+    return this.series.failed[size]?.includes(set) ?? false;
   }
 
   #missing(set, size) {
@@ -211,8 +206,7 @@ class View {
 
   // The low end, the value and the high end of a figure.
   #bounds(set, size, figure = this.figure) {
-    const row = figure.by_size ? size : 0;
-    return ["low", "value", "high"].map((end) => figure[end][row][set]);
+    return ["low", "value", "high"].map((end) => figure[end][size][set]);
   }
 
   #tell({ set, size }) {
@@ -222,7 +216,7 @@ class View {
     const theory = series.theory[set];
     const facts = [
       [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few trials for one")],
-      ["size", figure.by_size ? series.size_names[size] : "all"],
+      ["size", series.size_names[size]],
       ["label", series.labels[set]],
       ["tier", tierText(series.tiers[size]?.[set])],
       ["theory", theory === null ? "" : `${figureText(theory)} GB/s ${series.ways}`],
@@ -239,8 +233,7 @@ class View {
   }
 
   #curves() {
-    const { series, now, data } = this;
-    const figure = this.figure.by_size ? this.figure : series.figures[0];
+    const { series, figure, now, data } = this;
     const lines = series.sets.map((_, set) => {
       const [low, value, high] = ["low", "value", "high"].map((end) => figure[end].map((row) => row[set]));
       return { set, group: series.labels[set], low, value, high };

@@ -7,22 +7,14 @@ const NONE = "–";
 function figureText(value, unit = "") {
   if (value === null || value === undefined) return NONE;
   if (unit === RATIO) return value.toFixed(3);
-  if (unit === "bytes") return bytesText(value);
   if (value >= 9999.5) return value.toFixed(0);
   if (value >= 9.95) return value.toFixed(1);
   if (value >= 0.995) return value.toFixed(2);
   return value > 0 ? String(Number(value.toPrecision(2))) : "0";
 }
 
-function bytesText(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let power = 0;
-  while (power < units.length - 1 && bytes >= 1024 ** (power + 1)) power += 1;
-  return `${Number((bytes / 1024 ** power).toPrecision(3))} ${units[power]}`;
-}
-
 function withUnit(text, unit) {
-  return unit === "bytes" ? text : unit === RATIO ? `${unit} ${text}` : `${text} ${unit}`;
+  return unit === RATIO ? `${unit} ${text}` : `${text} ${unit}`;
 }
 
 function intervalText(low, high, unit) {
