@@ -39,8 +39,8 @@ BAR_S = 30.0
 TIMEOUT_S = 200.0
 # The first step estimates the time of a call; each of eight rounds has three steps: round n begins with step 3n - 1.
 MOMENTS = (
-    "start", "connecting", "Introduce:1", "OpenRank:1", "Reserve:1", "Step:1",
-    *(f"Step:{3 * n - 1}" for n in range(1, 9)), "gathering:5", "end",
+    "start", "connecting", "introduce:1", "open:1", "reserve:1", "time:1",
+    *(f"time:{3 * n - 1}" for n in range(1, 9)), "gathering:5", "end",
 )  # fmt: skip
 _NAMES_RANK = re.compile(
     r"rank (\d+)(?: on \S+| at \S+| of \d+)? (?:is gone|is silent|cannot|did not come|not here yet)"

@@ -32,13 +32,14 @@ from typing import cast
 from collbench.api.notices import SILENT
 from collbench.cluster.api import NodesRequest, _new_run, _survey, request_for
 from collbench.machine.launchers import LaunchEnvironment
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.measurement.plan import Request
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
 from collbench.ranks import connection, factory
 from collbench.ranks.connection import KEY_BYTES, Connection, Listener
 from collbench.ranks.coordinator import Coordinator
-from collbench.ranks.messages import Done, Introduction, RankFacts, UniqueId, decode_rank_message, encode
+from collbench.ranks.messages import METHODS, Done, Introduction, decode_rank_message, encode
 from collbench.ranks.ranks import Ranks
 from collbench.runfile.run_file import RunWriter
 
@@ -46,42 +47,34 @@ ROOT = Path(__file__).resolve().parents[1]
 LOOPBACK = "127.0.0.1"
 _SIZE = parse_size("512M")
 _DEADLINE_S = 300.0
-# Requests whose answer is a list: the kind of answer and its field.
-_EMPTY_ANSWERS = {
-    "FindPaths": ("FoundPaths", "paths"),
-    "TakeHealth": ("FoundHealth", "states"),
-    "ReadPorts": ("FoundPorts", "ports"),
-}
 
 
 # The other process: all ranks, each a connection.
 
 
 def answer_of_rank(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int]]]) -> bytes | None:
-    """Return a rank's answer to an encoded request; None for requests without an answer."""
-    name = data[2 : data.index(b'"', 2)].decode()
-    if name in {"Abandon", "Leave"}:
+    """Return a rank's answer to an encoded call; None for other orders."""
+    if not data.startswith(b'["Call","'):
         return None
-    if name == "Introduce":
+    name = data[9 : data.index(b'"', 9)].decode()
+    if name == "introduce":
         node, gpu = divmod(rank, gpus)
         device = Device(gpu, f"GPU-{rank:08x}-0000-0000-0000-000000000000", f"0000:{gpu:02X}:00.0", "GPU", 2**36)
         machine = Machine(f"node{node}", "Linux 6.1", "CPU", driver="none", cuda="none")
         introduction = Introduction(f"node{node}", f"node{node}", f"node{node}", "cuda", "0", device, machine)
-        return encode(Done(introduction))
-    if name in {"MakeId", "OpenRank"}:
-        facts = RankFacts(2**36, 2**36, "ptx", "2.0.0", "libnccl.so.2", multicast=True)
-        return encode(Done(UniqueId("00" * 128) if name == "MakeId" else facts))
-    if name == "Step":
+        return encode(Done(name, introduction))
+    if name == "make_id":
+        return encode(Done(name, "00" * 128))
+    if name == "open":
+        return encode(Done(name, Facts((2**36,), 2**36, {}, "ptx", "2.0.0", "libnccl.so.2", multicast=True)))
+    if name == "time":
         if data not in parsed:
-            parsed[data] = json.loads(data)[1]
+            parsed[data] = json.loads(data)[2]
         step = parsed[data]
         batches = [0.003 * (1 + rank % 7 / 1000)] * step["batches"]  # type: ignore[call-overload]
         seconds = [batches if rank in group else [] for group in step["groups"]]  # type: ignore[call-overload]
-        return json.dumps(["Done", ["Timing", {"seconds": seconds}], []], separators=(",", ":")).encode()
-    if name in _EMPTY_ANSWERS:
-        kind, field = _EMPTY_ANSWERS[name]
-        return json.dumps(["Done", [kind, {field: []}], []]).encode()
-    return b'["Done",null,[]]'
+        return json.dumps(["Done", name, {"seconds": seconds}, []], separators=(",", ":")).encode()
+    return encode(Done(name, None if METHODS[name].returns is None else ()))
 
 
 def answer_all(nodes: int, gpus: int, port: int, key: bytes) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from collbench.ranks.connection import pair
 from collbench.ranks.coordinator import Coordinator
-from collbench.ranks.messages import Introduction, OpenRank, RankFacts
+from collbench.ranks.messages import Introduction, Opening
 from collbench.ranks.rank_worker import RankWorker, serve
 from collbench.ranks.ranks import Ranks
 from tests.builders import gpus
@@ -56,7 +57,7 @@ class FakeRankWorker(RankWorker):
         self.calls.append("id")
         return f"id{self.calls.count('id')}"
 
-    def open(self, opening: OpenRank) -> RankFacts:
+    def open(self, opening: Opening) -> Facts:
         self._call("open")
         self.openings.append((opening.positions, opening.index))
         self.keys.append(opening.key)
@@ -64,7 +65,7 @@ class FakeRankWorker(RankWorker):
         if self.fails_to_open:
             self.fails_to_open -= 1
             raise BackendError("no room")
-        return RankFacts(capacity_bytes=1000 - self.rank, free_bytes=5000 + self.rank)
+        return Facts((5000 + self.rank,), 1000 - self.rank)
 
     def reserve(self, largest_bytes: int) -> None:
         self._call(f"reserve {largest_bytes}")

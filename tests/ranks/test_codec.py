@@ -4,73 +4,69 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Health, Machine, Path
 from collbench.ranks.messages import (
+    METHODS,
     Abandon,
     Alive,
     BadMessage,
+    Call,
     Done,
-    FindPaths,
-    FoundHealth,
-    FoundPaths,
-    Introduce,
     Introduction,
     Leave,
-    MakeId,
-    OpenRank,
+    Opening,
     Order,
-    Prepare,
-    RankFacts,
     RankMessage,
-    Reserve,
-    TakeHealth,
-    UniqueId,
     decode_order,
     decode_rank_message,
     encode,
 )
+from collbench.ranks.rank_worker import RankWorker
 from collbench.ranks.ranks import RankLost
 from tests.builders import gpus, shared, throttled
 
+STEP = Step(Work(Operation.REDUCESCATTER, Variant.IN_PLACE, 1), ((1, 0),), 8, 3, 2, verify=False)
 ORDERS: list[Order] = [
-    Introduce(),
-    MakeId(),
-    OpenRank(gpus(3), "world0", "10.0.0.1", (0, 2), 1),
-    Reserve(2**40),
-    Prepare(((0, 1), (2, 0))),
-    Step(Work(Operation.REDUCESCATTER, Variant.IN_PLACE, 1), ((1, 0),), 8, 3, 2, verify=False),
-    Step(Work(Operation.ALLREDUCE, registration=Registration.WINDOW), ((0, 1),), 8, 3, 2),
-    FindPaths(gpus(2)),
-    TakeHealth(),
+    Call("introduce"),
+    Call("meet", gpus(3)),
+    Call("open", Opening("world0", "10.0.0.1", (0, 2), 1)),
+    Call("reserve", 2**40),
+    Call("prepare", ((0, 1), (2, 0))),
+    Call("time", STEP),
+    Call("time", Step(Work(Operation.ALLREDUCE, registration=Registration.WINDOW), ((0, 1),), 8, 3, 2)),
+    Call("paths", gpus(2)),
     Abandon(),
     Leave(),
+    Leave("gone"),
 ]
 RANK_MESSAGES: list[RankMessage] = [
     Alive(),
-    Done(None),
-    Done(UniqueId("00ff")),
+    Done("reserve"),
+    Done("make_id", "00ff"),
     Done(
+        "introduce",
         Introduction(
             "nöde\udce9", "nöde\udce9boot", "boot/1", "cuda", "1.0", gpus(1)[0], Machine("host", "Linux", "CPU")
-        )
+        ),
     ),
-    Done(RankFacts(2**50, None, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
-    Done(FoundPaths(())),
-    Done(FoundPaths((Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),))),
-    Done(FoundHealth((Health(temperature=40, throttle=("SW thermal slowdown",)),))),
-    Done(Timing(((1e-6, 3.3e-5), ()), (0.0, 1e-5)), (throttled(0), shared(0))),
+    Done("open", Facts((2**30,), 2**50, {}, "sm_90", "2.28.3", "/lib/libnccl.so.2", multicast=None)),
+    Done("paths", ()),
+    Done("paths", (Path((0, 1), "NV18", theory_gbs=450.0, cuda_peers=True),)),
+    Done("health", (Health(temperature=40, throttle=("SW thermal slowdown",)),)),
+    Done("time", Timing(((1e-6, 3.3e-5), ()), (0.0, 1e-5)), (throttled(0), shared(0))),
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: repr(order)[:30])
 def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
     assert decode_order(encode(order)) == order
 
@@ -118,7 +114,7 @@ class Executed:
         return print, ("executed",)
 
 
-STEP = json.loads(encode(ORDERS[5]))
+WIRED = json.loads(encode(Call("time", STEP)))[2]
 
 
 @pytest.mark.parametrize(
@@ -127,21 +123,24 @@ STEP = json.loads(encode(ORDERS[5]))
         ("nothing", b""),
         ("no JSON", b"\x80\x04K\x01."),
         ("a pickle that runs code", pickle.dumps(Executed())),
-        ("no text", b'["Leave", {"\xff": 1}]'),
+        ("no text", b'["Leave", "\xff"]'),
         ("nested too deep", b"[" * 100_000),
         ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
-        ("a type that is none", b'["system", {"command": "true"}]'),
-        ("a class of another module", b'["collbench.ranks.rank_worker.RankWorker", {}]'),
+        ("an order that is none", b'["system", "true"]'),
+        ("a method that is none", b'["Call", "system", "true"]'),
+        ("a method that is not for rank 0", b'["Call", "interrupt", null]'),
+        ("a special one", b'["Call", "__class__", null]'),
         ("a rank's message instead of an order", encode(Alive())),
-        ("no fields", b'["Leave"]'),
-        ("fields that are a list", b'["Leave", []]'),
-        ("a field more", b'["Leave", {"now": true}]'),
-        ("a field less", b'["Reserve", {}]'),
-        ("a text instead of a number", b'["Reserve", {"largest_bytes": "8"}]'),
-        ("a truth instead of a number", b'["Reserve", {"largest_bytes": true}]'),
-        ("no number at all", b'["Reserve", {"largest_bytes": NaN}]'),
-        ("an operation that is none", json.dumps([STEP[0], STEP[1] | {"work": {"operation": "rm"}}]).encode()),
-        ("groups that are numbers", json.dumps([STEP[0], STEP[1] | {"groups": [1, 2]}]).encode()),
+        ("a reason that is a list", b'["Leave", []]'),
+        ("a part more", b'["Leave", "", true]'),
+        ("a value for a method without any", b'["Call", "introduce", 8]'),
+        ("none for a method that takes one", b'["Call", "reserve", null]'),
+        ("a text instead of a number", b'["Call", "reserve", "8"]'),
+        ("a truth instead of a number", b'["Call", "reserve", true]'),
+        ("no number at all", b'["Call", "reserve", NaN]'),
+        ("a field less", b'["Call", "open", {"key": "world0"}]'),
+        ("an operation that is none", json.dumps(["Call", "time", WIRED | {"work": {"operation": "rm"}}]).encode()),
+        ("groups that are numbers", json.dumps(["Call", "time", WIRED | {"groups": [1, 2]}]).encode()),
     ],
 )
 def test_invalid_orders_are_refused_and_nothing_runs(
@@ -158,10 +157,12 @@ def test_invalid_orders_are_refused_and_nothing_runs(
         ("an order", encode(Leave())),
         ("a failure of an unknown class", b'["Failed", "SystemExit", "0"]'),
         ("a failure without a text", b'["Failed", "UsageError", {"a": 1}]'),
-        ("a value of an unknown type", b'["Done", ["Popen", {"args": "true"}], []]'),
-        ("flags that are no texts", b'["Done", null, [1]]'),
-        ("flags that are a text", b'["Done", null, "ab"]'),
-        ("infinite seconds", b'["Done", ["Timing", {"seconds": [[Infinity]]}], []]'),
+        ("a value of no method", b'["Done", "Popen", "true", []]'),
+        ("a value of another method", b'["Done", "make_id", {"seconds": []}, []]'),
+        ("a value of a method that returns none", b'["Done", "reserve", 1, []]'),
+        ("flags that are no texts", b'["Done", "reserve", null, [1]]'),
+        ("flags that are a text", b'["Done", "reserve", null, "ab"]'),
+        ("infinite seconds", b'["Done", "time", {"seconds": [[Infinity]]}, []]'),
     ],
 )
 def test_invalid_rank_messages_are_refused(title: str, data: bytes) -> None:
@@ -171,4 +172,14 @@ def test_invalid_rank_messages_are_refused(title: str, data: bytes) -> None:
 
 def test_a_time_that_is_no_number_is_not_sent() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        encode(Done(Timing(((float("nan"),),))))
+        encode(Done("time", Timing(((float("nan"),),))))
+
+
+def test_every_method_that_rank_0_may_call_has_the_types_of_the_worker() -> None:
+    for name, method in METHODS.items():
+        hints = get_type_hints(getattr(RankWorker, name))
+        returns = hints.pop("return")
+        assert (list(hints.values()), returns) == (
+            [] if method.takes is None else [method.takes],
+            type(None) if method.returns is None else method.returns,
+        )

@@ -14,7 +14,7 @@ from collbench.model.run import NetworkPort, RankLaunches
 from collbench.ranks import rank_worker
 from collbench.ranks.connection import pair
 from collbench.ranks.coordinator import Coordinator, slowest
-from collbench.ranks.messages import Introduce
+from collbench.ranks.messages import Call
 from collbench.ranks.ranks import RankLost, Ranks
 from tests.builders import gpus, throttled
 from tests.ranks.fakes import Board, FakeRankWorker, world
@@ -207,7 +207,7 @@ def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
     far.close()  # as the kernel does for a process that was killed
     for _ in range(2):
         with pytest.raises(RankLost, match=r"rank 2 on node1 is gone.*start all ranks again"):
-            ranks.ask({0: Introduce()})
+            ranks.ask({0: Call("introduce")})
     assert reported == ["lost"]
     ranks.close()
     ranks.close()
@@ -217,7 +217,7 @@ def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
     near, far = pair()
     silent = Ranks({0: near}, {0: "rank 1 on node1"}, silence_s=0.3)
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
-        silent.ask({0: Introduce()})
+        silent.ask({0: Call("introduce")})
     far.close()
 
     def take_a_second(worker: FakeRankWorker, _step: Step) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from collbench.measurement.backends.cuda import spans_hosts
 from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Machine, Path
 from collbench.ranks import introductions
 from collbench.ranks.coordinator import slowest
-from collbench.ranks.messages import Introduction, RankFacts
+from collbench.ranks.messages import Introduction
 from tests.builders import gpus
 
 
@@ -134,7 +135,7 @@ def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:
 
 
 def test_two_nccls_are_refused() -> None:
-    facts = [RankFacts(1, nccl="2.28.9", nccl_path="/x"), RankFacts(1, nccl="2.27.5", nccl_path="/y")]
+    facts = [Facts((), 1, nccl="2.28.9", nccl_path="/x"), Facts((), 1, nccl="2.27.5", nccl_path="/y")]
     introductions.check_libraries(FOUR[:2], facts[:1] * 2)
     with pytest.raises(UsageError, match=r"rank 1 on a has NCCL 2\.27\.5 \(/y\)"):
         introductions.check_libraries(FOUR[:2], facts)

@@ -5,13 +5,14 @@ import threading
 import pytest
 
 from collbench.measurement.backends.protocol import Step
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
-from collbench.ranks.messages import Abandon, Alive, Leave, OpenRank, Order, RankFacts, TakeHealth
+from collbench.ranks.messages import Abandon, Alive, Call, Leave, Opening, Order
 from collbench.ranks.rank_worker import serve
 from tests.ranks.fakes import PATIENCE_S, FakeRankWorker
 
-STEP = Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 1, 1)
+STEP = Call("time", Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 1, 1))
 
 
 class Serving:
@@ -73,7 +74,7 @@ def test_an_abandoned_step_is_answered_and_the_rank_goes_on() -> None:
     while isinstance(messages[-1], Alive):
         messages.append(serving.connection.recv())
     assert str(messages[-1]) == "killed"
-    serving.connection.send(TakeHealth())
+    serving.connection.send(Call("health"))
     assert serving.connection.recv() is not None
     serving.connection.send(Leave())
     assert serving.end()
@@ -86,7 +87,7 @@ class StartsLate(FakeRankWorker):
         super().__init__(0)
         self.opening, self.started = threading.Event(), threading.Event()
 
-    def open(self, opening: OpenRank) -> RankFacts:
+    def open(self, opening: Opening) -> Facts:
         self.opening.set()
         assert self.started.wait(PATIENCE_S)
         self.interrupted.clear()
@@ -102,7 +103,7 @@ def test_a_worker_that_was_about_to_start_when_it_was_abandoned_ends_too() -> No
     """Otherwise its rank would wait for a lost one as long as workers may take to connect: a minute."""
     worker = StartsLate()
     serving = Serving(worker)
-    serving.connection.send(OpenRank((), "world0", "", (0,), 0))
+    serving.connection.send(Call("open", Opening("world0", "", (0,), 0)))
     assert worker.opening.wait(PATIENCE_S)
     serving.connection.send(Abandon())
     messages: list[object] = [serving.connection.recv()]

@@ -21,7 +21,7 @@ from collbench.ranks.connection import (
     to_rank_0,
 )
 from collbench.ranks.factory import _address, _own_address
-from collbench.ranks.messages import BadMessage, Done, Introduce, Leave, UniqueId
+from collbench.ranks.messages import BadMessage, Call, Done, Leave
 from collbench.ranks.ranks import RankLost, Ranks
 from collbench.ranks.store import interface_of
 
@@ -40,16 +40,16 @@ def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_messages_cross_and_an_end_is_noticed(socket_pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = to_rank(socket_pair[0]), to_rank_0(socket_pair[1])
-    large = Done(UniqueId("f" * 10**7))  # more than a socket's buffer holds
+    large = Done("make_id", "f" * 10**7)  # more than a socket's buffer holds
 
     def send() -> None:
         far.send(large)
-        far.send(Done(None))
+        far.send(Done("reserve"))
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     assert near.recv() == large
-    assert near.recv() == Done(None), "what comes right behind is another message"
+    assert near.recv() == Done("reserve"), "what comes right behind is another message"
     sender.join(TIMEOUT_S)
     near.close()
     with pytest.raises(EOFError):
@@ -83,14 +83,14 @@ def test_a_rank_that_sends_invalid_messages_is_lost_by_name(
     ranks = Ranks({1: to_rank(socket_pair[0])}, {1: "rank 1 on node1"})
     socket_pair[1].sendall(data)
     with pytest.raises(RankLost, match="rank 1 on node1 sent a bad message"):
-        ranks.ask({1: Introduce()})
+        ranks.ask({1: Call("introduce")})
 
 
 def test_a_rank_that_stops_in_the_middle_of_a_message_is_lost(socket_pair: tuple[socket.socket, socket.socket]) -> None:
     ranks = Ranks({1: to_rank(socket_pair[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
-    socket_pair[1].sendall(framed(Done(None))[:-1])
+    socket_pair[1].sendall(framed(Done("reserve"))[:-1])
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
-        ranks.ask({1: Introduce()})
+        ranks.ask({1: Call("introduce")})
 
 
 def test_sending_to_a_side_that_reads_nothing_times_out(
@@ -99,14 +99,14 @@ def test_sending_to_a_side_that_reads_nothing_times_out(
     monkeypatch.setattr(connection, "_SEND_S", 0.2)
     near = to_rank_0(socket_pair[0])
     with pytest.raises(TimeoutError):
-        near.send(Done(UniqueId("f" * (MOST_BYTES - 100))))
+        near.send(Done("make_id", "f" * (MOST_BYTES - 100)))
     with pytest.raises(BrokenPipeError):
-        near.send(Done(None))
+        near.send(Done("reserve"))
 
 
 def test_messages_that_are_too_long_are_not_sent() -> None:
     with pytest.raises(ValueError, match="longer than"):
-        framed(Done(UniqueId("f" * MOST_BYTES)))
+        framed(Done("make_id", "f" * MOST_BYTES))
 
 
 def test_invalid_messages_of_rank_0_are_refused(socket_pair: tuple[socket.socket, socket.socket]) -> None:
@@ -118,7 +118,7 @@ def test_invalid_messages_of_rank_0_are_refused(socket_pair: tuple[socket.socket
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"address": "", "port": "1", "key": ""}', '{"address": "", "port": 1, "key": "no digits"}'],
+    ["", "[]", "{}", '["", "1", ""]', '["", 1, "no digits"]', '["", 1]'],
 )
 def test_invalid_entries_of_the_store_are_refused(text: str) -> None:
     with pytest.raises(BackendError, match="start all ranks again"):

@@ -1,7 +1,7 @@
 """The program on a host that fails at a given moment: `python -m tests.ranks.victim nodes …`.
 
 `EMULATED_FAULT` is `how:when`. How: kill, stop (SIGSTOP), or cut (its cable). When: `start`, before it does anything;
-`connecting`, before it connects to rank 0; the name of a request and which of them, `OpenRank:1` or `Step:4`, a moment
+`connecting`, before it connects to rank 0; the name of a method and which call of it, `open:1` or `time:4`, a moment
 after it has come; `gathering:4`, when the fourth step is measured and its answer is not sent; and `end`. The time of
 the fault goes into the file `EMULATED_FAULT_TIME`. All processes of the host's network namespace fail together.
 """
@@ -17,8 +17,11 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from collbench.measurement.backends.protocol import Step
+if TYPE_CHECKING:
+    from collbench.ranks.messages import Call
+    from collbench.ranks.rank_worker import RankWorker
 
 # Within the work on a request: a step of 64 KiB over 40 Mbit/s takes longer.
 _WITHIN_S = 0.01
@@ -48,15 +51,14 @@ def arrange(fault: str, moment: str) -> None:
 
     event, _, number = moment.partition(":")
     counts: Counter[str] = Counter()
-    original_value, original_connect, original_serve = rank_worker._value, connection.connect, rank_worker.serve
+    original_answer, original_connect, original_serve = rank_worker._answer, connection.connect, rank_worker.serve
 
-    def value(worker: object, request: object) -> object:
-        name = type(request).__name__
-        counts[name] += 1
-        if (event, number) == (name, str(counts[name])):
+    def answer(worker: RankWorker, call: Call) -> object:
+        counts[call.method] += 1
+        if (event, number) == (call.method, str(counts[call.method])):
             threading.Timer(_WITHIN_S, fail, [fault]).start()
-        result = original_value(worker, request)  # type: ignore[arg-type]
-        if isinstance(request, Step) and (event, number) == ("gathering", str(counts[name])):
+        result = original_answer(worker, call)
+        if call.method == "time" and (event, number) == ("gathering", str(counts["time"])):
             fail(fault)
         return result
 
@@ -72,7 +74,7 @@ def arrange(fault: str, moment: str) -> None:
         return result
 
     for module, name, replacement in (
-        (rank_worker, "_value", value),
+        (rank_worker, "_answer", answer),
         (factory, "connect", connect),
         (factory, "serve", serve),
     ):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from collbench.ranks.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
 
@@ -240,41 +240,12 @@ class HasFile(Protocol):
 _Ready = TypeVar("_Ready", bound=HasFile)
 
 
-def ready(files: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
-    """Return the files that can be read, waiting so many seconds for the first; None: for ever."""
+def ready(files: Iterable[_Ready], seconds: float | None = None, event: int = selectors.EVENT_READ) -> list[_Ready]:
+    """Return the files that can be read, or written, waiting so many seconds for the first; None: for ever."""
     with selectors.PollSelector() as selector:
         for file in files:
-            selector.register(file, selectors.EVENT_READ, file)
+            selector.register(file, event, file)
         return [key.data for key, _ in selector.select(seconds)]
-
-
-class Poller:
-    """Polls up to a thousand connections: each is registered once, not at every poll. A context manager."""
-
-    def __init__(self) -> None:
-        """Poll nothing yet."""
-        self._selector = selectors.DefaultSelector()
-        self._files: dict[int, int] = {}  # by name: a closed connection has no file descriptor
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._selector.close()
-
-    def add(self, name: int, file: HasFile) -> None:
-        """Poll one more connection, called `name`."""
-        self._files[name] = file.fileno()
-        self._selector.register(file, selectors.EVENT_READ, name)
-
-    def drop(self, name: int) -> None:
-        """Poll it no more."""
-        with suppress(KeyError):
-            self._selector.unregister(self._files.pop(name))
-
-    def ready(self, seconds: float) -> list[int]:
-        """Return the names of the connections that can be read, waiting so many seconds for the first."""
-        return [key.data for key, _ in self._selector.select(seconds)]
 
 
 class Connection(Generic[_Sent, _Received]):
@@ -302,7 +273,7 @@ class Connection(Generic[_Sent, _Received]):
                 try:
                     left = left[self._socket.send(left) :]
                 except BlockingIOError:
-                    if not _writable(self._socket, deadline - time.monotonic()):
+                    if not ready([self._socket], max(0.0, deadline - time.monotonic()), selectors.EVENT_WRITE):
                         raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
         except OSError:
             self._shut_down()  # else the rest of this frame would be read as the start of the next
@@ -383,13 +354,11 @@ def pair() -> tuple[RankConnection, Rank0Connection]:
 
 def own_address(peer: str, port: int) -> str:
     """Return this host's address towards `peer`, "" if that is not known."""
-    for family, kind, protocol, _, address in _resolved(peer, port):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
+    with suppress(OSError):  # the name is unknown
+        for family, kind, protocol, _, address in socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe, suppress(OSError):
                 probe.connect(address)  # UDP: sends nothing, but chooses the interface
-            except OSError:
-                continue
-            return plain_address(probe.getsockname()[0])
+                return plain_address(probe.getsockname()[0])
     return ""
 
 
@@ -410,16 +379,3 @@ def _with_keepalive(peer: socket.socket) -> socket.socket:
     for option, value in _KEEPALIVE:
         peer.setsockopt(socket.IPPROTO_TCP, option, value)
     return peer
-
-
-def _writable(peer: socket.socket, seconds: float) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(peer, selectors.EVENT_WRITE)
-        return seconds > 0 and bool(selector.select(seconds))
-
-
-def _resolved(peer: str, port: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    try:
-        return list(socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM))
-    except OSError:
-        return []

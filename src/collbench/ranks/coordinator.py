@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -21,24 +22,10 @@ from collbench.model.errors import (
 from collbench.model.failures import Cause, Failure
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, RankLaunches, Refusal, SkipKind
-from collbench.ranks.messages import (
-    Done,
-    FoundHealth,
-    FoundPorts,
-    MakeId,
-    OpenRank,
-    Prepare,
-    RankFacts,
-    ReadPorts,
-    Request,
-    Reserve,
-    TakeHealth,
-    UniqueId,
-)
+from collbench.ranks.messages import Call, Done, Opening
 from collbench.ranks.ranks import RankLost, Ranks
 from collbench.ranks.store import Publisher
 
-_Value = TypeVar("_Value")
 _Combined = TypeVar("_Combined")
 
 
@@ -52,19 +39,19 @@ class Coordinator(Backend):
     def __init__(
         self, name: str, ranks: Ranks, store: Publisher, devices: tuple[Device, ...], addresses: tuple[str, ...]
     ) -> None:
-        """Open nothing yet. `name` is the ranks' backend; `addresses` are for OpenRank, by rank."""
+        """Open nothing yet. `name` is the ranks' backend; `addresses` are for Opening, by rank."""
         self.name = name
         self._ranks, self._store = ranks, store
         self._devices, self._addresses = devices, addresses
         self._world_ranks = tuple(ranks.everyone)  # of the present world
         self._worlds = 0  # how many were opened
         self._broken = False
-        self._setup: list[Request] = []
+        self._setup: list[Call] = []
         self._flags: dict[int, tuple[Flag, ...]] = {}
-        self._facts: tuple[RankFacts, ...] = ()
+        self._facts: tuple[Facts, ...] = ()
 
     @property
-    def facts(self) -> tuple[RankFacts, ...]:
+    def facts(self) -> tuple[Facts, ...]:
         """What opening found, by rank, without lost ranks."""
         return self._facts
 
@@ -92,17 +79,17 @@ class Coordinator(Backend):
         key = f"world{self._worlds}"
         self._worlds += 1
         self._broken = True  # until all is done
-        (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), UniqueId)
-        self._store.publish(key, unique_id.digits)
+        (unique_id,) = self._ranks.values(self._ranks.ask({0: Call("make_id")}), "make_id")
+        self._store.publish(key, unique_id)
         self._world_ranks = self._ranks.present
         try:
-            requests = {
-                rank: OpenRank(self._devices, key, self._addresses[rank], self._world_ranks, index)
+            calls = {
+                rank: Call("open", Opening(key, self._addresses[rank], self._world_ranks, index))
                 for index, rank in enumerate(self._world_ranks)
             }
-            self._facts = self._ranks.values(self._ranks.ask(requests), RankFacts)
-            for request in self._setup:
-                self._set_up(request)
+            self._facts = self._ranks.values(self._ranks.ask(calls), "open")
+            for call in self._setup:
+                self._set_up(call)
         finally:
             self._store.forget(key)
         self._broken = False
@@ -121,12 +108,11 @@ class Coordinator(Backend):
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each device's free memory in bytes, by rank; empty if devices share their host's."""
-        free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
-        return free if len(free) == len(self._facts) else ()
+        return tuple(chain.from_iterable(facts.free_bytes for facts in self._facts))
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
-        self._set_up_now(Reserve(largest_bytes))
+        self._set_up_now(Call("reserve", largest_bytes))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why a copy cannot run here."""
@@ -136,7 +122,7 @@ class Coordinator(Backend):
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
-        self._set_up_now(Prepare(groups))
+        self._set_up_now(Call("prepare", groups))
 
     def time(self, step: Step) -> Timing:
         """Time a collective on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError for copies."""
@@ -149,7 +135,7 @@ class Coordinator(Backend):
         for rank in chain.from_iterable(step.groups):
             if rank in lost:
                 raise StepFailed(str(lost[rank]), failure=replace(lost[rank].failure, rank=rank))
-        replies = self._ranks.ask(dict.fromkeys(self._world_ranks, step))
+        replies = self._ranks.ask(dict.fromkeys(self._world_ranks, Call("time", step)))
         failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, CollbenchError)}
         if failed:
             self._broken = True
@@ -159,7 +145,7 @@ class Coordinator(Backend):
             for rank, reply in replies.items()
             if isinstance(reply, Done)
         }
-        timings = self._ranks.values(replies, Timing)
+        timings = self._ranks.values(replies, "time")
         return slowest(step, dict(zip(sorted(replies), timings, strict=True)))
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
@@ -169,11 +155,10 @@ class Coordinator(Backend):
     def health(self) -> tuple[Health, ...]:
         """Return the devices' state now, by rank; empty if it is not reported. Of lost ranks nothing is known."""
         self._settle()
-        healths = self._from_present(dict.fromkeys(self._ranks.everyone, TakeHealth()), FoundHealth)
-        if not any(answer.states for answer in healths.values()):
+        healths: dict[int, tuple[Health, ...]] = self._from_present(self._ranks.everyone, "health")
+        if not any(healths.values()):
             return ()
-        unknown = FoundHealth((Health(),))
-        return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, unknown).states)
+        return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, (Health(),)))
 
     def ports(self) -> tuple[NetworkPort, ...] | None:
         """Return the ports of several hosts' network cards as they are now: one rank of each host reads them.
@@ -186,16 +171,14 @@ class Coordinator(Backend):
         first_ranks: dict[str, int] = {}  # of each host, without lost ones
         for rank in self._ranks.present:
             first_ranks.setdefault(self._devices[rank].host, rank)
-        answers = self._from_present(dict.fromkeys(first_ranks.values(), ReadPorts()), FoundPorts)
-        return tuple(
-            replace(port, host=self._devices[rank].host) for rank in sorted(answers) for port in answers[rank].ports
-        )
+        ports: dict[int, tuple[NetworkPort, ...]] = self._from_present(first_ranks.values(), "ports")
+        return tuple(replace(port, host=self._devices[rank].host) for rank, own in ports.items() for port in own)
 
-    def _from_present(self, requests: Mapping[int, Request], kind: type[_Value]) -> dict[int, _Value]:
-        """Return the answers' values by rank, without those of lost ranks."""
-        replies = self._ranks.ask(requests)
+    def _from_present(self, ranks: Iterable[int], method: str) -> dict[int, Any]:
+        """Return what a method without an argument returns on these ranks, without lost ones."""
+        replies = self._ranks.ask(dict.fromkeys(ranks, Call(method)))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
-        return dict(zip(sorted(kept), self._ranks.values(kept, kind), strict=True))
+        return dict(zip(sorted(kept), self._ranks.values(kept, method), strict=True))
 
     def _settle(self) -> None:
         """Wait for the answers to an interrupted request; its world cannot be used any more."""
@@ -206,19 +189,20 @@ class Coordinator(Backend):
         """Let all ranks go."""
         self._ranks.close()
 
-    def _set_up_now(self, request: Request) -> None:
+    def _set_up_now(self, call: Call) -> None:
         """Set up this world and later ones. If a rank is lost meanwhile, the next step begins with another world."""
-        self._setup.append(request)
+        self._setup.append(call)
         try:
-            self._set_up(request)
+            self._set_up(call)
         except RankLost:
             if not self._ranks.lost:
                 raise
 
-    def _set_up(self, request: Request) -> None:
-        if isinstance(request, Prepare):
-            request = Prepare(tuple(group for group in request.groups if set(group) <= set(self._world_ranks)))
-        self._ranks.values(self._ranks.ask(dict.fromkeys(self._world_ranks, request)), type(None))
+    def _set_up(self, call: Call) -> None:
+        match call:
+            case Call("prepare", tuple() as groups):
+                call = Call("prepare", tuple(group for group in groups if set(group) <= set(self._world_ranks)))
+        self._ranks.values(self._ranks.ask(dict.fromkeys(self._world_ranks, call)), call.method)
 
     def _reopen(self, step: Step) -> None:
         """Join a new world after a failure. Raises StepFailed if that is not possible, RankLost."""

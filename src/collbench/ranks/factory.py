@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,7 @@ from typing import Self
 from collbench.machine import cuda_variables, lifeline
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.measurement.backends.protocol import Opened
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.measurement.plan import Request, check_nccl_options
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
@@ -25,9 +26,9 @@ from collbench.model.run import Machine
 from collbench.ranks import connection, introductions
 from collbench.ranks.connection import KEY_BYTES, Listener, connect
 from collbench.ranks.coordinator import Coordinator
-from collbench.ranks.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
+from collbench.ranks.messages import Call, Introduction
 from collbench.ranks.rank_worker import RankWorker, serve
-from collbench.ranks.ranks import SILENCE_S, RankLost, Ranks, checked
+from collbench.ranks.ranks import SILENCE_S, RankLost, Ranks
 from collbench.ranks.store import UNSAID_S, Store, still_waiting
 from collbench.runfile.codec import build
 
@@ -164,19 +165,20 @@ class World:
     def open(self) -> Opened:
         """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
         ranks = self._ranks
-        replies = ranks.ask(dict.fromkeys(ranks.everyone, Introduce()))
+        replies = ranks.ask(dict.fromkeys(ranks.everyone, Call("introduce")))
         self.unknown = tuple(ranks.lost.values())
         kept = ranks.without_lost()
         numbers = {rank: number for number, rank in enumerate(kept)}
         # As they came: the first failure is the cause of those after it.
         present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
-        introduced = ranks.values(present, Introduction)
+        introduced: tuple[Introduction, ...] = ranks.values(present, "introduce")
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
         ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(introductions.host_names(introduced))})
         introductions.check(introduced)
         for text in introductions.shared_gpus(introduced):
             self._say(text)
         devices = introductions.devices_of(introduced)
+        ranks.ask(dict.fromkeys(ranks.everyone, Call("meet", devices)))
         backend = Coordinator(
             introduced[0].backend, ranks, self._store, devices, introductions.addresses(introduced, ends)
         )
@@ -185,13 +187,16 @@ class World:
         left = [rank for rank in range(len(introduced)) if rank not in backend.lost]
         introductions.check_libraries([introduced[rank] for rank in left], backend.facts)
         leaders = introductions.host_leaders(introduced)
-        requests = {
-            first: FindPaths(tuple(introduced[rank].device for rank in host_ranks))
-            for first, host_ranks in leaders.items()
-        }
-        answers = ranks.ask(requests)
+        answers = ranks.ask(
+            {
+                first: Call("paths", tuple(introduced[rank].device for rank in host_ranks))
+                for first, host_ranks in leaders.items()
+            }
+        )
         paths = {
-            host_ranks: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
+            host_ranks: ()
+            if isinstance(answers[first], RankLost)
+            else ranks.values({first: answers[first]}, "paths")[0]
             for first, host_ranks in leaders.items()
         }
         return Opened(
@@ -214,7 +219,7 @@ class World:
         """
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key, self.launch.world_size, _own_address(self.launch))
-        address = {"address": listener.address, "port": listener.port, "key": key.hex()}
+        address = (listener.address, listener.port, key.hex())
         begin, continues = time.monotonic(), False
         try:
             self._store.publish(_LISTENER, json.dumps(address, allow_nan=False))
@@ -258,14 +263,14 @@ def join(
     store = Store(launch, timeout_s, say)
     rank_worker = _open_rank_worker(launch, request, store)
     try:
-        address = _address(store.read(_LISTENER))
-        candidates = tuple(dict.fromkeys(filter(None, (address.address, launch.master_addr))))
+        address, port, key = _address(store.read(_LISTENER))
+        candidates = tuple(dict.fromkeys(filter(None, (address, launch.master_addr))))
         try:
-            peer = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
+            peer = connect(candidates, port, key, launch.rank)
         except OSError as error:
             raise BackendError(
                 f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
-                f"port {address.port}: {error}; firewalls must allow connections between the hosts"
+                f"port {port}: {error}; firewalls must allow connections between the hosts"
             ) from error
     except BaseException:
         rank_worker.close()
@@ -285,23 +290,13 @@ def _own_address(launch: LaunchEnvironment) -> str:
     return "" if connection.is_loopback(address) and launch.local_size < launch.world_size else address
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
-    """What rank 0 writes to the store: where it listens, and the key in hexadecimal digits."""
-
-    address: str
-    port: int
-    key: str
-
-
-def _address(text: str) -> _Address:
-    """Parse what rank 0 wrote to the store. Raises BackendError if it is anything else."""
+def _address(text: str) -> tuple[str, int, bytes]:
+    """Return where rank 0 listens, by its entry in the store, and the key. Raises BackendError for any other entry."""
     try:
-        parsed: _Address = build(_Address, json.loads(text), "the value")
-        bytes.fromhex(parsed.key)
+        address, port, key = build(tuple[str, int, str], json.loads(text), "the value")
+        return address, port, bytes.fromhex(key)
     except ValueError as error:
         raise BackendError(f"cannot read the address of rank 0 in the store: {error}; start all ranks again") from error
-    return parsed
 
 
 def _open_rank_worker(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
@@ -325,7 +320,7 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
+def _with_facts(machine: Machine, facts: tuple[Facts, ...]) -> Machine:
     """Return rank 0's machine; its multicast is True if all ranks' GPUs support it."""
     supports = [fact.multicast for fact in facts]
     return replace(

@@ -7,11 +7,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path
 from collbench.ranks.connection import is_loopback
-from collbench.ranks.messages import Introduction, RankFacts
+from collbench.ranks.messages import Introduction
 
 # What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
 NETWORK = "NET"
@@ -86,7 +87,7 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
     )
 
 
-def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
+def check_libraries(ranks: Sequence[Introduction], facts: Sequence[Facts]) -> None:
     """Raise UsageError if the ranks loaded different versions of NCCL: the times would describe neither."""
     hosts = host_names(ranks)
     for rank, fact in enumerate(facts):

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
 
 from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Facts
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -24,12 +25,7 @@ from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 
-# The messages. Each request has one answer, except Abandon and Leave.
-
-
-@dataclass(frozen=True, slots=True)
-class Introduce:
-    """Requests an Introduction."""
+# The messages. Each call has one answer, except Abandon and Leave.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +47,8 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeId:
-    """Requests the UniqueId that the ranks of a new world must share."""
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueId:
-    """NCCL's id in hexadecimal digits; empty if the backend needs none."""
-
-    digits: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRank:
-    """Opens the rank's device for a world of some `devices`; the answer is RankFacts. Steps name devices by position.
+class Opening:
+    """A new world to open the rank's device for. Calls name devices by position, as `meet` counted them.
 
     `positions` are those of the world, all unless ranks were lost, and this rank's is the one at `index`.
 
@@ -72,7 +56,6 @@ class OpenRank:
     ranks can use loopback.
     """
 
-    devices: tuple[Device, ...]
     key: str
     address: str
     positions: tuple[int, ...]
@@ -80,72 +63,43 @@ class OpenRank:
 
 
 @dataclass(frozen=True, slots=True)
-class RankFacts:
-    """What opening returned: the largest message in bytes, free bytes (None if devices share memory), the library."""
+class Method:
+    """A method of RankWorker: the types of its argument and of its result, None for none.
 
-    capacity_bytes: int
-    free_bytes: int | None = None
-    kernel_image: str = ""
-    nccl: str = ""
-    nccl_path: str = ""
-    multicast: bool | None = None
+    `alone`: each rank answers by itself, so nobody waits for one that is lost meanwhile.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """Allocates the buffers for messages of up to this many bytes."""
-
-    largest_bytes: int
+    takes: object
+    returns: object
+    alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Starts to create the groups' communicators; answered at once. The first collective waits for them."""
-
-    groups: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FindPaths:
-    """Requests the FoundPaths between devices of the rank's host, by their index in `devices`."""
-
-    devices: tuple[Device, ...]
+# What rank 0 may call: what arrives is built as these types, and calls nothing else.
+METHODS: Mapping[str, Method] = {
+    "introduce": Method(None, Introduction, alone=True),
+    "meet": Method(tuple[Device, ...], None, alone=True),
+    "make_id": Method(None, str, alone=True),
+    "open": Method(Opening, Facts),
+    "reserve": Method(int, None),
+    "prepare": Method(tuple[tuple[int, ...], ...], None),
+    "time": Method(Step, Timing),
+    "paths": Method(tuple[Device, ...], tuple[Path, ...], alone=True),
+    "health": Method(None, tuple[Health, ...], alone=True),
+    "ports": Method(None, tuple[NetworkPort, ...], alone=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPaths:
-    """The paths; none if not reported."""
+class Call:
+    """Calls a method of the rank's worker; its result, or the error that it raises, is the answer."""
 
-    paths: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeHealth:
-    """Requests the FoundHealth of the rank's device."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHealth:
-    """One state, or none if it is not reported."""
-
-    states: tuple[Health, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPorts:
-    """Requests the FoundPorts of the rank's host."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPorts:
-    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none if there is no card."""
-
-    ports: tuple[NetworkPort, ...]
+    method: str
+    argument: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Ends the rank's current step: another rank has failed, and this one would wait for it."""
+    """Ends the rank's current call: another rank has failed, and this one would wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +109,28 @@ class Leave:
     failure: str = ""
 
 
-Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | FoundPorts | Timing | None
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request's result. `flags` are problems of the rank's device during the request; the device has position 0."""
+    """A method's result. `flags` are problems of the rank's device during the call; the device has position 0."""
 
-    value: Value
-    flags: tuple[Flag, ...] = field(default=())
+    method: str
+    value: object = None
+    flags: tuple[Flag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A heartbeat: the rank still works on the request."""
+    """A heartbeat: the rank still works on the call."""
 
 
-Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth | ReadPorts
-Order: TypeAlias = Request | Abandon | Leave
+Order: TypeAlias = Call | Abandon | Leave
 # A failure travels as its class and text.
 Reply: TypeAlias = Done | CollbenchError
 RankMessage: TypeAlias = Reply | Alive
 
 
-# The messages as JSON: a type's name and its fields. What arrives is data of the types below, or an error.
+# The messages as JSON: a name, and what belongs to it. What arrives is data of the types above, or an error.
 
-_ORDERS: Mapping[str, type] = {
-    kind.__name__: kind
-    for kind in (Introduce, MakeId, OpenRank, Reserve, Prepare, Step, FindPaths, TakeHealth, ReadPorts, Abandon, Leave)
-}
-_VALUES: Mapping[str, type] = {
-    kind.__name__: kind for kind in (Introduction, UniqueId, RankFacts, FoundPaths, FoundHealth, FoundPorts, Timing)
-}
 # A failure of another class arrives as the first of its bases that stands here.
 _FAILURES: Mapping[str, type[CollbenchError]] = {
     kind.__name__: kind
@@ -210,36 +154,32 @@ class BadMessage(BackendError):
 def encode(message: Order | RankMessage) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
     match message:
-        case Done(value, flags):
-            fields: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
+        case Call(method, argument):
+            fields: list[object] = ["Call", method, argument]
+        case Leave(failure):
+            fields = ["Leave", failure]
+        case Done(method, value, flags):
+            fields = ["Done", method, value, flags]
         case CollbenchError():
             kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
             fields = ["Failed", kind, str(message), _facts(message)]
-        case OpenRank():
-            # All ranks' devices go to each of them: 0.3 MB of a thousand, made once.
-            rest = _ENCODER.encode({name: value for name, value in _fields(message).items() if name != "devices"})
-            return f'["OpenRank",{{"devices":{_devices_text(message.devices)},{rest[1:]}]'.encode("ascii")
-        case _:
-            fields = [type(message).__name__, message]
+        case Abandon() | Alive():
+            fields = [type(message).__name__]
     return _ENCODER.encode(fields).encode("ascii")
 
 
-def _devices_text(devices: tuple[Device, ...]) -> str:
-    """Return devices as JSON, cached for the last argument: rank 0 sends the same devices to a thousand ranks."""
-    kept = _last_devices.get(id(devices))
-    if kept is None or kept[0] is not devices:
-        _last_devices.clear()
-        kept = _last_devices[id(devices)] = (devices, _ENCODER.encode(devices))
-    return kept[1]
-
-
-_last_devices: dict[int, tuple[tuple[Device, ...], str]] = {}
-
-
 def decode_order(data: bytes) -> Order:
-    """Parse a request of rank 0. Raises BadMessage."""
+    """Parse an order of rank 0. Raises BadMessage."""
     try:
-        return cast("Order", _built(_ORDERS, _parsed(data)))
+        match _parsed(data):
+            case ["Call", str(method), argument] if method in METHODS:
+                return Call(method, _built(METHODS[method].takes, argument, method))
+            case ["Abandon"]:
+                return Abandon()
+            case ["Leave", str(failure)]:
+                return Leave(failure)
+            case _:
+                raise ValueError("no order")
     except ValueError as error:
         raise _refused(error) from None
 
@@ -248,13 +188,13 @@ def decode_rank_message(data: bytes) -> RankMessage:
     """Parse a message of a rank. Raises BadMessage."""
     try:
         match _parsed(data):
-            case ["Alive", {}]:
+            case ["Alive"]:
                 return Alive()
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
                 return cast("RankMessage", _failure(_FAILURES[kind], text, fact))
-            case ["Done", value, flags]:
-                built = None if value is None else cast("Value", _built(_VALUES, value))
-                return Done(built, build(tuple[Flag, ...], flags, "flags"))
+            case ["Done", str(method), value, flags] if method in METHODS:
+                built = _built(METHODS[method].returns, value, method)
+                return Done(method, built, build(tuple[Flag, ...], flags, "flags"))
             case _:
                 raise ValueError("neither an answer nor a heartbeat")
     except ValueError as error:
@@ -281,15 +221,11 @@ def _failure(kind: type[CollbenchError], text: str, fact: object) -> CollbenchEr
     return kind(text)
 
 
-def _built(kinds: Mapping[str, type], data: object) -> object:
-    """Return the dataclass that `data` names, with these fields and no others. Raises ValueError."""
-    match data:
-        case [str(name), {**fields}] if name in kinds:
-            unknown = [key for key in fields if key not in _names(kinds[name])]
-            if unknown:
-                raise ValueError(f"{name} has no '{unknown[0]}'")
-            return build(kinds[name], fields, name)
-    raise ValueError("of no known type")
+def _built(kind: object, data: object, where: str) -> object:
+    """Return data as this type, None of no type. Raises ValueError."""
+    if kind is None and data is not None:
+        raise ValueError(f"{where} with a value")
+    return None if kind is None else build(kind, data, where)
 
 
 def _parsed(data: bytes) -> object:

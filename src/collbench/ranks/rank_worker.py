@@ -7,7 +7,7 @@ import pathlib
 import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,36 +24,24 @@ from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, ex
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
-from collbench.measurement.backends.worker_messages import World
+from collbench.measurement.backends.worker_messages import Facts, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
-from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready
 from collbench.ranks.messages import (
+    METHODS,
     Abandon,
     Alive,
     BadMessage,
+    Call,
     Done,
-    FindPaths,
-    FoundHealth,
-    FoundPaths,
-    FoundPorts,
-    Introduce,
     Introduction,
     Leave,
-    MakeId,
-    OpenRank,
+    Opening,
     Order,
-    Prepare,
-    RankFacts,
-    ReadPorts,
     Reply,
-    Request,
-    Reserve,
-    TakeHealth,
-    UniqueId,
-    Value,
 )
 from collbench.ranks.store import Store, interface_of, prefix
 
@@ -61,15 +49,22 @@ from collbench.ranks.store import Store, interface_of, prefix
 class RankWorker(ABC):
     """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
 
-    Groups are of indices in the opened world. A subclass overrides the methods whose default does not apply to it.
+    Rank 0 calls the methods in messages.METHODS. Groups are of indices in the opened world. A subclass overrides the
+    methods whose default does not apply to it.
     """
+
+    devices: tuple[Device, ...] = ()
+
+    def meet(self, devices: tuple[Device, ...]) -> None:
+        """Keep the devices of all ranks; worlds are opened of some of them. Only once: a thousand make 0.3 MB."""
+        self.devices = devices
 
     @abstractmethod
     def introduce(self) -> Introduction:
         """Return this host and device. Raises MachineError, UsageError."""
 
     @abstractmethod
-    def open(self, opening: OpenRank) -> RankFacts:
+    def open(self, opening: Opening) -> Facts:
         """Open the device for a new world, in place of the one before."""
 
     @abstractmethod
@@ -101,6 +96,10 @@ class RankWorker(ABC):
     def health(self) -> tuple[Health, ...]:
         """Return the device's state now; none if it is not reported."""
         return ()
+
+    def ports(self) -> tuple[NetworkPort, ...]:
+        """Return the ports of the InfiniBand and RoCE cards that this rank's container shows."""
+        return read_ports(pathlib.Path("/"))
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
@@ -146,23 +145,15 @@ class CudaRankWorker(RankWorker):
         self._need_unused_worker()
         return self._backend.unique_id(self._nccl_path).hex()
 
-    def open(self, opening: OpenRank) -> RankFacts:
+    def open(self, opening: Opening) -> Facts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
-        devices = tuple(opening.devices[position] for position in opening.positions)
+        devices = tuple(self.devices[position] for position in opening.positions)
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
         world = World(opening.index, len(devices), unique_id)
         self._backend.open(devices, self._nccl_path, collectives=True, world=world, options=self._options)
-        facts = self._backend.facts
-        return RankFacts(
-            capacity_bytes=facts.capacity_bytes,
-            free_bytes=min(facts.free_bytes),
-            kernel_image=facts.kernel_image,
-            nccl=facts.nccl,
-            nccl_path=facts.nccl_path,
-            multicast=facts.multicast,
-        )
+        return replace(self._backend.facts, operations={})  # copies: not for a world
 
     def reserve(self, largest_bytes: int) -> None:
         """Allocate the buffers."""
@@ -242,7 +233,7 @@ class HostRankWorker(RankWorker):
         """Return this host and the rank's core."""
         return _introduction("host", numa.device(self._core), here())
 
-    def open(self, opening: OpenRank) -> RankFacts:
+    def open(self, opening: Opening) -> Facts:
         """Start the worker and wait until it has met all others."""
         self.close()
         self._index = opening.index
@@ -258,7 +249,7 @@ class HostRankWorker(RankWorker):
             self.close()
             raise
         here_too = max(1, self._launch.local_size)
-        return RankFacts(capacity_bytes=available_bytes() // 2 // (_BUFFERS * here_too))
+        return Facts((), available_bytes() // 2 // (_BUFFERS * here_too))
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
@@ -291,7 +282,7 @@ class HostRankWorker(RankWorker):
             self._worker = None
 
 
-# The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
+# The rank's loop: it answers rank 0's calls one by one, and listens for Abandon and Leave at any time.
 
 # Rank 0 counts a rank as lost after several of these without a message.
 ALIVE_EVERY_S = 2.0
@@ -319,8 +310,8 @@ def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float
                         return True
                     case Abandon():
                         pass  # it crossed our answer: nothing to abandon
-                    case request:
-                        server.work(request)
+                    case call:
+                        server.work(call)
         finally:
             worker.submit(rank_worker.close)
 
@@ -349,13 +340,13 @@ class _Server:
             self._hung_up = True
             return None
 
-    def work(self, request: Request) -> None:
-        """Answer one request in another thread, while this thread listens for Abandon."""
+    def work(self, call: Call) -> None:
+        """Answer one call in another thread, while this thread listens for Abandon."""
         done, notify_done = socket.socketpair()
         with done, notify_done:
-            if isinstance(request, OpenRank):
-                self._positions = request.positions
-            answer = self._worker.submit(_answer, self._rank_worker, with_indices(request, self._positions))
+            if isinstance(call.argument, Opening):
+                self._positions = call.argument.positions
+            answer = self._worker.submit(_answer, self._rank_worker, with_indices(call, self._positions))
             answer.add_done_callback(lambda _answer: notify_done.send(b"."))
             self._wait_until(done)
             done.recv(1)
@@ -384,14 +375,21 @@ class _Server:
                 self._rank_0.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
-def with_indices(request: Request, positions: Sequence[int]) -> Request:
-    """Return a request whose groups are converted from positions to indices in a world of `positions`."""
-    indices = {position: index for index, position in enumerate(positions)}
-    if isinstance(request, Step | Prepare) and any(index != position for position, index in indices.items()):
-        return replace(
-            request, groups=tuple(tuple(indices[position] for position in group) for group in request.groups)
-        )
-    return request
+def with_indices(call: Call, positions: Sequence[int]) -> Call:
+    """Return a call whose groups are converted from positions to indices in a world of `positions`."""
+    if list(positions) == list(range(len(positions))):
+        return call
+    index_of = {position: index for index, position in enumerate(positions)}
+
+    def converted(groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(index_of[position] for position in group) for group in groups)
+
+    match call:
+        case Call("time", Step() as step):
+            return Call("time", replace(step, groups=converted(step.groups)))
+        case Call("prepare", tuple() as groups):
+            return Call("prepare", converted(groups))
+    return call
 
 
 def with_positions(reply: Reply, positions: Sequence[int]) -> Reply:
@@ -415,36 +413,13 @@ def _failure_with_positions(failure: Failure, positions: Sequence[int]) -> Failu
     )
 
 
-def _answer(rank_worker: RankWorker, request: Request) -> Reply:
+def _answer(rank_worker: RankWorker, call: Call) -> Reply:
     """Return the answer; an error becomes an answer."""
     try:
-        value = _value(rank_worker, request)
-        return Done(value, rank_worker.flags() if isinstance(request, Step) else ())
+        arguments = () if METHODS[call.method].takes is None else (call.argument,)
+        value = getattr(rank_worker, call.method)(*arguments)
+        return Done(call.method, value, rank_worker.flags() if call.method == "time" else ())
     except CollbenchError as error:
         return error
     except Exception as error:  # noqa: BLE001  # rank 0 would wait for ever; it says which rank met what
         return BackendError(f"{type(error).__name__}: {error}")
-
-
-def _value(rank_worker: RankWorker, request: Request) -> Value:
-    value: Value = None
-    match request:
-        case Introduce():
-            value = rank_worker.introduce()
-        case MakeId():
-            value = UniqueId(rank_worker.make_id())
-        case OpenRank():
-            value = rank_worker.open(request)
-        case Reserve(largest_bytes):
-            rank_worker.reserve(largest_bytes)
-        case Prepare(groups):
-            rank_worker.prepare(groups)
-        case FindPaths(devices):
-            value = FoundPaths(rank_worker.paths(devices))
-        case TakeHealth():
-            value = FoundHealth(rank_worker.health())
-        case ReadPorts():
-            value = FoundPorts(read_ports(pathlib.Path("/")))
-        case Step():
-            value = rank_worker.time(request)
-    return value

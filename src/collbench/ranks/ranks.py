@@ -1,38 +1,22 @@
-"""Rank 0's requests to all ranks, its own rank included: each gets one at a time and sends one answer."""
+"""Rank 0's calls to all ranks, its own rank included: each gets one at a time and sends one answer."""
 
 from __future__ import annotations
 
+import selectors
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
-from collbench.ranks.connection import Poller, RankConnection, framed
-from collbench.ranks.messages import (
-    Abandon,
-    Alive,
-    BadMessage,
-    Done,
-    FindPaths,
-    Introduce,
-    Leave,
-    MakeId,
-    ReadPorts,
-    Reply,
-    Request,
-    TakeHealth,
-)
-
-_Value = TypeVar("_Value")
+from collbench.ranks.connection import RankConnection, framed
+from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Call, Done, Leave, Reply
 
 # Ranks send Alive every 2 s while they work. A longer silence means a stopped process or a cut network.
 SILENCE_S = 30.0
 # If ranks report that they lost another one, that rank has so many seconds to report why before it is told to stop.
 CAUSE_S = 5.0
-# What each rank answers by itself: nobody waits for one that is lost meanwhile.
-_INDEPENDENT = (Introduce, MakeId, FindPaths, TakeHealth, ReadPorts)
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
 
@@ -61,7 +45,7 @@ class Ranks:
         is allowed only if losses are survived. `cause_s` is how long a lost rank may take to report why.
         """
         self._survives_losses = survives_losses
-        self._independent = False  # no rank needs another one to answer the last request
+        self._independent = False  # no rank needs another one to answer the last call
         self._connections = dict(connections)
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
@@ -102,35 +86,41 @@ class Ranks:
         """Give the ranks more informative names."""
         self._names.update(names)
 
-    def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply]:
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Reply]:
         """Return these ranks' answers; a failure is an answer. Raises RankLost.
 
-        After the first failure, the other ranks are told to abandon the request, because they might wait for the failed
+        After the first failure, the other ranks are told to abandon the call, because they might wait for the failed
         rank.
         """
         if self._fatal is not None:
             raise self._fatal
         self.settle()
         self._abandoned.clear()
-        self._independent = all(isinstance(request, _INDEPENDENT) for request in requests.values())
-        framed_request, frame = None, b""
-        for rank, request in requests.items():
+        self._independent = all(METHODS[call.method].alone for call in calls.values())
+        framed_call, frame = None, b""
+        for rank, call in calls.items():
             if rank in self._lost:
                 continue
-            # Encoded once: a thousand ranks may get the same request.
-            if request is not framed_request:
-                framed_request, frame = request, framed(request)
+            # Encoded once: a thousand ranks may get the same call.
+            if call is not framed_call:
+                framed_call, frame = call, framed(call)
             self._unanswered.add(rank)
             with suppress(OSError):  # a rank that has exited shows when it should answer
                 self._connections[rank].send_frame(frame)
-        return {**{rank: self._lost[rank] for rank in requests if rank in self._lost}, **self._gather()}
+        return {**{rank: self._lost[rank] for rank in calls if rank in self._lost}, **self._gather()}
 
-    def values(self, replies: Mapping[int, Reply], kind: type[_Value]) -> tuple[_Value, ...]:
-        """Return the answers' values by rank. Raises the failure that came first, with its rank's name."""
+    def values(self, replies: Mapping[int, Reply], method: str) -> tuple[Any, ...]:
+        """Return the method's results by rank. Raises the failure that came first, with its rank's name.
+
+        An answer of another method, which ranks of one version never give, is a BackendError.
+        """
         for rank, reply in replies.items():
             if not isinstance(reply, Done):
                 raise self.named(rank, reply)
-        return tuple(checked(replies[rank], kind) for rank in sorted(replies))
+            if reply.method != method:
+                text = f"answered '{reply.method}' where '{method}' was asked: install one version on all hosts"
+                raise self.named(rank, BackendError(text))
+        return tuple(reply.value for _, reply in sorted(replies.items()) if isinstance(reply, Done))
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
         """Return the failure with its rank's name; a UsageError applies to every rank and gets no name."""
@@ -163,12 +153,14 @@ class Ranks:
         clock = last_check = 0.0  # seconds in this loop, and when it looked for silent ranks last
         waited = 0.0  # seconds since a rank reported that it lost another one
         last_message = dict.fromkeys(self._unanswered, clock)
-        with Poller() as poller:
-            for rank in self._unanswered:
-                poller.add(rank, self._connections[rank])
+        with selectors.DefaultSelector() as selector:
+            polled = {rank: self._connections[rank] for rank in self._unanswered}
+            for rank, connection in polled.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
             while self._unanswered:
                 begin = time.monotonic()
-                messages = {rank: self._message(rank) for rank in sorted(poller.ready(_SLICE_S))}
+                ready = sorted(key.data for key, _ in selector.select(_SLICE_S))
+                messages = {rank: self._message(rank) for rank in ready}
                 passed = min(_SLICE_S, time.monotonic() - begin)
                 clock += passed
                 last_message.update(dict.fromkeys(messages, clock))
@@ -179,7 +171,7 @@ class Ranks:
                 for rank, message in messages.items():
                     if message is None or isinstance(message, Alive):
                         continue
-                    poller.drop(rank)
+                    selector.unregister(polled[rank])  # closed, if the rank was lost
                     self._unanswered.discard(rank)
                     replies[rank] = message
                     if not isinstance(message, Done):
@@ -238,12 +230,3 @@ class Ranks:
 def _absent(rank: int, name: str) -> RankLost:
     how = "did not connect"
     return RankLost(f"{name} {how}", failure=Failure(FailureKind.CRASH, Cause.REPORTED, (rank,), rank, detail=how))
-
-
-def checked(reply: Reply, kind: type[_Value]) -> _Value:
-    """Return an answer's value. Raises BackendError for another kind, which ranks of one version never give."""
-    if not (isinstance(reply, Done) and isinstance(reply.value, kind)):
-        raise BackendError(
-            f"a rank answered {reply} where {kind.__name__} was expected: install one version on all hosts"
-        )
-    return reply.value

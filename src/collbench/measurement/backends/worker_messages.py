@@ -55,11 +55,11 @@ class Facts:
 
     free_bytes: tuple[int, ...]
     capacity_bytes: int
-    operations: dict[Variant, tuple[Operation, ...]]
-    kernel_image: str
-    nccl: str
-    nccl_path: str
-    multicast: bool | None
+    operations: dict[Variant, tuple[Operation, ...]] = field(default_factory=dict)
+    kernel_image: str = ""
+    nccl: str = ""
+    nccl_path: str = ""
+    multicast: bool | None = None
     peers: tuple[tuple[bool, ...], ...] = ()
 
 
