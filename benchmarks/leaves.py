@@ -6,10 +6,8 @@
 Simulated. The clusters, their rates and their noise come from judging/clusters.py, a model of its own; rounds and judge
 are collbench's. 8 to 64 nodes of 8 GPUs, leaves of equal or random size (or one switch). `accused`: runs in which some
 healthy node is called slow. `uplinks`: runs in which nodes of several leaves are said to share a slow uplink.
-`doubted`: healthy nodes called neither healthy nor slow. `grouped`: runs in which leaf switches are inferred, with the
-share of their nodes that are in a group; `mixed`: runs of these in which a group has nodes of several leaves, or two
-groups are of one leaf. Of the slow nodes, how many are `named`, and how many are `in doubt` (undecided, or either slow
-or behind an oversubscribed uplink). FILE gets a line for each run.
+`doubted`: healthy nodes called neither healthy nor slow. Of the slow nodes, how many are `named`, and how many are
+`in doubt` (undecided, or either slow or behind an oversubscribed uplink). FILE gets a line for each run.
 """
 
 from __future__ import annotations
@@ -77,8 +75,6 @@ class Said:
     accused: int
     uplinks: int
     doubted: int
-    grouped: int
-    mixed: int
     slow: int
     named: int
     in_doubt: int
@@ -104,8 +100,7 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
 
     survey = survey_nodes(nodes, _switches(made) if cell.known else (), measure, more, number, one_way=False)
     states = [one.state for one in survey.judgement.nodes]
-    uplinks, groups = survey.judgement.slow_uplinks, survey.judgement.groups
-    leaves_of = [{made.leaf_of[node] for node in group} for group in groups]
+    uplinks = survey.judgement.slow_uplinks
     return Said(
         cell=str(cell),
         number=number,
@@ -116,8 +111,6 @@ def look(cell: Cell, rounds: int | None, seed: int, number: int) -> Said:
         doubted=sum(
             state not in (State.SLOW, State.HEALTHY) and node not in made.slow for node, state in enumerate(states)
         ),
-        grouped=sum(map(len, groups)),
-        mixed=sum(len(one) > 1 for one in leaves_of) + len(leaves_of) - len(set(map(min, leaves_of))),
         slow=len(made.slow),
         named=sum(states[node] is State.SLOW for node in made.slow),
         in_doubt=sum(states[node] not in (State.SLOW, State.HEALTHY) for node in made.slow),
@@ -138,14 +131,11 @@ def line(cell: Cell, said: Sequence[Said]) -> str:
         100 * sum(many) / max(1, slow) for many in zip(*((s.named, s.in_doubt) for s in said), strict=True)
     )
     found = f"  named {named:5.1f}%  in doubt {in_doubt:5.1f}%" if slow else ""
-    rounds, grouped = [one.rounds for one in said], [one for one in said if one.grouped]
-    placed = sum(one.grouped for one in grouped) / max(1, sum(one.nodes for one in grouped))
-    mixed = sum(one.mixed > 0 for one in grouped)
-    inferred = f"  grouped {len(grouped)} ({placed:.0%}), mixed {mixed}" if grouped else ""
+    rounds = [one.rounds for one in said]
     return (
         f"{cell!s:42} accused {sum(one.accused > 0 for one in said) / len(said):6.1%}  uplinks "
         f"{sum(one.uplinks > 0 for one in said) / len(said):6.1%}  doubted "
-        f"{sum(one.doubted for one in said) / healthy:6.1%}{found}  rounds {median(rounds):g}, {max(rounds)}{inferred}"
+        f"{sum(one.doubted for one in said) / healthy:6.1%}{found}  rounds {median(rounds):g}, {max(rounds)}"
     )
 
 

@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import product
 
 import pytest
 
@@ -155,37 +154,3 @@ def test_with_switches_given_no_healthy_node_is_slow_where_a_slower_uplink_hides
     members = tuple(tuple(sorted(leaf)) for leaf in leaves_of(sizes))
     known = (Switches(tuple(f"leaf{number}" for number in range(len(sizes))), members),)
     assert surveyed(sizes, 1.5, {}, seed, known=known).judgement.slow_nodes == ()
-
-
-@pytest.mark.parametrize("slow", [{}, {2: 0.8}])
-def test_leaves_are_inferred_only_as_they_are(slow: dict[int, float]) -> None:
-    inferred = 0
-    for sizes, seed in product(((4, 4, 4, 4), (6, 3, 7), (8, 8, 8, 8)), range(4)):
-        groups = surveyed(sizes, 4.0, slow, seed).judgement.groups
-        homes = [[number for number, leaf in enumerate(leaves_of(sizes)) if {*group} <= leaf] for group in groups]
-        assert all(len(home) == 1 for home in homes), "no group is of two leaves"
-        assert len({home for (home,) in homes}) == len(homes), "and no leaf has two groups"
-        assert not groups or 2 * sum(map(len, groups)) >= sum(sizes)
-        inferred += bool(groups)
-    assert inferred > 3
-
-
-@pytest.mark.parametrize(("sizes", "ratio"), [((16,), 1.0), ((8, 8, 8, 8), 1.0), ((5, 3), 4.0)])
-def test_without_evidence_no_leaf_is_inferred(sizes: tuple[int, ...], ratio: float) -> None:
-    """One switch, uplinks for all, and two leaves of which one uplink explains all."""
-    assert [surveyed(sizes, ratio, {1: 0.8}, seed).judgement.groups for seed in range(3)] == [()] * 3
-
-
-def test_groups_have_the_numbers_of_all_nodes_where_some_were_lost() -> None:
-    sizes = (4, 4, 4, 4)
-    rates, rng, made = under_leaves(sizes, 4.0, {}), random.Random(5), list[int]()
-
-    def measure(pairs: tuple[Pair, ...], _one_way: bool) -> list[float]:
-        made.append(len(pairs))
-        return [rate * lognormal(rng) for rate in rates(pairs)]
-
-    done = survey_nodes(
-        16, (), measure, lambda count: count < 30, 5, one_way=False, lost=lambda: {0} if made else set()
-    )
-    assert done.judgement.groups
-    assert all(any({*group} <= leaf - {0} for leaf in leaves_of(sizes)) for group in done.judgement.groups)

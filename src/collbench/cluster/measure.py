@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collbench.cluster.fit import Observation, RoundKind
-from collbench.cluster.groups import leaf_groups
 from collbench.cluster.nodes import Judgement, Rail, Switches, judge, judge_rails
 from collbench.cluster.sharing import Sharing
 from collbench.cluster.simulated import Cluster, measured
@@ -431,10 +430,7 @@ def survey_nodes(
         take(planned)
     while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng)) is not None:
         take(instead)
-    found = judged()
-    if found.shared and found.sharing is not None:
-        found = replace(found, groups=leaf_groups(seen, found.sharing))
-    return Surveyed(tuple(made), tuple(seen), found, time.monotonic() - begin)
+    return Surveyed(tuple(made), tuple(seen), judged(), time.monotonic() - begin)
 
 
 def next_round(found: Judgement, nodes: int, leaves: Sequence[Members], made: int, rng: random.Random) -> Round | None:

@@ -112,8 +112,7 @@ class Judgement:
     empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
     two: whether the others are slow, or these two share a switch, no pair shows. `sharing` is what pairs share if no
     switch is known. If `shared`, nodes are judged by it, and `across` is what pairs lose that meet busy uplinks.
-    `confirm` are slow nodes to measure again, when all else is decided. `groups` are nodes that are probably under one
-    leaf switch each, inferred from their pairs when the survey has ended.
+    `confirm` are slow nodes to measure again, when all else is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -126,7 +125,6 @@ class Judgement:
     sharing: Sharing | None = None
     shared: bool = False
     confirm: Members = ()
-    groups: tuple[Members, ...] = ()
 
     @property
     def judged(self) -> int:
@@ -438,37 +436,18 @@ def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[
 
 
 @dataclass(frozen=True, slots=True)
-class AllNodes:
-    """All nodes were requested, so there was nothing to choose."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class BestNodes:
-    """The slowest of them reaches `slowest` of the typical rate, and they are under as few switches as possible.
-
-    Of `undecided` of them it is not known whether they are slow. `under` has for each reported level, leaves first, how
-    many switches are used, and the name of one of its switches.
-    """
-
-    slowest: float
-    undecided: int
-    under: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class NodeChoice:
     """The chosen nodes in the order in which to start ranks: neighbours under a switch follow each other.
 
-    `band` is the predicted all-reduce busbw in GB/s: the low end if every node's traffic leaves its switch at the same
-    time, the high end if a ring leaves each switch once; None for a single node, which has no pair. `left_out` has the
-    nodes that were not taken, each with the reason: its own effect, or the slow uplink it is behind. `switches` counts
-    the switches used of each reported level. `heuristic`: the switches were packed greedily.
+    `reason` is why they were chosen. `band` is the predicted all-reduce busbw in GB/s: the low end if every node's
+    traffic leaves its switch at the same time, the high end if a ring leaves each switch once; None for a single node,
+    which has no pair. `left_out` has the nodes that were not taken, each with the reason: its own effect, or the slow
+    uplink it is behind. `switches` counts the switches used of each reported level. `heuristic`: the switches were
+    packed greedily.
     """
 
     members: Members
-    reason: AllNodes | BestNodes
+    reason: str
     band: tuple[float, float] | None
     left_out: tuple[tuple[int, NodeEffect | Uplink], ...]
     switches: tuple[int, ...]
@@ -491,16 +470,31 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     worth = [(-rate, node in behind, node) for node, rate in enumerate(rates)]
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
-    under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
     undecided = sum(judgement.nodes[node].state in (State.UNDECIDED, State.EITHER) for node in members)
     return NodeChoice(
         members=members,
-        reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, undecided, under),
+        reason=f"all {nodes} nodes" if wanted == nodes else _reason(limit, undecided, used, known),
         band=_band(judgement, members, rates) if wanted > 1 else None,
         left_out=tuple(_left_out(judgement, set(members))),
         switches=used,
         heuristic=len(known) > 1,  # of one level the largest first is the fewest
     )
+
+
+def _reason(slowest: float, undecided: int, used: Sequence[int], known: Sequence[Switches]) -> str:
+    """Return why nodes were chosen: the slowest of them reaches this ratio of the typical rate, and they are under as
+    few switches of each known level as possible.
+    """
+    rate = "none of them is slow"
+    if slowest <= 1 - DELTA:
+        rate = f"the slowest reaches {slowest:.0%} of the typical rate"
+    elif undecided:
+        rate = f"none of them is known to be slow, but {undecided} of them are undecided"
+    if not known:
+        return f"{rate}; switches are unknown, so these are the first"
+    kinds = (level.names[0].rstrip("0123456789") or "switch" for level in known)
+    under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in zip(used, kinds, strict=True))
+    return f"{rate}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
 
 
 def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[float, list[int]]:

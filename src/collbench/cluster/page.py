@@ -9,8 +9,6 @@ from statistics import median
 
 from collbench.cluster.nodes import (
     UNKNOWN,
-    AllNodes,
-    BestNodes,
     Judgement,
     LateNode,
     NodeChoice,
@@ -129,7 +127,6 @@ def as_plain(
         if choice is None
         else {
             **plain(choice),
-            "reason": reason(choice.reason),
             "left_out": [[node, left_out(why)] for node, why in choice.left_out],
             "nodes": [origin.names[node] for node in choice.members],
         },
@@ -181,7 +178,6 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         elif change < -DELTA:
             lost = f"pairs across switches lose {-change:.0%} if all run at once"
             yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
-    yield from _leaves(origin, judgement)
     if judgement.fast_pair:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
@@ -196,16 +192,6 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
         across = any(change < -DELTA for change in judgement.across)
         yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
-
-
-def _leaves(origin: Origin, judgement: Judgement) -> Iterator[str]:
-    if not judgement.groups:
-        return
-    groups = "; ".join(format_node_list([origin.names[node] for node in group]) for group in judgement.groups)
-    left = len(origin.names) - sum(map(len, judgement.groups))
-    others = f"; of {left} nodes it is not known" if left else ""
-    why = "fast with each other while pairs with other nodes met busy uplinks"
-    yield f"leaves    probably under one switch each, as they were {why}: {groups}{others}{origin.mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
@@ -262,21 +248,6 @@ def left_out(why: NodeEffect | Uplink) -> str:
     return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
 
 
-def reason(grounds: AllNodes | BestNodes) -> str:
-    """Return why nodes were chosen."""
-    if isinstance(grounds, AllNodes):
-        return f"all {grounds.count} nodes"
-    few = grounds.slowest <= 1 - DELTA
-    slowest = f"the slowest reaches {grounds.slowest:.0%} of the typical rate" if few else "none of them is slow"
-    if grounds.undecided and not few:
-        slowest = f"none of them is known to be slow, but {grounds.undecided} of them are undecided"
-    if not grounds.under:
-        return f"{slowest}; switches are unknown, so these are the first"
-    kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in grounds.under)
-    under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
-    return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
-
-
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
     nodes = format_node_list([names[node] for node in one.members])
     low, high = one.effect.interval
@@ -297,7 +268,7 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
         ]
         where = "each node" if len(sets) == 1 else format_node_list(nodes)
         yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
-    yield f"why       {reason(choice.reason)}{origin.mark}"
+    yield f"why       {choice.reason}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
         yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"

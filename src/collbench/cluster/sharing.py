@@ -179,21 +179,6 @@ def is_crowded(one: Observation) -> bool:
     return one.kind not in (RoundKind.AMONG_SUSPECTS, RoundKind.QUIET, RoundKind.CONFIRMING)
 
 
-def met_busy_uplink(seen: Sequence[Observation], sharing: Sharing) -> list[bool | None]:
-    """Return of each measurement whether it met a busy uplink, None if a node's own rate is not known."""
-    clearly = clearly_below(sharing.sigma)
-
-    def own(end: _End) -> float:
-        reached = (sharing.receives if end[0] else sharing.sends)[end[1]]
-        return reached.mean if reached is not None and (reached.fast or reached.slow) else -math.inf
-
-    least = [min(map(own, _ends(one))) - clearly for one in seen]
-    return [
-        None if math.isinf(rate) else math.log(one.gbs) - sharing.full < rate
-        for one, rate in zip(seen, least, strict=True)
-    ]
-
-
 def _ends(one: Observation) -> list[_End]:
     """Return what a measurement shows."""
     ends = [(False, one.first), (True, one.second)]

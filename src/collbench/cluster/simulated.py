@@ -119,8 +119,6 @@ def load(text: str, name: str) -> Cluster:
             data = cleaned(json.loads(text), text)
         except (ValueError, RecursionError) as error:
             raise ValueError(json_fault(error)) from error
-        if isinstance(data, dict) and "told" in data:  # what older files call it
-            data["reported"] = data.pop("told")
         cluster: Cluster = build(Cluster, data, "cluster")
     except (ValueError, TypeError, UsageError) as error:
         raise RunFileError(
