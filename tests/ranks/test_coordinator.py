@@ -1,6 +1,7 @@
 """Rank 0's backend over fake ranks in threads: orders and answers travel as they do between hosts."""
 
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -113,16 +114,29 @@ def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
         assert coordinator.time(step(((0, 1),), 32)).seconds
 
 
-def test_wrong_data_is_reported_before_the_failures_that_it_causes() -> None:
-    def corrupt(worker: FakeRankWorker, _step: Step) -> None:
-        if worker.rank == 2:
-            raise DataCorruption("wrong data at byte 12")
-        if worker.rank == 1:
-            worker.wait_to_be_interrupted()
+@pytest.mark.parametrize(
+    ("title", "errors", "kind", "message"),
+    [
+        ("wrong data, before the failures that it causes", {2: DataCorruption("wrong data at byte 12")},
+         DataCorruption, "rank 2: wrong data at byte 12"),
+        ("a usage error of all ranks as on one machine", dict.fromkeys(range(3), UsageError("gloo cannot do avg")),
+         UsageError, "gloo cannot do avg"),
+        ("an unexpected error", {1: KeyError("lost")}, StepFailed, "rank 1: KeyError: 'lost'"),
+        ("the rank that lost a peer, without a cause", {1: PeerLost("remote process exited")}, StepFailed,
+         "rank 1: remote process exited"),
+    ],
+)  # fmt: skip
+def test_a_failed_step_is_reported_and_hangs_no_peer(
+    title: str, errors: dict[int, Exception], kind: type[Exception], message: str
+) -> None:
+    def fail(worker: FakeRankWorker, _step: Step) -> None:
+        if worker.rank in errors:
+            raise errors[worker.rank]
+        worker.wait_to_be_interrupted()
 
-    with world([FakeRankWorker(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
+    with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
         coordinator.open()
-        with pytest.raises(DataCorruption, match="rank 2: wrong data at byte 12"):
+        with pytest.raises(kind, match=f"^{re.escape(message)}$"):
             coordinator.time(step())
 
 
@@ -139,40 +153,6 @@ def test_a_rank_that_lost_a_peer_waits_for_the_peers_own_report() -> None:
         coordinator.open()
         with pytest.raises(StepFailed, match=r"^rank 1: unhandled system error$"):
             coordinator.time(step())
-
-
-def test_without_a_cause_the_rank_that_lost_a_peer_is_reported_and_the_others_end() -> None:
-    def fail(worker: FakeRankWorker, _step: Step) -> None:
-        if worker.rank == 1:
-            raise PeerLost("remote process exited")
-        worker.wait_to_be_interrupted()
-
-    with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
-        coordinator.open()
-        with pytest.raises(StepFailed, match="rank 1: remote process exited"):
-            coordinator.time(step())
-
-
-def test_a_usage_error_of_all_ranks_is_reported_as_on_one_machine() -> None:
-    def refuse(_worker: FakeRankWorker, _step: Step) -> None:
-        raise UsageError("gloo cannot reduce by avg")
-
-    with world([FakeRankWorker(rank, on_step=refuse) for rank in range(2)]) as coordinator:
-        coordinator.open()
-        with pytest.raises(UsageError, match=r"^gloo cannot reduce by avg$"):
-            coordinator.time(step(((0, 1),)))
-
-
-def test_an_unexpected_error_of_a_rank_is_reported_and_hangs_no_peer() -> None:
-    def break_down(worker: FakeRankWorker, _step: Step) -> None:
-        if worker.rank == 1:
-            raise KeyError("lost")
-        worker.wait_to_be_interrupted()
-
-    with world([FakeRankWorker(rank, on_step=break_down) for rank in range(2)]) as coordinator:
-        coordinator.open()
-        with pytest.raises(StepFailed, match="rank 1: KeyError: 'lost'"):
-            coordinator.time(step(((0, 1),)))
 
 
 def test_flags_come_from_the_rank_of_their_device() -> None:
