@@ -72,6 +72,19 @@ def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path:
         assert judged == "right" or way != "marks", (seed, why)
 
 
+@pytest.mark.parametrize(
+    ("features", "seed", "gpu"),
+    [
+        (("tp", "norm", "warm-up"), 77200, False),  # a forward and a backward pass of equal blocks, then a norm
+        (("tp", "accumulation", "warm-up"), 91001, True),  # too few repetitions of a step of 256 calls are kept whole
+    ],
+)
+def test_parts_of_a_step_that_look_like_one_are_not_claimed(
+    features: tuple[str, ...], seed: int, gpu: bool, tmp_path: Path
+) -> None:
+    assert verdict(scenarios.Job(features, seed, gpu=gpu), tmp_path)[0] == "not found"
+
+
 def test_a_program_marks_its_steps_where_it_is_recorded_and_nothing_elsewhere(tmp_path: Path) -> None:
     program = "import collbench, os\nfor _ in range(3): collbench.step()\nprint(os.uname().nodename, os.getpid())"
     for folder in ("", str(tmp_path)):

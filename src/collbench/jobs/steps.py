@@ -43,6 +43,7 @@ _CLEAR = 1.3  # a step's pause over the longest pause within it
 _COVERED = 0.6  # of the calls, by what is a step at all
 _ALIKE = 1.03  # pauses of which the medians are known to differ by less are alike
 _NOTICED, _SURE = 0.01, 6.0  # of a step, and standard errors: a pause that is longer by more is longer for a reason
+_FEW_PARTS = 3  # sequences: a small call after so few of them again and again may end a step of that many
 _UNROLLED = 4096  # calls: of a phase that is longer, only the repetitions are unrolled whose times are known
 _REDUCING = ("allreduce", "reducescatter", "reduce")
 
@@ -436,6 +437,8 @@ def _is_step(job: Job, one: _Unrolled, level: _Level, pauses: Values) -> bool:
     usable[[number for number in large if number < len(usable)]] = False  # after an evaluation anything may happen
     distances = Counter(after - number for number, after in pairwise(small))
     every, times = distances.most_common(1)[0] if distances else (0, 0)
+    if times >= 2 and every <= _FEW_PARTS:
+        return False  # passes of equal blocks before a norm may be as far apart as steps
     early = every > 3 and times >= 2 and small[0] <= every - 2 and min(distances) == every
     if early:  # parts of a step would be whole from the first one on
         usable[[number for number in small if number < len(usable)]] = False
@@ -471,7 +474,7 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     values[sorted(number for number in dropped if number < count), 0] = np.nan
     seen = ~np.isnan(values).all(axis=1)
     in_a_row = int((seen[1:] & seen[:-1]).sum()) if not one.left.any() else int((one.left[rows[1:, 0]] == 0).sum())
-    if count >= 20 and in_a_row < 10 and (seen.mean() < 0.4 or one.left.any()):
+    if in_a_row < 10 and (one.left.any() or (count >= 20 and seen.mean() < 0.4)):
         return True  # too few are known that follow one another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of what is unknown throughout
