@@ -92,7 +92,7 @@ def test_unknown_times_are_none_and_no_zero() -> None:
     found = report(without_gpu_times(made_job(DDP)))
     assert found is not None
     for row in found.rows:
-        assert (row.own, row.transfer, row.busbw) == (None, None, None)
+        assert (row.kernel, row.transfer, row.busbw) == (None, None, None)
     assert found.mine.kernels is None
     assert found.mine.step is not None
 
@@ -161,7 +161,7 @@ def test_random_jobs_are_judged_without_invention(job: Job) -> None:
         if all(position.gpu is None for position in found.phase.positions) and not any(
             sample.gpu for sample in found.phase.samples
         ):
-            assert row.own is row.transfer is row.busbw is None
+            assert row.kernel is row.transfer is row.busbw is None
         assert row.transfer is None or row.transfer > 0
     assert gpu
     for rank in found.ranks:

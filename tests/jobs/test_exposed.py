@@ -10,14 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collbench.jobs import job_file
 from collbench.jobs.calls import report
+from collbench.jobs.job import Job
+from collbench.jobs.page import exposed_text, remarks
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 
+Spans = list[tuple[float, float]]
+KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-26-2xh100-jobs"
 TRACES = sorted((Path(__file__).parents[1] / "data/two-h100-fsdp2").glob("trace-*.json.gz"))
 
 
-def length(spans: list[tuple[float, float]], low: float, high: float) -> float:
+def length(spans: Spans, low: float, high: float) -> float:
     """Return how much of the time between two moments the spans cover, µs."""
     covered, until = 0.0, low
     for start, end in sorted(spans):
@@ -26,29 +31,51 @@ def length(spans: list[tuple[float, float]], low: float, high: float) -> float:
     return covered
 
 
-def exposed_of_steps(path: Path) -> list[float]:
-    """Return the exposed ms of each step, from its first NCCL kernel to the next one's."""
+def kernels_of(path: Path) -> tuple[Spans, Spans, list[list[int]]]:
+    """Return when a trace computed, its NCCL kernels in the order of their launches, and which are of each step."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     launched = {one["args"]["correlation"]: one["ts"] for one in events if one["cat"].startswith("cuda_")}
     kernels = [one for one in events if one["cat"] == "kernel"]
     nccl = [one for one in kernels if one["name"].startswith("nccl")]
-    sent = [(one["ts"], one["ts"] + one["dur"]) for one in nccl]
     computed = [(one["ts"], one["ts"] + one["dur"]) for one in kernels if one not in nccl]
+    sent = sorted((launched[one["args"]["correlation"]], one["ts"], one["ts"] + one["dur"]) for one in nccl)
     steps = sorted((one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].startswith("ProfilerStep#"))
-    firsts = [
-        min(one["ts"] for one in nccl if low <= launched[one["args"]["correlation"]] < high) for low, high in steps
-    ]
-    pairs = pairwise(firsts)
-    return [(length(sent + computed, *pair) - length(computed, *pair)) / 1e3 for pair in pairs]
+    own = [[at for at, (moment, *_) in enumerate(sent) if low <= moment < high] for low, high in steps]
+    return computed, [(start, end) for _, start, end in sent], own
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_exposed_communication_is_the_median_of_steps_that_differ(rank: int) -> None:
+def exposed_of_steps(path: Path) -> list[float]:
+    """Return the exposed ms of each step, from its first NCCL kernel to the next one's."""
+    computed, sent, steps = kernels_of(path)
+    firsts = [min(sent[at][0] for at in own) for own in steps]
+    return [(length(sent + computed, *pair) - length(computed, *pair)) / 1e3 for pair in pairwise(firsts)]
+
+
+def exposed_waiting_of_steps(path: Path, other: Path) -> list[float]:
+    """Return the ms of each step in which a kernel waits for the other rank, while nothing else runs that was first."""
+    (computed, sent, steps), (_, theirs, _) = kernels_of(path), kernels_of(other)
+    waits = []
+    for own in steps[:-1]:
+        total = 0.0
+        for start, end, moving in ((*sent[at], theirs[at][1] - theirs[at][0]) for at in own):
+            hides = computed + [one for one in sent if one[0] < start]
+            until = max(start, end - moving)
+            total += length([*hides, (start, until)], start, end) - length(hides, start, end)
+        waits.append(total / 1e3)
+    return waits
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
     traces = []
     for path in TRACES:
         with path.open("rb") as file:
             traces += parse(file, path.name, size=path.stat().st_size)
-    job = job_of(traces)
+    return job_of(traces)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_exposed_communication_is_the_median_of_steps_that_differ(job: Job, rank: int) -> None:
     overview = report(job)
     assert overview is not None
     row = next(one for one in overview.gpu if one.rank == rank)
@@ -58,3 +85,28 @@ def test_exposed_communication_is_the_median_of_steps_that_differ(rank: int) -> 
     assert min(kept) * 0.9 <= row.exposed * 1e3 <= max(kept) * 1.1
     parts = (row.compute, row.exposed, row.copies, row.idle)
     assert sum(part or 0.0 for part in parts) == pytest.approx(row.step)
+    waits = exposed_waiting_of_steps(TRACES[rank], TRACES[1 - rank])
+    usual = [float(np.median(waits[warm:])) for warm in (1, 2, 3)]
+    assert row.exposed_waiting is not None
+    assert min(usual) * 0.9 - 1e-3 <= row.exposed_waiting * 1e3 <= max(usual) * 1.1 + 1e-3
+    assert 0 <= row.exposed_waiting <= row.exposed
+
+
+def test_a_calls_exposed_time_is_waiting_and_transfer(job: Job) -> None:
+    for rank in (0, 1):
+        overview = report(job, rank)
+        assert overview is not None
+        for row in overview.rows:
+            assert row.exposed is not None
+            assert row.exposed_waiting is not None
+            assert 0 <= row.exposed_waiting <= row.exposed
+            if rank:  # it is the late one: nobody lets it wait
+                assert row.exposed_waiting < 0.1 * row.exposed
+
+
+def test_a_page_says_how_much_waiting_is_hidden_and_calls_nothing_unknown_that_it_has() -> None:
+    kept = KEPT / "fsdp2-marks-imported-job.json.gz"
+    overview = report(job_file.loads(gzip.decompress(kept.read_bytes()).decode(), kept.name))
+    assert overview is not None
+    assert exposed_text(overview).endswith("; of 41.4 ms waiting, at least 28.7 ms is hidden by compute")
+    assert not [line for line in remarks(overview) if "kernel times" in line]

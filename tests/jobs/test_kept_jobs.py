@@ -54,7 +54,7 @@ def test_figures_are_those_of_the_calls(path: Path) -> None:
     job = job_file.loads(text, path.name)
     shown = page.as_json(api.report(job))
     for row in shown["ranks"]:
-        step, kernels, waiting = (row[f"{name}_seconds"] for name in ("step", "kernel", "waiting"))
+        step, kernels, waiting = (row[f"{name}_seconds"] for name in ("step", "kernels", "waiting"))
         assert waiting is None or kernels is None or 0 <= waiting <= kernels
         assert kernels is None or step is None or kernels <= step
     for call in shown["calls"]:
@@ -75,10 +75,10 @@ def test_figures_are_those_of_the_calls(path: Path) -> None:
         # The last one has no end, so it is in no figure.
         timed = [one for one in phase["samples"] if one.get("gpu") and one["repetition"] in keep - {numbers[-1]}]
         if not timed or not all(all(one["gpu"]) for one in timed):
-            assert row["kernel_seconds"] is None
+            assert row["kernels_seconds"] is None
             continue
         if all(one.get("gpu_starts") for one in timed):
             busy = [
                 union([(a, a + b) for a, b in zip(one["gpu_starts"], one["gpu"], strict=True)]) / times for one in timed
             ]
-            assert row["kernel_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
+            assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)

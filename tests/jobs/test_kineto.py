@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from collbench.jobs import job_file, perfetto
 from collbench.jobs.calls import matched, report
-from collbench.jobs.exposed import Timeline
+from collbench.jobs.exposed import Timeline, pieces
 from collbench.jobs.html_page import render
 from collbench.jobs.job import GpuTime, Job, Source, Unknown
 from collbench.jobs.page import as_json, exposed_text, remarks
@@ -99,8 +99,28 @@ def test_the_page_says_it_first_and_adds_up() -> None:
     parts = sum(gpu[f"{part}_seconds"] for part in ("compute", "exposed", "copies", "idle"))
     assert gpu["step_seconds"] == pytest.approx(parts) == pytest.approx(1e-4)
     (row,) = own.rows
-    assert row.own == pytest.approx(30e-6)
+    assert row.kernel == pytest.approx(30e-6)
     assert row.exposed == pytest.approx(20e-6)
+
+
+def test_exposed_communication_is_waiting_and_transfer() -> None:
+    """Rank 0's kernel runs from 50 to 80, rank 1's from 70: 20 µs of waiting, of which compute hides the first 10."""
+    traces = []
+    for rank, begins in enumerate((50, 70)):
+        events = []
+        for step in range(6):
+            at = 1e6 + 100.0 * step
+            events += [event("gemm", at, 60.0), mark(step, at)]
+            events += call(step + 1, at + 10, at + begins, 80.0 - begins, seq=40 + step)
+        traces.append(trace_of(events, rank))
+    job = job_of(traces)
+    own, other = report(job, 0), report(job, 1)
+    assert own is not None
+    assert other is not None
+    assert "exposed communication 0.02 ms (0.01 ms waiting, 0.01 ms transfer)" in exposed_text(own)
+    assert exposed_text(own).endswith("; of 0.02 ms waiting, 0.01 ms is hidden by compute")
+    assert [(row.exposed, row.exposed_waiting) for row in own.rows] == [(pytest.approx(20e-6), pytest.approx(10e-6))]
+    assert [(row.exposed, row.exposed_waiting) for row in other.rows] == [(pytest.approx(10e-6), 0.0)]
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
@@ -134,7 +154,7 @@ def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
     (row,) = found.rows
     (gpu,) = (one for one in found.gpu if one.rank == 0)
     assert found.mine.kernels == pytest.approx(kernels * 1e-6, rel=1e-4)  # a trace has ns
-    assert row.own == pytest.approx(kernels * 1e-6, rel=1e-4)
+    assert row.kernel == pytest.approx(kernels * 1e-6, rel=1e-4)
     assert row.transfer == pytest.approx(30e-6, rel=1e-4)
     assert found.mine.waiting == pytest.approx((kernels - 30) * 1e-6, rel=1e-4)
     assert exposed[0] * 1e-6 - 1e-9 <= gpu.exposed <= exposed[-1] * 1e-6 + 1e-9
@@ -179,7 +199,7 @@ def test_each_moment_counts_once(compute: Any, sends: Any, copies: Any, window: 
         len(inside - computing - sending - copying),
     )
     assert timeline.between(min(window), max(window)) == expected
-    each = timeline.exposed(pairs[1])
+    each = timeline.exposed(pieces(pairs[1]))
     assert each.sum() == pytest.approx(len(running[1] - running[0]))
     assert (each >= 0).all()
     assert (each <= pairs[1][:, 1] - pairs[1][:, 0]).all()

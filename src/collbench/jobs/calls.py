@@ -8,7 +8,7 @@ as bars.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.jobs.exposed import Exposure, exposure
+from collbench.jobs.exposed import Exposure, exposure, pieces
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
@@ -24,6 +24,7 @@ Values = NDArray[np.float64]
 
 # Kineto writes the host's time in whole µs, the coarsest of the sources.
 _CLOCK_SECONDS = 1e-6
+_NONE = Phase(())
 
 
 def shown_phase(rank: JobRank) -> Phase | None:
@@ -84,7 +85,7 @@ class LateRank:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Equal calls of a step. Seconds are of one call: `own` of the rank shown, waiting included; `transfer` without it.
+    """Equal calls of a step. Seconds are of one call: `kernel` of the rank shown, waiting included; `transfer` without.
 
     `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` are
     seconds of the same call measured in isolation. None: unknown.
@@ -92,11 +93,12 @@ class Row:
 
     call: int
     count: int
-    own: float | None
+    kernel: float | None
+    exposed: float | None  # of `kernel`: nothing was computed meanwhile
+    exposed_waiting: float | None  # of `exposed`: the rest is transfer
     transfer: float | None
     bounded: bool
     busbw: float | None
-    exposed: float | None  # of `own`: nothing was computed meanwhile
     alone: float | None
     late: LateRank | None
 
@@ -182,28 +184,29 @@ def report(
     repetitions = common(job)
     least, whole = _leasts(groups, chosen, phase, repetitions)
     own = _medians(_kernel_times(phase, repetitions), 0)
-    samples = [one.exposed for one in phase.samples if one.exposed and one.repetition in repetitions]
-    exposed = np.median(samples, axis=0) * MICRO if samples else np.full(len(own), np.nan)
+    exposed, waiting = (_medians(_exposed(phase, repetitions, field), 0) for field in ("exposed", "exposed_waiting"))
+    exposed = np.minimum(exposed, own)
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
-        transfer, size, collective = _known(np.median, least[at]), job.groups[fields.group].size, fields.collective
+        transfer, size, collective = _known(least[at]), job.groups[fields.group].size, fields.collective
         factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
         return Row(
             call=call,
             count=len(indices),
-            own=_known(np.median, own[at]),
+            kernel=_known(own[at]),
+            exposed=_known(exposed[at]),
+            exposed_waiting=_known(np.minimum(waiting, exposed)[at]) if whole[at].all() else None,
             transfer=transfer,
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
-            exposed=_known(np.median, np.minimum(exposed[at], own[at])),
             alone=(alone or {}).get(call),
             late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
     rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
-    passed = (exposure(one, row.step, repetitions) for one, row in zip(job.ranks, rank_rows, strict=True))
+    passed = (_passed(one, row, repetitions) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
         rank=chosen,
@@ -221,15 +224,16 @@ def report(
 
 def step_seconds(phase: Phase) -> float | None:
     """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown."""
-    steps = [sample.step for sample in warm([one for one in phase.samples if one.step])]
+    lasted = {sample.repetition: sample.step for sample in phase.samples if sample.step}
+    steps = [lasted[repetition] for repetition in _settled(lasted)]
     pauses = [position.pause.median for position in phase.positions if position.pause is not None]
     total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
     return total * MICRO if isfinite(total) and total > 0 else None
 
 
-def warm(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Return samples without the first repetition, in which ranks wait for one another, if there are others."""
-    return [one for one in samples if one.repetition > 0] or samples
+def _settled(repetitions: Collection[int]) -> list[int]:
+    """Return the repetitions without the first one, in which ranks wait for one another, if there are others."""
+    return sorted({*repetitions} - {0} or repetitions)
 
 
 def common(job: Job) -> tuple[int, ...]:
@@ -237,12 +241,13 @@ def common(job: Job) -> tuple[int, ...]:
 
     If none has a known length, that is not asked for.
     """
+    return tuple(_settled(_kept(job, lambda one: one.step > 0) or _kept(job)))
+
+
+def _kept(job: Job, wanted: Callable[[Sample], bool] = lambda _: True) -> set[int]:
+    """Return the repetitions of which all ranks kept a sample that is wanted."""
     phases = [phase for rank in job.ranks if (phase := shown_phase(rank))]
-    for wanted in (lambda one: one.step > 0, lambda _: True):
-        kept = [{one.repetition for one in phase.samples if wanted(one)} for phase in phases]
-        if kept and (both := set.intersection(*kept)):
-            return tuple(sorted(both - {0} or both))
-    return ()
+    return set.intersection(*({one.repetition for one in phase.samples if wanted(one)} for phase in phases or [_NONE]))
 
 
 def _sampled(phase: Phase, repetitions: Sequence[int], field: str) -> Values:
@@ -251,6 +256,13 @@ def _sampled(phase: Phase, repetitions: Sequence[int], field: str) -> Values:
     rows = [getattr(own[one], field) or (0.0,) * len(phase.positions) for one in repetitions]
     values = np.array(rows, dtype=float).reshape(len(repetitions), len(phase.positions))
     return np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
+
+
+def _exposed(phase: Phase, repetitions: Collection[int], field: str) -> Values:
+    """Return a sample's field in seconds, (samples, calls), NaN if no sample has it."""
+    own = [getattr(one, field) for one in phase.samples if one.repetition in repetitions]
+    rows = [one for one in own if one] or [(np.nan,) * len(phase.positions)]
+    return np.array(rows, dtype=float) * MICRO
 
 
 def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
@@ -307,10 +319,11 @@ class _Caller:
         return tuple(self.phase.positions[index].call for index in self.indices)
 
 
-def matched(job: Job) -> list[MatchedGroup]:
-    """Return the collectives that are known to be the same on several ranks, by group.
+def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedGroup]:
+    """Return the collectives that are known to be the same on several ranks, by group, with times of `repetitions`.
 
-    Ranks of a group that sent different calls in their step, or a different number before it, are not matched.
+    None: those of all figures. Ranks of a group that sent different calls in their step, or a different number before
+    it, are not matched.
     """
     callers: dict[int, list[_Caller]] = defaultdict(list)
     for rank in sorted(job.ranks, key=lambda one: one.rank):
@@ -327,7 +340,7 @@ def matched(job: Job) -> list[MatchedGroup]:
             known = job.groups[group].ranks
             if not known or rank.rank in known:
                 callers[group].append(_Caller(rank, phase, tuple(own), sent.get(group, 0)))
-    repetitions = common(job)
+    repetitions = common(job) if repetitions is None else repetitions
     groups = (_matched_group(job, group, ours, repetitions) for group, ours in sorted(callers.items()))
     return [group for group in groups if group is not None]
 
@@ -375,6 +388,22 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
         np.array(judged),
         whole=len(callers) == size,
     )
+
+
+def transfers(job: Job) -> dict[tuple[int, int], Values]:
+    """Return the µs of each call's transfer by rank and repetition of the step, NaN where a rank's is unknown."""
+    repetitions = sorted(_kept(job))
+    found = {
+        (rank.rank, repetition): np.full(len(phase.positions), np.nan)
+        for rank in job.ranks
+        if (phase := shown_phase(rank)) is not None
+        for repetition in repetitions
+    }
+    for group in matched(job, repetitions):
+        for rank, places in zip(group.ranks, group.places, strict=True) if group.whole else ():
+            for repetition, moving in zip(repetitions, group.moving, strict=False):
+                found[rank, repetition][places] = moving / MICRO
+    return found
 
 
 def _leasts(
@@ -426,20 +455,24 @@ def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequ
     )
 
 
+def _passed(rank: JobRank, row: RankRow, repetitions: Collection[int]) -> Exposure | None:
+    """Return how a rank's step passes on its GPU; of a source without compute, the most that can be exposed."""
+    passed = exposure(rank, repetitions, matched=row.waiting is not None)
+    if passed is None and rank.step is not None and row.kernels is not None:
+        return Exposure(rank.rank, row.step, row.kernels)
+    return passed
+
+
 def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
     """Return how long kernels of communication ran in each repetition: their union where all beginnings are known.
 
     Without beginnings it is the sum, at most the step, because kernels of several groups may overlap.
     """
     sums = np.array([kernels(phase.positions, row).sum() for row in own])
-    if begins.shape == own.shape and len(begins):
-        for at, (starts, took) in enumerate(zip(begins, own, strict=True)):
-            if np.isfinite(starts).all() and np.isfinite(took).all():
-                end, total = -np.inf, 0.0
-                for start, seconds in sorted(zip(starts.tolist(), took.tolist(), strict=True)):
-                    total += max(0.0, start + seconds - max(end, start))
-                    end = max(end, start + seconds)
-                sums[at] = total
+    for at in range(len(begins)):
+        both = np.stack([begins[at], begins[at] + own[at]], axis=1)
+        if np.isfinite(both).all():
+            sums[at] = np.diff(pieces(both)).sum()
     return np.where(np.isnan(sums) | np.isnan(lasted), sums, np.minimum(sums, lasted))
 
 
@@ -506,10 +539,10 @@ def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[i
     return runs, distinct
 
 
-def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
-    """Return a statistic of the known values, None if none is."""
+def _known(values: Values) -> float | None:
+    """Return the median of the known values, None if none is."""
     known = values[~np.isnan(values)]
-    return float(statistic(known)) if len(known) else None
+    return float(np.median(known)) if len(known) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Each moment counts once, on the GPU's own clock: the union of its intervals, not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,23 +48,46 @@ class Timeline:
         times = [float(np.diff(np.interp(both, self._moments, passed))[0]) for passed in self._passed]
         return GpuTime(*(round(time, 3) for time in times))
 
-    def exposed(self, kernels: Intervals) -> NDArray[np.float64]:
-        """Return how long each kernel of communication ran exposed; what several did at once is the earliest's, µs."""
-        order = np.lexsort((kernels[:, 1], kernels[:, 0]))
-        starts, ends = kernels[order].T
-        until = np.maximum.accumulate(ends)
-        begins = np.maximum(starts, np.concatenate([[-np.inf], until[:-1]]))
-        passed = np.interp(np.stack([begins, np.maximum(begins, ends)]), self._moments, self._passed[2])
-        found = np.empty(len(kernels))
-        found[order] = passed[1] - passed[0]
-        return found
+    def exposed(self, pieces: Intervals) -> NDArray[np.float64]:
+        """Return how much of each piece of a kernel of communication ran exposed, µs."""
+        begins, ends = np.interp(pieces.T, self._moments, self._passed[2])
+        passed: NDArray[np.float64] = ends - begins
+        return passed
 
 
-def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[tuple[float, float], float]) -> JobRank:
+def pieces(kernels: Intervals) -> Intervals:
+    """Return the part of each kernel in which none that began earlier still ran: each moment is in one of them."""
+    order = np.lexsort((kernels[:, 1], kernels[:, 0]))
+    starts, ends = kernels[order].T
+    until = np.maximum.accumulate(ends)
+    begins = np.maximum(starts, np.concatenate([[-np.inf], until[:-1]]))
+    found = np.empty_like(kernels)
+    found[order] = np.stack([begins, np.maximum(begins, ends)], axis=1)
+    return found
+
+
+def on_gpu(
+    rank: JobRank,
+    timeline: Timeline,
+    offset: float,
+    exposed: Mapping[tuple[float, float], tuple[float, float]],
+    transfers: Mapping[int, NDArray[np.float64]],
+) -> JobRank:
     """Return a rank with how its GPU's time passed, in all and in each sample.
 
-    The timeline counts from `offset` on the rank's clock. `exposed` are µs by a kernel's beginning and length.
+    The timeline counts from `offset` on the rank's clock. `exposed` are by a kernel's beginning and length how long it
+    was exposed, and from when on no earlier kernel ran, µs. `transfers` are by repetition of the step the µs of each
+    call's transfer, NaN if unknown: a kernel waits first.
     """
+
+    def waiting(sample: Sample, own: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+        if rank.step is None or sample.repetition not in transfers or not (sample.gpu_starts and sample.gpu):
+            return ()
+        ends = np.array(sample.gpu_starts) + sample.gpu - transfers[sample.repetition] + offset
+        begins = np.array([begin for _, begin in own])
+        ends = np.where(np.isnan(ends), begins, np.maximum(begins, ends))
+        least = np.minimum(timeline.exposed(np.stack([begins, ends], axis=1)), [whole for whole, _ in own])
+        return tuple(round(float(one), 3) for one in least)
 
     def timed(phase: Phase) -> Phase:
         begins = {one.repetition: next(filter(None, one.gpu_starts), None) for one in phase.samples}
@@ -77,8 +100,9 @@ def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[tu
             if start is not None and end is not None and start < end:
                 passed = timeline.between(start + offset, end + offset)
             kernels = zip(sample.gpu_starts, sample.gpu, strict=False)
-            own = tuple(round(exposed.get(kernel, 0.0), 3) for kernel in kernels)
-            samples.append(replace(sample, exposed=own, gpu_time=passed))
+            own = [exposed.get(kernel, (0.0, 0.0)) for kernel in kernels]
+            bare = tuple(round(one, 3) for one, _ in own)
+            samples.append(replace(sample, exposed=bare, exposed_waiting=waiting(sample, own), gpu_time=passed))
         return replace(phase, samples=tuple(samples))
 
     whole = timeline.between(*timeline.ends)
@@ -91,8 +115,9 @@ def on_gpu(rank: JobRank, timeline: Timeline, offset: float, exposed: Mapping[tu
 class Exposure:
     """How a step passes on a rank's GPU, in seconds: compute, exposed communication, copies and idle add up to it.
 
-    `whole`: there is no step, and it is the whole trace. `overlapped` communication is part of `compute`. If the source
-    does not say what was computed, `exposed` is the most that it can be, and all others are None.
+    `whole`: there is no step, and it is the whole trace. `overlapped` communication is part of `compute`, and
+    `exposed_waiting` for other ranks of `exposed`, None if some call's transfer is unknown. If the source does not say
+    what was computed, `exposed` is the most that it can be, and all others are None.
     """
 
     rank: int
@@ -100,47 +125,37 @@ class Exposure:
     exposed: float
     compute: float | None = None
     overlapped: float | None = None
+    exposed_waiting: float | None = None
     copies: float | None = None
     idle: float | None = None
     whole: bool = False
 
 
-def exposure(rank: JobRank, step: float | None, repetitions: Collection[int]) -> Exposure | None:
-    """Return how a rank's step passes, of `step` seconds if the source has no compute; None if it has no kernels.
+def exposure(rank: JobRank, repetitions: Collection[int], *, matched: bool) -> Exposure | None:
+    """Return how a rank's step passes, or without a step its whole trace; None if the source has no compute.
 
     Each part is what it adds to the median of the parts before it, with exposed communication first: they add up to the
     median step, and `exposed` is its own median. One step cannot stand for all: a rank waits in some and not in others.
+    `matched`: the transfer of each call of the step is known.
     """
     samples = [] if rank.step is None else [one for one in rank.step.samples if one.repetition in repetitions]
     known = [one.gpu_time for one in samples if one.gpu_time]
     passed = known or ([] if rank.gpu_time is None else [rank.gpu_time])
-    if passed:
-        parts = np.array([(one.exposed, one.compute, one.copies, one.idle) for one in passed]) * MICRO
-        until = np.median(parts.cumsum(axis=1), axis=0)
-        exposed, compute, copies, idle = map(float, np.diff(until, prepend=0.0))
-        hidden = float(np.median([one.overlapped for one in passed])) * MICRO
-        return Exposure(
-            rank.rank,
-            step=float(until[-1]),
-            exposed=exposed,
-            compute=compute,
-            overlapped=min(hidden, compute),
-            copies=copies,
-            idle=idle,
-            whole=not known,
-        )
-    most = [_most_exposed(one) for one in samples if one.gpu and all(one.gpu)]
-    if not most:
+    if not passed:
         return None
-    bound = float(np.median(most)) * MICRO
-    return Exposure(rank.rank, step, bound if step is None else min(bound, step))
-
-
-def _most_exposed(sample: Sample) -> float:
-    """Return how long any kernel of communication ran, µs; without their beginnings, all of them one after another."""
-    if not sample.gpu_starts:
-        return sum(sample.gpu)
-    starts = np.array(sample.gpu_starts)
-    kernels = np.stack([starts, starts + sample.gpu], axis=1)
-    none = np.empty((0, 2))
-    return float(Timeline(none, kernels, none).exposed(kernels).sum())
+    parts = np.array([(one.exposed, one.compute, one.copies, one.idle) for one in passed]) * MICRO
+    until = np.median(parts.cumsum(axis=1), axis=0)
+    exposed, compute, copies, idle = map(float, np.diff(until, prepend=0.0))
+    hidden = float(np.median([one.overlapped for one in passed])) * MICRO
+    waits = [sum(one.exposed_waiting) for one in samples if one.gpu_time and one.exposed_waiting] if matched else []
+    return Exposure(
+        rank.rank,
+        step=float(until[-1]),
+        exposed=exposed,
+        compute=compute,
+        overlapped=min(hidden, compute),
+        exposed_waiting=min(exposed, float(np.median(waits)) * MICRO) if waits else None,
+        copies=copies,
+        idle=idle,
+        whole=not known,
+    )

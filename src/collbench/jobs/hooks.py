@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,7 @@ from collbench.jobs.job import checked
 from collbench.launch.arguments import AblateJobArguments
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
+from collbench.runfile.codec import document
 
 NAME, CALL = "a recorded job", "collbench.load_job"
 load = job_file.load
@@ -34,7 +34,7 @@ def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bo
 
     report = jobs.report(load(file), rank, load_named(against))
     if as_json:
-        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1, allow_nan=False))
+        echo(document("job-report", pages.as_json(report)), end="")
     else:
         show_page(pages.page(report))
 

@@ -163,10 +163,10 @@ class Sample:
     starts: tuple[Micros, ...]  # when the host made the call
     gpu: tuple[Micros, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
     gpu_starts: tuple[Micros, ...] = ()  # when its kernel began, to some 10 µs; 0 likewise
-    gpu_before: tuple[Micros, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
     # Of a step: until the next one's first call, or its kernel where kernels' beginnings are known; 0 if unknown.
     step: Micros = 0.0
     exposed: tuple[Micros, ...] = ()  # of `gpu`: nothing was computed meanwhile
+    exposed_waiting: tuple[Micros, ...] = ()  # of `exposed`: before the transfer; 0 of a call of unknown transfer
     gpu_time: GpuTime | None = None  # from its first kernel to that of the next repetition
 
 

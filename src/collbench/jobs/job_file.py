@@ -114,10 +114,9 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        times = [one for one in (sample.starts, sample.gpu, sample.gpu_starts, sample.exposed) if one]
+        per_call = (sample.starts, sample.gpu, sample.gpu_starts, sample.exposed, sample.exposed_waiting)
         if (
-            any(len(sample_times) != len(phase.positions) for sample_times in times)
-            or len(sample.gpu_before) not in {0, 2}
+            any(times and len(times) != len(phase.positions) for times in per_call)
             or not 0 <= sample.repetition < phase.repetitions
         ):
             raise ValueError(f"{where} has a sample of another length than its phase")

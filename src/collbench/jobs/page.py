@@ -17,6 +17,7 @@ from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.layout import Block, Lines, both, more, short, table, whole
+from collbench.runfile.codec import picked
 
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
 _FEW_RANKS, _MOST_RANKS = 6, 64
@@ -115,21 +116,45 @@ def exposed_text(report: Report) -> str:
         )
     copies = f", copies {milli(one.copies)}" if one.copies else ""
     what = f"the traced {milli(one.step or 0.0)}" if one.whole else f"a step{took}"
+    split = ""
+    if one.exposed_waiting is not None:
+        moving = one.exposed - one.exposed_waiting
+        split = f" ({milli(one.exposed_waiting)} waiting, {milli(moving)} transfer)"
     return (
-        f"{what}: compute {milli(one.compute)}, exposed communication {milli(one.exposed)}{copies}, idle "
+        f"{what}: compute {milli(one.compute)}, exposed communication {milli(one.exposed)}{split}{copies}, idle "
         f"{milli(one.idle)} (GPU of rank {one.rank}; {milli(one.overlapped)} of the compute hides communication)"
+        f"{_covered(report, one)}"
     )
+
+
+def _covered(report: Report, one: Exposure) -> str:
+    """Return how much of a rank's waiting is not exposed, as a clause; "" if nothing is known to be."""
+    waiting = report.mine.waiting
+    if one.whole or not waiting:
+        return ""
+    exposed = min(waiting, one.exposed if one.exposed_waiting is None else one.exposed_waiting)
+    least = "at least " if one.exposed_waiting is None else ""
+    if least and exposed == waiting:
+        return ""
+    return f"; of {milli(waiting)} waiting, {least}{milli(waiting - exposed)} is hidden by compute"
 
 
 def gpu_table(rows: Sequence[Exposure]) -> Table:
     """Return a row for each rank: how its GPU passes a step, in ms."""
-    ranks = table("rank", "on GPU", "compute", "overlap", "exposed", "copies", "idle")
+    split = any(row.exposed_waiting is not None for row in rows)
+    waiting = ["exp.wait"] if split else []
+    ranks = table("rank", "on GPU", "compute", "overlap", "exposed", *waiting, "copies", "idle")
     for row in rows:
-        parts = (row.step, row.compute, row.overlapped, row.exposed, row.copies, row.idle)
-        cells = ["-" if one is None else figure(one * _MILLI, 2) for one in parts]
-        cells[3] = ("≤" if row.compute is None else "") + cells[3]
-        ranks.add_row(str(row.rank), *cells)
+        before, after = (row.step, row.compute, row.overlapped), (row.copies, row.idle)
+        most = "≤" if row.compute is None else ""
+        own = [_milli(row.exposed_waiting)] if split else []
+        ranks.add_row(str(row.rank), *map(_milli, before), most + _milli(row.exposed), *own, *map(_milli, after))
     return ranks
+
+
+def _milli(seconds: float | None) -> str:
+    """Return seconds in ms for a table, "-" where unknown."""
+    return "-" if seconds is None else figure(seconds * _MILLI, 2)
 
 
 def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Iterator[Block]:
@@ -156,7 +181,8 @@ def headline(report: Report) -> str:
     else:
         sent = sum(_bytes(report, row) for row in report.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
-        lack = "not all kernel times are known" if any(row.own for row in report.rows) else "kernel times are unknown"
+        some = any(row.kernel for row in report.rows)
+        lack = "not all kernel times are known" if some else "kernel times are unknown"
         verb = "sends" if report.repeats else "send"
         of = "" if Unknown.SIZES in report.job.unknown else f" of {size(sent)}"
         clauses.append(f"{what} {verb} {amount(mine.calls, 'call')}{of}{took}; {lack}")
@@ -174,10 +200,10 @@ def dominant(report: Report) -> str | None:
     """Return which operation has most of a step's kernel time, or most of its bytes; None with a single operation."""
     times: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
-    known = all(row.own is not None for row in report.distinct)
+    known = all(row.kernel is not None for row in report.distinct)
     for row in report.distinct:
         operation = report.job.calls[row.call].operation
-        times[operation] += (row.own or 0.0) * row.count
+        times[operation] += (row.kernel or 0.0) * row.count
         sent[operation] += _bytes(report, row)
     weights, of = (times, "the kernel time") if known else (sent, "the bytes")
     total = sum(weights.values())
@@ -189,65 +215,44 @@ def dominant(report: Report) -> str | None:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
+    job, steps = report.job, report.job.steps
+    between = [
+        picked(job.calls[one.call], "operation", "size_bytes")
+        | picked(one, "calls", "times")
+        | {"every_steps": one.every or None}
+        for one in steps.occasional
+    ]
     return {
-        "format": "collbench-job-report",
-        "format_version": 1,
-        "job": {
-            "source": str(report.job.source),
-            "started": report.job.started,
-            "world_size": report.job.world_size,
-            "recorded_ranks": [rank.rank for rank in report.job.ranks],
-            "unknown": list(map(str, report.job.unknown)),
-        },
+        "job": picked(job, "source", "started", "world_size", "unknown")
+        | {"recorded_ranks": [rank.rank for rank in job.ranks]},
         "compared_with": compared_with(report) or None,
         "step": {
-            "source": report.job.steps.source,
-            "why": report.job.steps.why or None,
-            "calls_share": report.job.steps.calls,
-            "bytes_share": report.job.steps.size_bytes,
-            "between": [
-                {
-                    "operation": report.job.calls[one.call].operation,
-                    "size_bytes": report.job.calls[one.call].size_bytes,
-                    "calls": one.calls,
-                    "times": one.times,
-                    "every_steps": one.every or None,
-                }
-                for one in report.job.steps.occasional
-            ],
+            "source": steps.source,
+            "why": steps.why or None,
+            "calls_share": steps.calls,
+            "bytes_share": steps.size_bytes,
+            "between": between,
         },
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
         "calls": [_row_json(report, row) for row in report.rows],
         "ranks": [
-            {
-                "rank": row.rank,
-                "calls": row.calls,
-                "repetitions": row.repetitions,
-                "step_seconds": row.step,
-                "kernel_seconds": row.kernels,
-                "waiting_seconds": row.waiting,
-                "ending": row.ending,
-                "dropped": row.dropped,
-            }
+            picked(row, "rank", "calls", "repetitions", "ending", "dropped")
+            | _seconds(row, "step", "kernels", "waiting")
             for row in report.ranks
         ],
         "gpu": [
-            {
-                "rank": one.rank,
-                "whole_trace": one.whole,
-                "step_seconds": one.step,
-                "compute_seconds": one.compute,
-                "overlapped_seconds": one.overlapped,
-                "exposed_seconds": one.exposed,
-                "exposed_is_bound": one.compute is None,
-                "copies_seconds": one.copies,
-                "idle_seconds": one.idle,
-            }
+            picked(one, "rank", "whole")
+            | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
+            | {"exposed_is_bound": one.compute is None}
             for one in report.gpu
         ],
         "late": [_late_json(one) for one in report.late] if report.late_known else None,
     }
+
+
+def _seconds(thing: object, *names: str) -> dict[str, float | None]:
+    return {f"{name}_seconds": getattr(thing, name) for name in names}
 
 
 def _row_json(report: Report, row: Row) -> dict[str, Any]:
@@ -261,23 +266,17 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
         "group": {"size": group.size or None, "ranks": list(group.ranks) or None, "name": group.name or None},
         "captured": call.captured,
         "count": row.count,
-        "kernel_seconds": row.own,
-        "exposed_seconds": row.exposed,
-        "transfer_seconds": row.transfer,
+        **_seconds(row, "kernel", "exposed", "exposed_waiting", "transfer", "alone"),
         "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
         "busbw_gbs": row.busbw,
-        "alone_seconds": row.alone,
         "late": None if row.late is None else _late_json(row.late),
     }
 
 
 def _late_json(one: LateRank) -> dict[str, Any]:
-    late = one.lateness
-    return {
-        "rank": one.rank,
-        "group": one.group,
-        "median_seconds": late.median,
-        "interval_seconds": list(late.interval) if late.interval else None,
+    return picked(one, "rank", "group") | {
+        "median_seconds": one.lateness.median,
+        "interval_seconds": list(one.lateness.interval) if one.lateness.interval else None,
         "last_share": one.last,
         "calls_seen": one.seen,
         "waits_seconds_per_step": one.waits,
@@ -361,7 +360,7 @@ def _bytes(report: Report, row: Row) -> int:
 
 def _weightiest(rows: Sequence[Row]) -> list[Row]:
     """Return the calls that take the longest in a step, in its order; calls with known kernel times go first."""
-    weighed = sorted(rows, key=lambda row: (-(row.own or 0.0) * row.count, -(row.alone or 0.0) * row.count))
+    weighed = sorted(rows, key=lambda row: (-(row.kernel or 0.0) * row.count, -(row.alone or 0.0) * row.count))
     kept = {id(row) for row in weighed[:_FEW_ROWS]}
     return [row for row in rows if id(row) in kept]
 
@@ -375,7 +374,9 @@ def _call_table(report: Report, rows: Sequence[Row]) -> Table:
     job = report.job
     isolated = any(row.alone is not None for row in report.distinct)
     bare = any(row.exposed is not None for row in report.distinct)
-    heads = ["call", "bytes", "dtype", "group", "count", "kernel", *(["exposed"] if bare else []), "transfer", "busbw"]
+    split = any(row.exposed_waiting is not None for row in report.distinct)
+    bare_heads = [*(["exposed"] if bare else []), *(["exp.wait"] if split else [])]
+    heads = ["call", "bytes", "dtype", "group", "count", "kernel", *bare_heads, "transfer", "busbw"]
     mark = "sim " if report.compared_simulated else ""
     heads += [f"{mark}alone"] if isolated else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
@@ -387,8 +388,9 @@ def _call_table(report: Report, rows: Sequence[Row]) -> Table:
             one_line(call.dtype)[:_LONGEST] or "?",
             group_text(job, call),
             f"×{row.count}",
-            micro(row.own),
+            micro(row.kernel),
             *([micro(row.exposed)] if bare else []),
+            *([micro(row.exposed_waiting)] if split else []),
             ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
             ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
         ]
@@ -442,7 +444,7 @@ def rank_table(rows: Sequence[RankRow]) -> Table:
             str(row.rank),
             str(row.calls),
             str(row.repetitions),
-            *("-" if one is None else figure(one * _MILLI, 2) for one in (row.step, row.kernels, row.waiting, moving)),
+            *map(_milli, (row.step, row.kernels, row.waiting, moving)),
         )
     return ranks
 
@@ -505,7 +507,10 @@ def _limits(report: Report) -> Iterator[str]:
         yield "≤ ≥       some ranks of these calls are missing: the time may include waiting"
     if any(job.calls[row.call].captured for row in report.distinct):
         yield "*         inside a CUDA graph"
+    timed = any(row.kernel is not None for row in report.distinct)
     for lacking in job.unknown:
+        if lacking is Unknown.GPU_TIMES and timed:
+            continue  # of calls that are not in the step
         yield f"unknown   {_LACKS[lacking]}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from collbench.jobs.calls import matched, shown_phase
+from collbench.jobs.calls import shown_phase, transfers
 from collbench.jobs.job import Job, Phase, PointToPoint, Sample
 from collbench.jobs.page import group_text, size_text
 from collbench.model.errors import UsageError
@@ -23,12 +23,12 @@ _LANES = 64  # threads of a group: more kernels do not overlap
 
 def as_json(job: Job) -> str:
     """Return the trace. Raises UsageError for a job without kernel times."""
-    transfers = _transfers(job)
+    moving = _transfers(job)
     events: list[dict[str, Any]] = []
     for rank in job.ranks:
         events.append(_named("process_name", rank.rank, 0, f"rank {rank.rank} {rank.host}".strip()))
         lanes: dict[int, list[int]] = defaultdict(list)  # of each group, until when each thread is busy
-        for start, length, call_number, transfer, on_gpu in sorted(_kernels(rank.phases, transfers.get(rank.rank, {}))):
+        for start, length, call_number, transfer, on_gpu in sorted(_kernels(rank.phases, moving.get(rank.rank, {}))):
             call = job.calls[call_number]
             busy = lanes[call.group]
             lane = next((at for at, until in enumerate(busy) if until <= start), len(busy))
@@ -67,7 +67,7 @@ def _moment(start: int, length: int) -> dict[str, float]:
 
 
 def _kernels(
-    phases: tuple[Phase, ...], transfers: dict[tuple[int, int], int]
+    phases: tuple[Phase, ...], moving: dict[tuple[int, int], int]
 ) -> Iterator[tuple[int, int, int, int | None, bool]]:
     """Yield each kernel of the samples: when it began, how long it ran, its call, its transfer; times in whole ns.
 
@@ -77,7 +77,7 @@ def _kernels(
         for sample in phase.samples:
             for position, kernel in zip(phase.positions, _moments(sample), strict=False):
                 if kernel[1] > 0:
-                    yield *kernel, position.call, transfers.get(kernel), bool(sample.gpu_starts)
+                    yield *kernel, position.call, moving.get(kernel), bool(sample.gpu_starts)
 
 
 def _moments(sample: Sample) -> list[tuple[int, int]]:
@@ -90,12 +90,8 @@ def _transfers(job: Job) -> dict[int, dict[tuple[int, int], int]]:
     """Return, for each rank, the transfer of each kernel of samples that all ranks of its group kept, whole ns."""
     phases = {rank.rank: phase for rank in job.ranks if (phase := shown_phase(rank)) is not None}
     found: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
-    for group in matched(job):
-        kept = [{one.repetition: _moments(one) for one in phases[rank].samples if one.gpu} for rank in group.ranks]
-        for repetition in set.intersection(*map(set, kept)) if group.whole else ():
-            for places in group.places.T.tolist():
-                kernels = [samples[repetition][at] for samples, at in zip(kept, places, strict=True)]
-                least = min(length for _, length in kernels)
-                for rank, kernel in zip(group.ranks, kernels, strict=True):
-                    found[rank].update({kernel: least} if least > 0 else {})
+    for (rank, repetition), moving in transfers(job).items():
+        sample = next(one for one in phases[rank].samples if one.repetition == repetition)
+        kernels = zip(_moments(sample), moving.tolist(), strict=False)
+        found[rank] |= {kernel: round(least * _NANO) for kernel, least in kernels if least > 0}
     return found

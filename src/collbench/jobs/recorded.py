@@ -337,15 +337,8 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
 
 def _begins(stream: Stream, start: int, period: int) -> Numbers:
     """Return Repetition.begins of a repetition in the tail."""
-    begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
-    offsets = np.zeros(2 + period, np.int64)
-    if start:
-        offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
-    offsets[2:] = begins[start : start + period]
-    known = offsets > 0
-    known[1] = False  # it is a duration, which needs no clock
-    offsets[known] += ahead
-    return offsets
+    begins, ahead = stream.tail_begins[start : start + period, 0], int(stream.tail_begins[start + period - 1, 1])
+    return np.where(begins > 0, begins + ahead, 0)
 
 
 @dataclass
@@ -446,8 +439,7 @@ def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_
 def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
     took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
-    (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]
-    began = [int(begins[position.at].min()) for position in positions]
+    began = [int(whole.begins[position.at].min()) for position in positions]
 
     def micro(times: Iterable[int]) -> tuple[float, ...]:
         return tuple(round((time + clock) / 1e3, 3) if time else 0.0 for time in times)
@@ -457,7 +449,6 @@ def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) 
         micro(int(whole.starts[position.at.start]) for position in positions),
         tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
         micro(began) if any(began) else (),
-        (*micro([before]), round(before_took / 1e3, 3)) if before and before_took else (),
     )
 
 

@@ -733,14 +733,11 @@ def _sample(one: _Unrolled, rows: Places, step: int, at: int, places: Places, un
         lasted = clock[one.first[rows[at + 1][0]]] - clock[one.first[row[0]]]
     # Of an exchange with other members than in the usual repetition, the times of its first call.
     own = own if len(own) == len(places) else one.first[row][unit_of]
-    before = one.first[row[0]] - 1
-    last = np.array([one.begins[before], one.gpu[before]]) if before >= 0 else np.full(2, np.nan)
     return Sample(
         step,
         _micros(one.starts[own]),
         _micros(one.gpu[own]),
         _micros(one.begins[own]),
-        _micros(last) if np.isfinite(last).all() else (),
         round(float(lasted), 3) if np.isfinite(lasted) and lasted > 0 else 0.0,
     )
 

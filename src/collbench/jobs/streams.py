@@ -182,9 +182,7 @@ class Repetition:
     repetition: int
     starts: Numbers  # when the host made each call
     gpu: Numbers  # how long each call ran on the GPU
-    # When the call before the first one began there and how long it ran, then when each call began; on the clock of the
-    # starts.
-    begins: Numbers
+    begins: Numbers  # when each call began there, on the clock of the starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,9 +399,9 @@ def _phase(file: _File, phase: Fields) -> Repeated:
     gpu: Numbers = np.zeros((used, length), np.int64)
     if phase["gpu_samples"]:
         gpu = file.at(phase["gpu_samples"], "<u4", used * length).reshape(used, length).astype(np.int64)
-    begins: Numbers = np.zeros((used, 2 + length), np.int64)
-    if phase["gpu_begins"]:
-        begins = file.at(phase["gpu_begins"], "<u8", used * (2 + length)).reshape(used, 2 + length)
+    begins: Numbers = np.zeros((used, length), np.int64)
+    if phase["gpu_begins"]:  # before them, the call before the first one: its begin, and how long it ran
+        begins = file.at(phase["gpu_begins"], "<u8", used * (2 + length)).reshape(used, 2 + length)[:, 2:]
         _check_clock(begins)
     sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
     return Repeated(

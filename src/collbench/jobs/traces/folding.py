@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from collbench.jobs import steps
+from collbench.jobs.calls import transfers
 from collbench.jobs.exposed import on_gpu
 from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
 from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
@@ -68,7 +69,8 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     )
     marks = {number: [mark - (began - one.origin) for mark in one.marks] for number, one in ranked if one.marks}
     job = steps.find(job, calls_per_step, marks)
-    timed = (_on_gpu(rank, trace, began) for rank, (_, trace) in zip(job.ranks, ranked, strict=True))
+    moving = transfers(job)
+    timed = (_on_gpu(rank, trace, began, moving) for rank, (_, trace) in zip(job.ranks, ranked, strict=True))
     return replace(job, ranks=tuple(timed))
 
 
@@ -121,7 +123,7 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
         Unknown.PEER: any(call.peer is None for call in messages),
         Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
         Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
-        Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
+        Unknown.GPU_TIMES: all(math.isnan(call.gpu) for call in traced),
         Unknown.ORDER: any(not trace.ordered for trace in traces),
         Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
         Unknown.SIZES: any(call.size_bytes is None for call in traced),
@@ -163,27 +165,30 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
     samples = []
     for repetition in kept_of(len(begins), length):
         calls = rows[repetition]
-        if not np.isnan(starts[calls]).any():
-            before = calls[0] - 1
+        if np.isfinite(starts[calls]).all():
             samples.append(
                 Sample(
                     repetition,
-                    _rounded(starts[calls]),
+                    _known(starts[calls]),
                     _known(gpu[calls]),
                     _known(gpu_starts[calls]),
-                    _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
 
 
-def _on_gpu(rank: JobRank, trace: Trace, began: float) -> JobRank:
+def _on_gpu(rank: JobRank, trace: Trace, began: float, moving: Mapping[tuple[int, int], Any]) -> JobRank:
     """Return a rank with how its GPU's time passed, where the trace has all that ran there."""
     if trace.gpu is None:
         return rank
     offset = began - trace.origin
-    exposed = {(round(call.gpu_start - offset, 3), round(call.gpu, 3)): call.exposed for call in trace.calls}
-    return on_gpu(rank, trace.gpu, offset, exposed)
+    exposed = {
+        (round(call.gpu_start - offset, 3), round(call.gpu, 3)): (call.exposed, call.alone_from)
+        for call in trace.calls
+        if not math.isnan(call.exposed)
+    }
+    own = {repetition: one for (number, repetition), one in moving.items() if number == rank.rank}
+    return on_gpu(rank, trace.gpu, offset, exposed, own)
 
 
 def _known(values: Any) -> tuple[float, ...]:
@@ -191,10 +196,3 @@ def _known(values: Any) -> tuple[float, ...]:
     if np.isnan(values).all():
         return ()
     return tuple(0.0 if math.isnan(value) else round(float(value), 3) for value in values)
-
-
-def _rounded(values: Any) -> tuple[float, ...]:
-    """Return times for a file; () if one of them is unknown."""
-    if np.isnan(values).any():
-        return ()
-    return tuple(round(float(value), 3) for value in values)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from collbench.jobs.exposed import Intervals, Timeline
+from collbench.jobs.exposed import Intervals, Timeline, pieces
 from collbench.jobs.job import Library, Source
 from collbench.jobs.traces import values
 from collbench.jobs.traces.torch_traces import CALL_ROW, called, tensor_type
@@ -214,16 +214,17 @@ class KinetoReader:
         kernels = self._kernels
         device = Counter(kernel.device for kernel in kernels).most_common(1)[0][0]
         compute, nccl, copies = (_pairs(part) for part in self._intervals[device])
-        exposed = np.full(len(kernels), math.nan)
+        exposed, begins = np.full((2, len(kernels)), math.nan)
         if len(compute):  # a trace without it is one from which it was taken
             self._trace.gpu = Timeline(compute, nccl, copies)
-            own = np.array([kernel.device == device for kernel in kernels])
-            exposed[own] = self._trace.gpu.exposed(nccl)
+            own, alone = np.array([kernel.device == device for kernel in kernels]), pieces(nccl)
+            exposed[own], begins[own] = self._trace.gpu.exposed(alone), alone[:, 0]
         for call, places in calls:
             if places:
                 call.gpu_start = min(kernels[place].start for place in places)
                 call.gpu = sum(kernels[place].lasted for place in places)
                 call.exposed = min(float(exposed[places].sum()), call.gpu)
+                call.alone_from = float(begins[places].min())
 
 
 def _group(fields: dict[Any, Any], name: str, number: str) -> str:

@@ -30,6 +30,7 @@ class TracedCall:
     gpu: float = math.nan  # how long its kernel ran, µs
     gpu_start: float = math.nan  # when that began, µs from the trace's origin
     exposed: float = math.nan  # how long it ran while nothing was computed, µs
+    alone_from: float = math.nan  # when no kernel of communication ran any more that began earlier, µs from the origin
     captured: bool = False  # inside a CUDA graph
     library: Library = Library.NCCL
     even: bool | None = True  # its blocks are of one size; None if unknown
