@@ -140,14 +140,12 @@ def phases(draw: st.DrawFn, calls: int) -> Phase:
         tuple
     )  # 0: unknown
     has_gpu_starts = draw(st.booleans())
-    before = st.just(()) | st.tuples(_TIMES, _TIMES)
     samples = tuple(
         Sample(
             number,
             tuple(sorted(draw(times))),
             draw(times_or_unknown) if timed else (),
             tuple(sorted(draw(times))) if has_gpu_starts else (),
-            draw(before) if has_gpu_starts else (),
         )
         for number in sorted(kept)
     )

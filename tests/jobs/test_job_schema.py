@@ -58,8 +58,8 @@ def test_the_schema_has_every_value() -> None:
 def test_a_job_that_cannot_be_read_gives_a_short_reason(tmp_path: Path) -> None:
     with pytest.raises(RunFileError) as none:
         job_file.load(tmp_path / "none.json")
-    assert str(none.value) == f"cannot read job {tmp_path / 'none.json'}: No such file or directory"
+    assert str(none.value) == f"cannot read job file {tmp_path / 'none.json'}: No such file or directory"
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunFileError) as binary:
         job_file.load(tmp_path / "binary.json")
-    assert str(binary.value) == f"job {tmp_path / 'binary.json'} is not UTF-8 text"
+    assert str(binary.value) == f"{tmp_path / 'binary.json'} is not a job file: it is not text"

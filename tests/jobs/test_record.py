@@ -276,20 +276,8 @@ def test_notes_with_impossible_numbers_are_passed_over(tmp_path: Path) -> None:
     assert record(tmp_path, "--streams", "shared", "-o", "job.json").returncode == 0
 
 
-def test_only_a_streams_folder_that_others_cannot_change_is_used(tmp_path: Path) -> None:
-    for mode, started in ((0o777, False), (0o770, False), (0o755, True), (0o1777, True)):
-        (tmp_path / "shared").mkdir(exist_ok=True)
-        (tmp_path / "shared").chmod(mode)
-        done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
-        assert (done.stdout == "started\n") is started, mode
-        assert done.returncode == (0 if started else 2)
-        assert len(done.stderr.splitlines()) == 1
-        assert ("other users can replace its files" in done.stderr) is not started
-        assert list((tmp_path / "shared").iterdir()) == []
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_files_and_folders_of_other_users_are_not_used(tmp_path: Path) -> None:
+def test_files_of_other_users_are_not_used(tmp_path: Path) -> None:
     for rank in range(2):
         record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
     theirs, _ = (tmp_path / "shared").glob("*.stream")
@@ -297,10 +285,6 @@ def test_files_and_folders_of_other_users_are_not_used(tmp_path: Path) -> None:
     done = record(tmp_path, "--streams", "shared", "-o", "job.json")
     assert f"{theirs.name} is left out: it belongs to another user" in done.stderr
     assert len(job_file.load(tmp_path / "job.json").ranks) == 1
-    os.chown(tmp_path / "shared", 12345, -1)
-    done = record(tmp_path, "--streams", "shared", "--", "echo", "started")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "other users can replace its files" in done.stderr
 
 
 def test_what_another_user_may_have_put_into_the_folder_is_left_out(tmp_path: Path) -> None:
@@ -316,21 +300,10 @@ def test_what_another_user_may_have_put_into_the_folder_is_left_out(tmp_path: Pa
     assert left_out == {writable.name, "pipe.stream", "link.stream"}
 
 
-def test_the_job_loads_no_library_that_was_in_the_folder_before(tmp_path: Path) -> None:
-    """NCCL cuts the path of a plugin deep in a file system, so it gets a link with a shorter one."""
+def test_a_plugins_path_that_nccl_would_cut_is_refused(tmp_path: Path) -> None:
     plugin = tmp_path.joinpath(*["deep" * 20] * 4, "_profiler.so")
-    (tmp_path / "profiler.so").write_text("theirs", encoding="utf-8")
-    with recording.own_folder(tmp_path) as own:
-        variables = recording.environment({}, plugin, tmp_path, own)
-        link = Path(variables["NCCL_PROFILER_PLUGIN"])
-        assert link.readlink() == plugin
-        assert link.parent.stat().st_mode & 0o777 == 0o700
-        assert len(str(link)) < 254
-    assert not link.parent.exists()
-    deep = tmp_path.joinpath(*["deep" * 20] * 3)
-    deep.mkdir(parents=True)
-    with recording.own_folder(deep) as own, pytest.raises(UsageError, match="NCCL cuts the plugin's path"):
-        recording.environment({}, plugin, deep, own)
+    with pytest.raises(UsageError, match="NCCL cuts the plugin's path"):
+        recording.environment({}, plugin, tmp_path)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:

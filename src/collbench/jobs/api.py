@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from collbench.api import keywords
 from collbench.api.file_kinds import JOB, format_of
 from collbench.api.notices import SILENT, Notices
-from collbench.api.runs import load_named
+from collbench.api.runs import load_named, newest
 from collbench.jobs import job_file, recording
 from collbench.jobs.job import IMPORTED, Ending, Job, Library, Source, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run
-from collbench.runfile import atomic_write, saved_runs
+from collbench.model.run import Run
+from collbench.runfile import atomic_write
 
 if TYPE_CHECKING:
     from collbench.jobs.calls import Report
@@ -95,10 +95,9 @@ def record(
             return f"{problem}; {where}" if set(folder.glob("*.stream")) - older else str(problem)
 
         try:
-            with recording.own_folder(folder) as own:
-                variables = recording.environment(os.environ, plugin, folder, own, gpu_times=gpu_times)
-                if_killed = f"collbench: record was killed, and has ended its job; {where}"
-                status = recording.run(command, variables, mask, if_killed)
+            variables = recording.environment(os.environ, plugin, folder, gpu_times=gpu_times)
+            if_killed = f"collbench: record was killed, and has ended its job; {where}"
+            status = recording.run(command, variables, mask, if_killed)
             if output is None:
                 return Recorded(status, None)
             try:
@@ -387,12 +386,8 @@ def _newest_run(job: Job) -> NamedRuns:
     hosts = {rank.host for rank in job.ranks}
     if len(hosts) != 1 or "" in hosts or job.library is not Library.NCCL:
         return ()
-    files = saved_runs.believed().files
-    newest = next((path for path in files if CommandKind.of(saved_runs.command_of(path)).of_links), None)
-    if newest is None:
-        return ()
     try:
-        named_runs = load_named([newest])
+        named_runs = load_named([newest(of_links=True)])
         machine = named_runs[0][1].machine
         if machine.hostname not in hosts or machine.fabric:
             return ()

@@ -6,24 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from collbench import untrusted
 from collbench.api.file_kinds import JOB, MAX_BYTES
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase
-from collbench.model.errors import RunFileError
 from collbench.runfile import atomic_write, codec
 
-FORMAT = JOB
-VERSION = 1
-
-
-def is_job(fields: Any) -> bool:
-    """True if parsed JSON says that it is a job."""
-    return isinstance(fields, dict) and fields.get("format") == FORMAT
+_FORMAT = codec.FileFormat(JOB, 1, "job", again="record or import the job again", most_bytes=MAX_BYTES)
 
 
 def dumps(job: Job) -> str:
     """Return the file's text: one line, for most of it is numbers."""
-    fields = {"format": FORMAT, "format_version": VERSION, **codec.plain(job)}
+    fields = {**_FORMAT.head, **codec.plain(job)}
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -34,34 +26,21 @@ def save(job: Job, path: Path, *, force: bool = False) -> None:
 
 def load(path: Path) -> Job:
     """Read a file. Raises RunFileError, which says what is wrong and where."""
-    try:
-        text = untrusted.read_text(path, MAX_BYTES)
-    except OSError as error:
-        raise RunFileError(f"cannot read job {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"job {path} is not UTF-8 text") from error
-    return loads(text, str(path))
+    return loads(_FORMAT.read(path), str(path))
 
 
 def loads(text: str, name: str) -> Job:
     """Return the job in a file's text. Raises RunFileError."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RunFileError(f"{name} is not a recorded job: {codec.json_fault(error)}") from error
-    if not is_job(fields):
-        raise RunFileError(f"{name} is not a recorded job: make one with 'collbench record' or 'collbench import'")
-    if fields.get("format_version") != VERSION:
-        raise RunFileError(f"job {name} has version {fields.get('format_version')}, this collbench reads {VERSION}")
-    try:
-        job: Job = codec.build(Job, fields, "job")
-        _check(job)
-        if "steps" not in fields:
-            from collbench.jobs import steps  # late: numpy
+    return _FORMAT.loads(text, name, _built)
 
-            job = steps.find(job)
-    except ValueError as error:
-        raise RunFileError(f"job {name}: {error}") from error
+
+def _built(fields: dict[str, Any]) -> Job:
+    job: Job = codec.build(Job, fields, "job")
+    _check(job)
+    if "steps" not in fields:
+        from collbench.jobs import steps  # late: numpy
+
+        job = steps.find(job)
     return job
 
 

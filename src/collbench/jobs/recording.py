@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,27 +34,10 @@ def plugin() -> Path:
     return path
 
 
-@contextmanager
-def own_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder in `folder` that only this user can write, as long as the block runs.
-
-    Raises UsageError if other users can replace what is in `folder`: the job executes a library from there.
-    """
-    with tempfile.TemporaryDirectory(prefix="plugin-", dir=folder, ignore_cleanup_errors=True) as name:
-        own, around = Path(name), folder.stat()
-        others_write = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not around.st_mode & stat.S_ISVTX
-        if others_write or around.st_uid not in {own.stat().st_uid, 0}:
-            raise UsageError(
-                f"cannot keep streams in {one_line(str(folder))}: other users can replace its files",
-                "run chmod go-w on a folder of yours, or name another with --streams DIR",
-            )
-        yield own
-
-
 def environment(
-    inherited: Mapping[str, str], plugin_file: Path, folder: Path, own: Path, *, gpu_times: bool = False
+    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False
 ) -> dict[str, str]:
-    """Return what to change in `inherited` for the job, which writes into `folder`; a link to the plugin goes to `own`.
+    """Return what to change in `inherited` for the job, which writes into `folder`.
 
     Raises UsageError if NCCL would load another plugin, or none.
     """
@@ -66,17 +47,13 @@ def environment(
             f"cannot record: NCCL_PROFILER_PLUGIN is '{one_line(taken)}', and NCCL loads only one plugin",
             f"unset it for this job, or {INSTEAD}",
         )
-    file = plugin_file
-    if len(os.fsencode(file)) > _LONGEST:
-        file = own / "profiler.so"
-        if len(os.fsencode(file)) > _LONGEST:
-            raise UsageError(
-                f"cannot record: NCCL cuts the plugin's path after {_LONGEST} characters, and {one_line(str(file))} is "
-                "longer",
-                "name a folder with a shorter path with --streams DIR",
-            )
-        file.symlink_to(plugin_file)
-    variables = {"NCCL_PROFILER_PLUGIN": str(file), FOLDER: str(folder)}
+    if len(os.fsencode(plugin_file)) > _LONGEST:
+        raise UsageError(
+            f"cannot record: NCCL cuts the plugin's path after {_LONGEST} characters, and {one_line(str(plugin_file))} "
+            "is longer",
+            f"install collbench in a folder with a shorter path, or {INSTEAD}",
+        )
+    variables = {_PLUGIN: str(plugin_file), FOLDER: str(folder)}
     if gpu_times or _GPU_TIMES in inherited:  # what an outer record asked for is not this one's
         variables[_GPU_TIMES] = str(int(gpu_times))
     return variables

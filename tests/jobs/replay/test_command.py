@@ -123,7 +123,7 @@ def test_gloo_cannot_average(program: Program, folder: Path) -> None:
 
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
     program("replay", "job.json", *SIM, "-o", "run.json")
-    for name, message in (("run.json", "not a recorded job"), ("none.json", "cannot read job")):
+    for name, message in (("run.json", "not a collbench job"), ("none.json", "cannot read job")):
         result = program("replay", name, *SIM)
         assert result.status != 0
         assert message in result.err

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from collbench import untrusted
+from collbench.api.file_kinds import JOB
 from collbench.jobs.job import Source
-from collbench.jobs.job_file import is_job
 from collbench.jobs.traces import content, values
 from collbench.jobs.traces.inspector import LONGEST, InspectorReader, is_inspector
 from collbench.jobs.traces.kineto import KinetoReader
@@ -26,12 +26,13 @@ from collbench.model.printable import one_line
 class Format:
     """One format. Its elements stand in the list `elements`, and without one are lines.
 
-    `lost` says why calls may be missing.
+    `marks` are what such a file contains in its first MiB; `lost` says why calls may be missing.
     """
 
     title: str
     reader: Callable[[int | None], Reader]
     elements: str = ""
+    marks: tuple[bytes, ...] = ()
     lost: str = "the trace does not contain them"
 
 
@@ -41,15 +42,16 @@ FORMATS = {
         InspectorReader,
         lost="they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
     ),
-    Source.KINETO: Format("a trace of torch.profiler", KinetoReader, "traceEvents"),
+    Source.KINETO: Format("a trace of torch.profiler", KinetoReader, "traceEvents", (b'"traceEvents"',)),
     Source.FLIGHT_RECORDER: Format(
         "a dump of torch's Flight Recorder",
         FlightRecorderReader,
         "entries",
+        (b"entries", b"pg_config"),
         "the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)",
     ),
     Source.EXECUTION_TRACE: Format(
-        "an execution trace of torch's ExecutionTraceObserver", ExecutionTraceReader, "nodes"
+        "an execution trace of torch's ExecutionTraceObserver", ExecutionTraceReader, "nodes", (b'"nodes"', b'"schema"')
     ),
 }
 
@@ -76,19 +78,12 @@ def title_of(path: Path) -> str:
             head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
     except (OSError, Unreadable):
         return ""
-    for source, marks in _MARKS.items():
-        if is_inspector(head) if source is Source.INSPECTOR else all(mark in head for mark in marks):
-            return FORMATS[source].title
-    return ""
-
-
-# What the first MiB of a trace contains; JSON Lines of NCCL Inspector have a function of their own.
-_MARKS = {
-    Source.INSPECTOR: (),
-    Source.KINETO: (b'"traceEvents"',),
-    Source.FLIGHT_RECORDER: (b"entries", b"pg_config"),
-    Source.EXECUTION_TRACE: (b'"nodes"', b'"schema"'),
-}
+    found = (
+        one
+        for one in FORMATS.values()
+        if (all(mark in head for mark in one.marks) if one.marks else is_inspector(head))
+    )
+    return next((one.title for one in found), "")
 
 
 def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 0) -> list[Trace]:
@@ -115,7 +110,7 @@ def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 
         return readers[found].traces(fields)
     if forced is not None:
         raise Unreadable(f"it is not {FORMATS[forced].title}")
-    if is_job(fields):
+    if fields.get("format") == JOB:
         raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
 
