@@ -248,7 +248,7 @@ def test_the_median_of_a_histogram_is_within_its_bucket(pauses: list[int]) -> No
 
 
 def test_a_phase_with_samples_of_its_own_length(tmp_path: Path) -> None:
-    samples = tuple(Repetition(number, np.array([2000, 3000]), np.zeros(2, int), np.zeros(4, int)) for number in (0, 9))
+    samples = tuple(Repetition(number, np.array([2000, 3000]), np.zeros(2, int), np.zeros(2, int)) for number in (0, 9))
     made = stream(phases=(Repeated(np.array([0, 0]), samples),), runs=((0, 2),), tail=np.zeros(0, int))
     job = merge([replace(made, tail_starts=np.zeros(0, int))]).job
     (phase,) = job.ranks[0].phases

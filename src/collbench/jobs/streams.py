@@ -49,59 +49,41 @@ class Lack(StrEnum):
     CAPTURED = "captured"  # it runs when its graph is replayed
 
 
+Fields = dict[str, Any]  # of a record, by the names of its dtype
+
+
+def _each(kind: str, *names: str) -> list[tuple[str, str]]:
+    """Return fields of one type that follow one another in a record."""
+    return [(name, kind) for name in names]
+
+
+_TABLES = ("communicators", "calls", "phases", "runs")
+_AREAS = (*_TABLES, "tail", "pending")
 HEADER = np.dtype(
     [
         ("magic", "S8"),
-        ("version", "<u4"),
-        ("index", "<u4"),
-        ("file_bytes", "<u8"),
-        *[(f"{area}_at", "<u8") for area in ("communicators", "calls", "phases", "runs", "tail", "pending", "arena")],
-        *[(f"{area}_max", "<u4") for area in ("communicators", "calls", "phases", "runs", "tail", "pending")],
-        *[(area, "<u4") for area in ("communicators", "calls", "phases", "runs")],
-        ("arena_used", "<u8"),
-        ("tail", "<u8"),
-        ("pending_first", "<u8"),
-        ("pending_next", "<u8"),
-        ("kept", "<u8"),
-        ("dropped", "<u8"),
-        ("unplaced", "<u8"),
-        ("moving_tail", "<u8"),
-        ("moving", "<u4"),
-        ("moving_runs", "<u4"),
-        ("moving_repetitions", "<u4"),
-        ("moving_phase", "<u4"),
-        ("before_tail", "<u8"),
-        ("moving_before_tail", "<u8"),
-        ("open", "<u4"),
-        ("exited", "<u4"),
-        ("pid", "<i4"),
-        ("device", "<i4"),
-        ("abi", "<i4"),
-        ("env_rank", "<i4"),
-        ("env_world", "<i4"),
-        ("nccl", "<i4"),
-        ("monotonic_ns", "<u8"),
-        ("realtime_ns", "<u8"),
-        ("last_group", "<u8"),
-        ("gpu_times", "<u8"),
+        *_each("<u4", "version", "index"),
+        *_each("<u8", "file_bytes", *(f"{area}_at" for area in (*_AREAS, "arena"))),
+        *_each("<u4", *(f"{area}_max" for area in _AREAS), *_TABLES),
+        *_each("<u8", "arena_used", "tail", "pending_first", "pending_next", "kept", "dropped", "unplaced"),
+        *_each("<u8", "moving_tail"),
+        *_each("<u4", "moving", "moving_runs", "moving_repetitions", "moving_phase"),
+        *_each("<u8", "before_tail", "moving_before_tail"),
+        *_each("<u4", "open", "exited"),
+        *_each("<i4", "pid", "device", "abi", "env_rank", "env_world", "nccl"),
+        *_each("<u8", "monotonic_ns", "realtime_ns", "last_group", "gpu_times"),
         ("lacks", "<u8", len(Lack)),
         ("host", "V256"),
         ("environment", "V32768"),
     ]
 )
-_COMMUNICATOR = np.dtype(
-    [("hash", "<u8"), ("rank", "<i4"), ("ranks", "<i4"), ("nodes", "<i4"), ("reserved", "<i4"), ("name", "V104")]
-)
+_COMMUNICATOR = np.dtype([("hash", "<u8"), *_each("<i4", "rank", "ranks", "nodes", "reserved"), ("name", "V104")])
 _CALL = np.dtype(
     [
         ("count", "<u8"),
-        ("root", "<i4"),
-        ("peer", "<i4"),
+        *_each("<i4", "root", "peer"),
         ("communicator", "<u2"),
-        ("function", "u1"),
-        ("datatype", "u1"),
-        ("captured", "u1"),
-        ("reduction", "u1"),
+        *_each("u1", "function", "datatype", "captured", "reduction"),
         ("reserved", "<u2"),
     ]
 )
@@ -109,36 +91,17 @@ _BUCKETS = 192
 _TIMES = np.dtype([("count", "<u8"), ("least", "<u8"), ("most", "<u8"), ("sum", "<f8"), ("buckets", "<u2", _BUCKETS)])
 _PHASE = np.dtype(
     [
-        ("repetitions", "<u8"),
-        ("hash", "<u8"),
-        ("symbols", "<u8"),
-        ("times", "<u8"),
-        ("samples", "<u8"),
-        ("gpu_times", "<u8"),
-        ("gpu_samples", "<u8"),
-        ("gpu_begins", "<u8"),
-        ("length", "<u4"),
-        ("slots", "<u4"),
-        ("used", "<u4"),
-        ("stride", "<u4"),
+        *_each("<u8", "repetitions", "hash", "symbols", "times", "samples", "gpu_times", "gpu_samples", "gpu_begins"),
+        *_each("<u4", "length", "slots", "used", "stride"),
     ]
 )
 _RUN = np.dtype([("phase", "<u4"), ("repetitions", "<u4")])
 _TAIL = np.dtype([("start", "<u8"), ("begin", "<u8"), ("ahead", "<i8"), ("symbol", "<u4"), ("gpu", "<u4")])
 _PENDING = np.dtype(
-    [
-        ("call", _CALL),
-        ("start", "<u8"),
-        ("group", "<u8"),
-        ("begin", "<u8"),
-        ("ahead", "<i8"),
-        ("needs", "<u4"),
-        ("gpu", "<u4"),
-    ]
+    [("call", _CALL), *_each("<u8", "start", "group", "begin"), ("ahead", "<i8"), *_each("<u4", "needs", "gpu")]
 )
 
 Numbers = NDArray[Any]
-Fields = dict[str, Any]  # of a record, by the names of its dtype
 CommunicatorKey = tuple[int, str]  # a communicator's hash and name
 
 
