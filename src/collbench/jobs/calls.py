@@ -1,13 +1,12 @@
 """Reports on a recorded job: each call's transfer and waiting, and which rank the others wait for. Pure.
 
 A kernel of a collective ends when the last rank has arrived and the data has moved. So the shortest duration over the
-ranks is the transfer, and the rest of a rank's own duration is waiting (docs/job-page.md). The timeline shows one step
-as bars.
+ranks is the transfer, and the rest of a rank's own duration is waiting (docs/job-page.md).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -543,74 +542,3 @@ def _known(values: Values) -> float | None:
     """Return the median of the known values, None if none is."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One call: when its kernel began, seconds from the timeline's start, and how long it ran, None if unknown.
-
-    Where the beginnings of kernels are not known, `start` is when the host made the call.
-    """
-
-    call: int
-    start: float
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """One repetition of the step on the ranks that kept it. `seconds` is its length.
-
-    Without `common_clock` each rank counts from its own first call. `on_gpu`: bars begin with their kernels.
-    """
-
-    repetition: int
-    lanes: tuple[tuple[int, tuple[Bar, ...]], ...]
-    seconds: float
-    common_clock: bool
-    on_gpu: bool
-
-
-def timeline(job: Job) -> Timeline | None:
-    """Return the repetition that most ranks kept whole; None if none did, or the times of calls are unknown."""
-    if Unknown.PAUSES in job.unknown:
-        return None
-    kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}
-    hosts = {}
-    for one in sorted(job.ranks, key=lambda one: one.rank):
-        phase = shown_phase(one)
-        if phase is None:
-            continue
-        hosts[one.rank] = one.host
-        calls = tuple(position.call for position in phase.positions)
-        kept[one.rank] = {
-            sample.repetition: (sample, calls)
-            for sample in phase.samples
-            if sample.starts and all(map(isfinite, sample.starts))
-        }
-    counts = Counter(repetition for samples in kept.values() for repetition in samples)
-    if not counts:
-        return None
-    repetition = max(counts, key=lambda one: (counts[one], -one))
-    samples_by_number = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
-    names = {hosts[number] for number in samples_by_number}
-    common = len(samples_by_number) == 1 or (len(names) == 1 and names != {""})
-    on_gpu = all(sample.gpu_starts and all(sample.gpu_starts) for sample, _ in samples_by_number.values())
-    began = {
-        number: sample.gpu_starts if on_gpu else sample.starts for number, (sample, _) in samples_by_number.items()
-    }
-    first = min(map(min, began.values()))
-    lanes = tuple(
-        (number, _bars(sample, calls, began[number], first if common else min(began[number])))
-        for number, (sample, calls) in samples_by_number.items()
-    )
-    seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
-    return Timeline(repetition, lanes, seconds, common, on_gpu)
-
-
-def _bars(sample: Sample, calls: tuple[int, ...], began: tuple[float, ...], first: float) -> tuple[Bar, ...]:
-    lengths = sample.gpu or (float("nan"),) * len(calls)
-    return tuple(
-        Bar(call, (start - first) * MICRO, length * MICRO if isfinite(length) and length > 0 else None)
-        for call, start, length in zip(calls, began, lengths, strict=True)
-    )

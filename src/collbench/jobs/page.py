@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.jobs.calls import LateRank, RankRow, Report, Row, Timeline, timeline
+from collbench.jobs.calls import LateRank, RankRow, Report, Row
 from collbench.jobs.exposed import Exposure
-from collbench.jobs.job import Call, Ending, Job, Library, Occasional, PointToPoint, Source, StepSource, Unknown
+from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
@@ -25,21 +25,8 @@ _FEW_LATE = 3  # late ranks
 _FEW_STEPS = 5  # fewer show no usual step
 _LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
 _LONGEST = 8  # letters of a type
-_COLUMNS = 64  # of a timeline
 _MICRO, _MILLI = 1e6, 1e3
 _SHORT = 6  # letters of a size, of a group's name
-# The letter of an operation in a timeline; any other operation gets the first free one.
-_LETTERS = {
-    "allreduce": "R",
-    "allgather": "G",
-    "reducescatter": "S",
-    "alltoall": "A",
-    "alltoallv": "A",
-    "broadcast": "B",
-    "reduce": "D",
-    PointToPoint.SEND: ">",
-    PointToPoint.RECV: "<",
-}
 _LACKS = {
     Unknown.REDUCTION: "the reduction of each call",
     Unknown.ROOT: "the root of each call",
@@ -84,12 +71,6 @@ def page(report: Report) -> Iterator[Block]:
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
-    job_timeline = timeline(report.job)
-    if job_timeline is not None:
-        few_lines, lines = (
-            Text("\n" + "\n".join(timeline_lines(report.job, job_timeline, most))) for most in (_FEW_RANKS, _MOST_RANKS)
-        )
-        yield from _lengths(few_lines, lines, differ=len(job_timeline.lanes) > _FEW_RANKS)
 
 
 def _gpu(report: Report) -> Iterator[Block]:
@@ -99,7 +80,7 @@ def _gpu(report: Report) -> Iterator[Block]:
         yield from both("header", Text(f"\n{filled(answer, NARROW)}"))
     if len(report.gpu) > 1:
         few = report.gpu[:_FEW_RANKS]
-        yield from _lengths(gpu_table(few), gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
+        yield from _lengths(_gpu_table(few), _gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
 
 
 def exposed_text(report: Report) -> str:
@@ -139,7 +120,7 @@ def _covered(report: Report, one: Exposure) -> str:
     return f"; of {milli(waiting)} waiting, {least}{milli(waiting - exposed)} is hidden by compute"
 
 
-def gpu_table(rows: Sequence[Exposure]) -> Table:
+def _gpu_table(rows: Sequence[Exposure]) -> Table:
     """Return a row for each rank: how its GPU passes a step, in ms."""
     split = any(row.exposed_waiting is not None for row in rows)
     waiting = ["exp.wait"] if split else []
@@ -284,37 +265,6 @@ def _late_json(one: LateRank) -> dict[str, Any]:
     }
 
 
-def timeline_text(job: Job, job_timeline: Timeline) -> str:
-    """Return which repetition a timeline shows, by which clock."""
-    what = "sequence" if job.steps.source is None else "step"
-    first = "kernel" if job_timeline.on_gpu else "call"
-    clock = (
-        "" if job_timeline.common_clock else f"; hosts have no common clock: each rank starts at its own first {first}"
-    )
-    seconds = milli(job_timeline.seconds)
-    return f"{what} (repetition {job_timeline.repetition}), {seconds} from the first {first}{clock}"
-
-
-def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]:
-    """Yield a step as characters: a row for each rank, a letter for each operation, as long as its kernel ran."""
-    operations = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
-    free = iter("CEFHIJKLMNOPQTUVWXYZ")
-    letters = {operation: _LETTERS.get(operation) or next(free, "?") for operation in operations}
-    yield filled(f"one {timeline_text(job, job_timeline)}", NARROW)
-    wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
-    scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
-    for rank, bars in job_timeline.lanes[:most]:
-        row = ["."] * _COLUMNS
-        for bar in bars:
-            first = int(bar.start * scale)
-            last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
-            row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
-        yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
-    names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
-    others = len(job_timeline.lanes) - most
-    yield filled(names + (f"; and {amount(others, 'rank')} more" if others > 0 else ""), NARROW)
-
-
 def size(size_bytes: int) -> str:
     """Return bytes in about six characters: "25M", "11.77M" for a size that is no whole number of a binary unit."""
     exact = format_size(size_bytes)
@@ -363,11 +313,6 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     weighed = sorted(rows, key=lambda row: (-(row.kernel or 0.0) * row.count, -(row.alone or 0.0) * row.count))
     kept = {id(row) for row in weighed[:_FEW_ROWS]}
     return [row for row in rows if id(row) in kept]
-
-
-def call_table(report: Report) -> Table:
-    """Return all calls of the step in order."""
-    return _call_table(report, report.rows)
 
 
 def _call_table(report: Report, rows: Sequence[Row]) -> Table:
@@ -429,13 +374,13 @@ def _ranks(report: Report) -> Iterator[Block]:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    every = rank_table(report.ranks[:_MOST_ROWS])
-    yield from _lengths(rank_table(few), every, differ=len(report.ranks) > _FEW_RANKS)
+    every = _rank_table(report.ranks[:_MOST_ROWS])
+    yield from _lengths(_rank_table(few), every, differ=len(report.ranks) > _FEW_RANKS)
     if len(report.ranks) > _FEW_RANKS:
         yield from short(Text(f"{len(report.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
 
 
-def rank_table(rows: Sequence[RankRow]) -> Table:
+def _rank_table(rows: Sequence[RankRow]) -> Table:
     """Return a row for each rank: its calls, and in ms its step, its kernels, their waiting and their transfer."""
     ranks = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
     for row in rows:

@@ -94,11 +94,11 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def render_plain(template: str, content: Mapping[str, Any]) -> str:
-    """Return an annex's page in the same style, from its template and content; it has no script."""
+    """Return an annex's page in the same style, from its template and content, whose parts it draws; without script."""
     environment = _environment()
     style = _joined(environment, _STYLES)
     markup = Markup(style)  # noqa: S704  # likewise
-    return environment.from_string(template).render(content, policy=_policy("", style), style=markup)
+    return environment.from_string(template).render(content, policy=_policy("", style), style=markup, kind=_kind)
 
 
 def _environment() -> Environment:
