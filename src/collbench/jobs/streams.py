@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from collbench import untrusted
 from collbench.jobs.job import MOST_RANKS
+from collbench.model.printable import one_line
 
 MAGIC, VERSION = b"CBSTREAM", 4
 NO_RANK = -1
@@ -411,13 +412,12 @@ def _communicator(record: Any) -> Communicator:
 
 
 def _text(data: Any) -> str:
-    return bytes(data).split(b"\0", 1)[0].decode("utf-8", "replace")
+    """Return text up to its end, as a job file has it: without what a terminal obeys."""
+    return one_line(bytes(data).split(b"\0", 1)[0].decode("utf-8", "replace"))
 
 
 def _environment(data: Any) -> dict[str, str]:
-    variables = (
-        entry.decode("utf-8", "replace").partition("=") for entry in bytes(data).split(b"\0\0", 1)[0].split(b"\0")
-    )
+    variables = (_text(entry).partition("=") for entry in bytes(data).split(b"\0\0", 1)[0].split(b"\0"))
     return {name: value for name, _, value in variables if name}
 
 
