@@ -23,7 +23,7 @@ def test_the_least_over_ranks_is_the_transfer_and_the_rest_is_waiting() -> None:
     large, small = found.rows
     assert (large.count, small.count) == (3, 1)
     assert large.transfer == pytest.approx(500e-6)
-    assert large.own == pytest.approx(800e-6)
+    assert large.kernel == pytest.approx(800e-6)
     assert large.busbw == pytest.approx(25 * 2**20 * 1.5 / 500e-6 / 1e9)
     assert not large.bounded
     waits = {row.rank: row.waiting for row in found.ranks}

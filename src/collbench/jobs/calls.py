@@ -20,6 +20,7 @@ from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sampl
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
 Values = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 # Kineto writes the host's time in whole µs, the coarsest of the sources.
 _CLOCK_SECONDS = 1e-6
@@ -46,7 +47,7 @@ class MatchedGroup:
     group: int
     ranks: tuple[int, ...]
     calls: tuple[int, ...]
-    places: NDArray[np.intp]
+    places: Places
     times: Values
     moving: Values
     arrived: Values | None
@@ -74,7 +75,6 @@ class LateRank:
 
     rank: int
     group: int
-    call: int | None
     lateness: Lateness
     last: float
     seen: int
@@ -99,7 +99,6 @@ class Row:
     bounded: bool
     busbw: float | None
     alone: float | None
-    late: LateRank | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +176,14 @@ def report(
     if chosen is None or chosen not in phases:
         return None
     groups = matched(job)
-    late_by_call = {one.call: one for group in groups for one in _late(group, by_call=True)}
     late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
     repetitions = common(job)
     least, whole = _leasts(groups, chosen, phase, repetitions)
     own = _medians(_kernel_times(phase, repetitions), 0)
-    exposed, waiting = (_medians(_exposed(phase, repetitions, field), 0) for field in ("exposed", "exposed_waiting"))
+    exposed, waiting = (
+        _medians(_sampled(phase, repetitions, field, zeros=True), 0) for field in ("exposed", "exposed_waiting")
+    )
     exposed = np.minimum(exposed, own)
 
     def row(call: int, indices: Sequence[int]) -> Row:
@@ -200,7 +200,6 @@ def report(
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
             alone=(alone or {}).get(call),
-            late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
@@ -249,19 +248,15 @@ def _kept(job: Job, wanted: Callable[[Sample], bool] = lambda _: True) -> set[in
     return set.intersection(*({one.repetition for one in phase.samples if wanted(one)} for phase in phases or [_NONE]))
 
 
-def _sampled(phase: Phase, repetitions: Sequence[int], field: str) -> Values:
-    """Return seconds of each call in these repetitions, NaN where unknown: shape (repetitions, calls)."""
+def _sampled(phase: Phase, repetitions: Sequence[int], field: str, *, zeros: bool = False) -> Values:
+    """Return seconds of each call in these repetitions, NaN where unknown: shape (repetitions, calls).
+
+    `zeros`: a time of 0 is known.
+    """
     own = {sample.repetition: sample for sample in phase.samples}
-    rows = [getattr(own[one], field) or (0.0,) * len(phase.positions) for one in repetitions]
+    rows = [getattr(own[one], field) or (np.nan,) * len(phase.positions) for one in repetitions]
     values = np.array(rows, dtype=float).reshape(len(repetitions), len(phase.positions))
-    return np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
-
-
-def _exposed(phase: Phase, repetitions: Collection[int], field: str) -> Values:
-    """Return a sample's field in seconds, (samples, calls), NaN if no sample has it."""
-    own = [getattr(one, field) for one in phase.samples if one.repetition in repetitions]
-    rows = [one for one in own if one] or [(np.nan,) * len(phase.positions)]
-    return np.array(rows, dtype=float) * MICRO
+    return np.where(np.isfinite(values) & ((values > 0) | zeros), values, np.nan) * MICRO
 
 
 def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
@@ -475,24 +470,13 @@ def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
     return np.where(np.isnan(sums) | np.isnan(lasted), sums, np.minimum(sums, lasted))
 
 
-def _late(matched_group: MatchedGroup, *, by_call: bool = False) -> Iterator[LateRank]:
-    """Yield the ranks that come significantly late to a group's collectives, or to each call of its own."""
-    if matched_group.arrived is None:
+def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
+    """Yield the ranks that come significantly late to a group's collectives."""
+    wanted = np.flatnonzero(matched_group.judged)
+    if matched_group.arrived is None or not len(wanted):
         return
-    for call in dict.fromkeys(matched_group.calls) if by_call else (None,):
-        wanted = [at for at, one in enumerate(matched_group.calls) if matched_group.judged[at] and call in (None, one)]
-        if not wanted:
-            continue
-        late_ranks = list(_late_to(matched_group, call, wanted, matched_group.arrived[:, :, wanted]))
-        if late_ranks:
-            yield from [max(late_ranks, key=lambda one: one.waits)] if by_call else late_ranks
-
-
-def _late_to(
-    matched_group: MatchedGroup, call: int | None, wanted: Sequence[int], arrived: Values
-) -> Iterator[LateRank]:
-    ranks, samples, _ = arrived.shape
-    flat = arrived.reshape(ranks, -1)
+    ranks, samples, _ = matched_group.arrived.shape
+    flat = matched_group.arrived[:, :, wanted].reshape(ranks, -1)
     ordered = np.sort(flat, axis=0)
     after = after_others(flat)
     behind = ordered[-1] - ordered[-2]
@@ -509,11 +493,11 @@ def _late_to(
                 lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
                 waits, at_most = float(np.median(lags)), True
             yield LateRank(
-                rank, matched_group.group, call, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most
+                rank, matched_group.group, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most
             )
 
 
-def _waits_in_kernels(matched_group: MatchedGroup, wanted: Sequence[int], index: int, last: Values) -> float | None:
+def _waits_in_kernels(matched_group: MatchedGroup, wanted: Places, index: int, last: Values) -> float | None:
     """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown."""
     others = np.delete(matched_group.own[:, wanted], index, axis=0) - matched_group.least[wanted]
     if np.isnan(others).any():

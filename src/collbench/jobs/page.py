@@ -20,7 +20,7 @@ from collbench.report.text.layout import Block, Lines, both, more, short, table,
 from collbench.runfile.codec import picked
 
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
-_FEW_RANKS, _MOST_RANKS = 6, 64
+_FEW_RANKS = 6
 _FEW_LATE = 3  # late ranks
 _FEW_STEPS = 5  # fewer show no usual step
 _LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
@@ -250,7 +250,6 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
         **_seconds(row, "kernel", "exposed", "exposed_waiting", "transfer", "alone"),
         "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
         "busbw_gbs": row.busbw,
-        "late": None if row.late is None else _late_json(row.late),
     }
 
 

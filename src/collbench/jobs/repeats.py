@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -91,3 +92,10 @@ def spreads(times: Numbers) -> list[Spread | None]:
         Spread(count, *(round(figure, 3) for figure in four)) if count else None
         for count, four in zip(counts.tolist(), figures, strict=True)
     ]
+
+
+def micros(times: Numbers) -> tuple[float, ...]:
+    """Return times in µs for a file, 0 where one is unknown; () if all are."""
+    if not np.isfinite(times).any():
+        return ()
+    return tuple(round(time, 3) if math.isfinite(time) else 0.0 for time in times.tolist())

@@ -25,11 +25,11 @@ from collbench.jobs.job import (
     PointToPoint,
     Position,
     Sample,
-    Spread,
     Steps,
     StepSource,
     Unknown,
 )
+from collbench.jobs.repeats import micros, spreads
 from collbench.model.units import amount
 
 Values = NDArray[np.float64]
@@ -719,8 +719,8 @@ def _phase(one: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, nu
         (int(low), int(high)) if low < high else () for low, high in zip(extent.min(0), extent.max(0), strict=True)
     ]
     positions = tuple(
-        Position(int(one.calls[place]), not heads[at], _spread(pauses[:, at]), _spread(gpu[:, at]), spans[unit_of[at]])
-        for at, place in enumerate(places)
+        Position(int(one.calls[place]), not head, pause, took, spans[unit])
+        for place, head, pause, took, unit in zip(places, heads, spreads(pauses), spreads(gpu), unit_of, strict=True)
     )
     return Phase(positions, int(numbers[-1]) + 1, samples)
 
@@ -735,23 +735,8 @@ def _sample(one: _Unrolled, rows: Places, step: int, at: int, places: Places, un
     own = own if len(own) == len(places) else one.first[row][unit_of]
     return Sample(
         step,
-        _micros(one.starts[own]),
-        _micros(one.gpu[own]),
-        _micros(one.begins[own]),
+        micros(one.starts[own]),
+        micros(one.gpu[own]),
+        micros(one.begins[own]),
         round(float(lasted), 3) if np.isfinite(lasted) and lasted > 0 else 0.0,
     )
-
-
-def _spread(values: Values) -> Spread | None:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None
-    figures = (known.min(), np.median(known), known.mean(), known.max())
-    return Spread(len(known), *(round(float(figure), 3) for figure in figures))
-
-
-def _micros(values: Values) -> tuple[float, ...]:
-    """Return times for a file, 0 where one is unknown; () if all are."""
-    if not np.isfinite(values).any():
-        return ()
-    return tuple(round(float(value), 3) if np.isfinite(value) else 0.0 for value in values)

@@ -14,7 +14,7 @@ from collbench.jobs import steps
 from collbench.jobs.calls import transfers
 from collbench.jobs.exposed import on_gpu
 from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
+from collbench.jobs.repeats import PhaseOrder, fold, kept_of, micros, spreads
 from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
@@ -169,9 +169,9 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
             samples.append(
                 Sample(
                     repetition,
-                    _known(starts[calls]),
-                    _known(gpu[calls]),
-                    _known(gpu_starts[calls]),
+                    micros(starts[calls]),
+                    micros(gpu[calls]),
+                    micros(gpu_starts[calls]),
                 )
             )
     return Phase(positions, len(begins), tuple(samples))
@@ -189,10 +189,3 @@ def _on_gpu(rank: JobRank, trace: Trace, began: float, moving: Mapping[tuple[int
     }
     own = {repetition: one for (number, repetition), one in moving.items() if number == rank.rank}
     return on_gpu(rank, trace.gpu, offset, exposed, own)
-
-
-def _known(values: Any) -> tuple[float, ...]:
-    """Return times for a file, 0 where one is unknown; () if all are."""
-    if np.isnan(values).all():
-        return ()
-    return tuple(0.0 if math.isnan(value) else round(float(value), 3) for value in values)
