@@ -119,8 +119,10 @@ def test_exposed_communication_is_waiting_and_transfer() -> None:
     assert other is not None
     assert "exposed communication 0.02 ms (0.01 ms waiting, 0.01 ms transfer)" in exposed_text(own)
     assert exposed_text(own).endswith("; of 0.02 ms waiting, 0.01 ms is hidden by compute")
-    assert [(row.exposed, row.exposed_waiting) for row in own.rows] == [(pytest.approx(20e-6), pytest.approx(10e-6))]
-    assert [(row.exposed, row.exposed_waiting) for row in other.rows] == [(pytest.approx(10e-6), 0.0)]
+    for found, exposed, waiting in ((own, 20e-6, 10e-6), (other, 10e-6, 0.0)):
+        (row,) = found.rows
+        assert row.exposed == pytest.approx(exposed)
+        assert row.exposed_waiting == pytest.approx(waiting)
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
