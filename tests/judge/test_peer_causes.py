@@ -60,8 +60,8 @@ def _link(devices: tuple[int, int], crossing: Crossing | None = None, nccl: str 
 
 def _machine(name: str = "NVIDIA RTX A6000") -> Facts:
     def pcie(index: int) -> Gpu:
-        one = gpu(index, name, links_up=0, bar1_bytes=64 * GIB, pcie_width=16)
-        return replace(one, device=replace(one.device, memory_bytes=48 * GIB, pcie_width=16))
+        one = gpu(index, name, links_up=0, bar1_bytes=64 * GIB, pcie_generation=5, pcie_width=16)
+        return replace(one, device=replace(one.device, memory_bytes=48 * GIB, pcie_generation=5, pcie_width=16))
 
     return machine((pcie(0), pcie(1)), driver={"on_the_bus": 2, "virtualization": "none"})
 
@@ -99,7 +99,16 @@ def _small_bar1(seen: Seen) -> Seen:
 
 def _narrow(seen: Seen) -> Seen:
     return seen.gpus(
-        lambda one: replace(one, health=replace(one.health, pcie_width=4)) if one.device.index == 1 else one
+        lambda one: replace(one, health=replace(one.health, pcie_width=8)) if one.device.index == 1 else one
+    )
+
+
+def _at_generation(seen: Seen, generation: int | None) -> Seen:
+    """Return the same with this generation of the second GPU's link, as copies ended."""
+    return seen.gpus(
+        lambda one: (
+            replace(one, health=replace(one.health, pcie_generation=generation)) if one.device.index == 1 else one
+        )
     )
 
 
@@ -126,7 +135,13 @@ PLANTS: dict[str, tuple[Seen, tuple[tuple[str, Callable[[Seen], Seen]], ...]]] =
     "a hang": (HANGING, (ACS, IOMMU, BAR1, ("patched driver", _geforce))),
     "slow": (
         SLOW,
-        (ACS, IOMMU, ("PCIe width", _narrow), ("CPU sockets", lambda seen: seen._replace(label="SYS"))),
+        (
+            ACS,
+            IOMMU,
+            ("PCIe width", _narrow),
+            ("PCIe generation", lambda seen: _at_generation(seen, 4)),  # on 8 lanes 15.75 GB/s; 12 were carried
+            ("CPU sockets", lambda seen: seen._replace(label="SYS")),
+        ),
     ),
     "no P2P": (
         NO,
@@ -171,6 +186,33 @@ def test_nvlinks_do_not_pass_bridges_nor_bar1() -> None:
     for plant in (_acs, _translated, _small_bar1, _geforce, _virtual):
         assert plant(BROKEN._replace(label="NV4")).names() == {}
     assert len(list(workarounds(BROKEN.map))) == 2
+
+
+@pytest.mark.parametrize(
+    ("generation", "named"),
+    [
+        (None, False),  # NVML does not say
+        (5, False),  # at its best
+        (4, True),
+        (3, True),  # 15.75 GB/s, and 12 were carried
+        (2, False),  # 7.88 GB/s, less than it carried: it was read at rest
+        (1, False),
+    ],
+)
+def test_a_generation_is_a_cause_only_if_the_link_carried_no_more(generation: int | None, named: bool) -> None:
+    found = causes(_at_generation(SLOW, generation).map, _at_generation(SLOW, generation).facts)
+    assert [cause.name for cause in found] == (["PCIe generation"] if named else [])
+    assert all(f"GPU1 gen {generation} of gen 5" in cause.text and "GPU0" not in cause.text for cause in found)
+
+
+@pytest.mark.parametrize(
+    ("modules", "flavor"),
+    [(True, " (open kernel modules)"), (False, " (proprietary kernel modules)"), (None, "")],
+)
+def test_modules_that_do_not_say_their_flavor_are_not_called_proprietary(modules: bool | None, flavor: str) -> None:
+    seen = _forced(BROKEN.has(open_modules=modules))
+    (cause,) = causes(seen.map, seen.facts)
+    assert cause.text.startswith(f"the driver {seen.facts.driver.version}{flavor} is patched: settings force P2P")
 
 
 def test_bridges_above_both_gpus_see_nothing_of_their_traffic() -> None:

@@ -34,7 +34,7 @@
 //   never ends; `others` is what the other ranks' communicators then say, 0 unless given)   NCCL_COMM_BLOCKING=0 obeyed
 //   as NCCL does
 //   FAKE_NAME (of all GPUs)   FAKE_PEER_STATUS (nvmlGpuP2PStatus_t of reading and writing, by pair)
-//   FAKE_BAR1 (bytes, by GPU)   FAKE_PCIE_WIDTH=16 (now, by GPU)
+//   FAKE_BAR1 (bytes, by GPU)   FAKE_PCIE_WIDTH=16, FAKE_PCIE_GENERATION=5 (now, by GPU)
 // A symbol is left out of a library by renaming it at compile time: -DcuGraphUpload=absent.
 #pragma once
 

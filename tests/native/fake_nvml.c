@@ -151,6 +151,12 @@ EXPORT int nvmlDeviceGetBAR1MemoryInfo(Handle handle, unsigned long long memory[
   return kSuccess;
 }
 
+EXPORT int nvmlDeviceGetCurrPcieLinkGeneration(Handle handle, unsigned* generation) {
+  CALLED;
+  *generation = (unsigned)by_gpu("FAKE_PCIE_GENERATION", gpu_of(handle), 5);
+  return kSuccess;
+}
+
 EXPORT int nvmlDeviceGetCurrPcieLinkWidth(Handle handle, unsigned* lanes) {
   CALLED;
   *lanes = (unsigned)by_gpu("FAKE_PCIE_WIDTH", gpu_of(handle), 16);

@@ -159,6 +159,13 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
             3,
             {"PCIe width": "consistent", "CPU sockets": "consistent"},
         ),
+        (
+            "a slot of generation 3, and one that was read at rest",  # host copies have 10 GB/s: gen 1 carries 3.94
+            {"rate": 4, "pcie_generation": "5,0=1,1=3"} | _BY_PCIE,
+            {},
+            3,
+            {"PCIe generation": "consistent"},
+        ),
     ],
 )
 def test_planted_causes_are_named(

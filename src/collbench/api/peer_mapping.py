@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -22,9 +22,9 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend
 from collbench.model.capabilities import SIM, capabilities
-from collbench.model.errors import UsageError
+from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.peer_map import CAPABILITIES, Crossing, Link, PeerLink, PeerMap
-from collbench.model.run import Device, PeerStatus, Run
+from collbench.model.run import Device, Health, PeerStatus, Run
 
 # Free memory in which two processes may open a GPU at once: each takes its context, and three buffers of up to 1 GiB.
 # With less, the one for copies through the host opens when it is needed, and may find no room.
@@ -58,7 +58,7 @@ def examine(
     known = measurement.crossings_of(measured) if measured else {}
     if capabilities(backend).simulated:
         return _simulated(devices, fabric, new_seed() if seed is None else seed, known)
-    return _on_gpus(devices, named_nccl(nccl), known)
+    return _on_gpus(devices, named_nccl(nccl), known, measured)
 
 
 def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Known) -> Examined:
@@ -95,7 +95,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     return Examined(peer_map, causes(peer_map, facts))
 
 
-def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examined:
+def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
     from collbench.machine.doctor import collect  # late: pynvml
     from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
     from collbench.measurement.backends.nccl_transports import TransportProbe
@@ -103,6 +103,9 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
     refuse(Use.NATIVE)
     begin = time.monotonic()
     devices = factory.choose_devices(factory.present_devices("cuda"), wanted)
+    slots: dict[str, Health] = {}
+    if measured is not None:  # its copies are not repeated
+        slots = {device.uuid: state for device, state in zip(measured.devices, measured.health_after, strict=False)}
     with Nvml() as nvml:
         nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
         free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
@@ -120,12 +123,13 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
                         backend.open_staging()
                     yield backend
                 finally:
+                    _read_slots(slots, [devices[position] for position in positions])
                     backend.reap()
 
             crossings, together = measurement.examine(len(devices), opening, known)
             asked = Background(lambda: probe.ask(devices, nccl_path))  # a second, in which the tools are read
             said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
-        facts = collect.examine("cuda", Folder(), os.environ, nccl_path)
+        facts = _as_copies_ended(collect.examine("cuda", Folder(), os.environ, nccl_path), slots)
         transports, trouble = asked.result()
     finally:
         probe.close()
@@ -142,6 +146,25 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known) -> Examine
     hostname, seconds = socket.gethostname(), time.monotonic() - begin
     peer_map = PeerMap("cuda", hostname, devices, links, paths, "", together, trouble, seconds)
     return Examined(peer_map, causes(peer_map, facts))
+
+
+def _read_slots(slots: dict[str, Health], devices: Sequence[Device]) -> None:
+    """Read the GPUs' PCIe links, by UUID, while workers still hold the GPUs: idle ones lower their generation.
+
+    The best generation of all readings counts, because a link does not reach one that it has not trained at.
+    """
+    with suppress(CollbenchError), Nvml() as nvml:  # a GPU that fell off the bus has failed its own copies
+        for device in devices:
+            state, before = nvml.health(device), slots.get(device.uuid)
+            if before is None or (before.pcie_generation or 0) <= (state.pcie_generation or 0):
+                slots[device.uuid] = state
+
+
+def _as_copies_ended(facts: Facts, slots: Mapping[str, Health]) -> Facts:
+    """Return the facts with the PCIe generations that were read as copies ended, None where none was."""
+    gpus = ((gpu, slots.get(gpu.device.uuid, Health()).pcie_generation) for gpu in facts.driver.gpus)
+    read = tuple(replace(gpu, health=replace(gpu.health, pcie_generation=now)) for gpu, now in gpus)
+    return replace(facts, driver=replace(facts.driver, gpus=read))
 
 
 _End = TypeVar("_End")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from collbench.machine import labels
+from collbench.machine import labels, theory
 from collbench.machine.doctor.facts import Facts, Gpu, Slot
 from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.model.run import PeerStatus
@@ -162,15 +162,18 @@ def _registry(case: _Case) -> _Found | None:
     return _Found(Certainty.SHOWN, text, fix)
 
 
+_FLAVORS = {True: " (open kernel modules)", False: " (proprietary kernel modules)", None: ""}
+
+
 def _patched(case: _Case) -> _Found | None:
     """A driver that offers GeForce cards P2P over PCIe is not NVIDIA's own; so is one whose settings force it."""
     forced = [word for word in case.facts.host.registry.split(";") if "P2P" in word.upper()]
     geforce = case.over_pcie and any("GeForce" in name for name in case.names)
     if not forced and not geforce:
         return None
-    flavor = "open kernel modules" if case.facts.host.open_modules else "proprietary kernel module"
     why = f"settings force P2P ({'; '.join(forced)})" if forced else "it offers GeForce cards P2P over PCIe"
-    text = f"the driver {case.facts.driver.version} ({flavor}) is patched: {why}"
+    flavor = _FLAVORS[case.facts.host.open_modules]
+    text = f"the driver {case.facts.driver.version}{flavor} is patched: {why}"
     fix = "install NVIDIA's driver, or the patch made for exactly this version, with the IOMMU off"
     return _Found(Certainty.CONSISTENT, text, fix)
 
@@ -249,6 +252,24 @@ def _width(case: _Case) -> _Found | None:
     each = ", ".join(f"{gpu.device.tag} x{gpu.health.pcie_width} of x{gpu.device.pcie_width}" for gpu in narrow)
     fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
     return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {each}", fix)
+
+
+def _generation(case: _Case) -> _Found | None:
+    """A lower generation than the best, as copies ended: a link that carried more was only read after it had rested."""
+    carried = max((one.gbs for one in case.link.crossings if one.gbs is not None), default=None)
+    slow = []
+    for gpu in case.ends:
+        now, best = (gpu.health.pcie_generation, gpu.device.pcie_generation) if gpu is not None else (None, None)
+        if gpu is None or now is None or best is None or now >= best or carried is None:
+            continue
+        limit = theory.pcie(now, gpu.health.pcie_width or gpu.device.pcie_width)
+        if limit is not None and carried <= limit.gbs:
+            slow.append(f"{gpu.device.tag} gen {now} of gen {best}")
+    if not case.over_pcie or not slow:
+        return None
+    text = f"the PCIe link is at a lower generation under load: {', '.join(slow)}"
+    fix = "reseat the card and its riser, try another slot, and let the firmware choose the slot's link speed (Auto)"
+    return _Found(Certainty.CONSISTENT, text, fix)
 
 
 def _sockets(case: _Case) -> _Found | None:
@@ -344,6 +365,7 @@ _TABLE: tuple[tuple[str, tuple[Symptom, ...], Callable[[_Case], _Found | None]],
     ("IOMMU", _ON_THE_WAY, _iommu),
     ("BAR1", (Symptom.BROKEN, Symptom.NOT_ENABLED), _bar1),
     ("PCIe width", (Symptom.SLOW,), _width),
+    ("PCIe generation", (Symptom.SLOW,), _generation),
     ("CPU sockets", (Symptom.SLOW,), _sockets),
     ("virtual machine", (Symptom.REFUSED, Symptom.NOT_ENABLED, *_ON_THE_WAY), _virtual_machine),
     ("NCCL variable", _UNUSED, _variable),

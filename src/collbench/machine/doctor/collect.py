@@ -225,7 +225,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
     """
     allowed = os.sched_getaffinity(0)
     gpus, cards = list(gpus), tuple(sorted(card.name for card in entries(root / "sys/class/infiniband")))
-    iommus = root / "sys/class/iommu"
+    iommus, modules = root / "sys/class/iommu", read(root / "proc/driver/nvidia/version")
     return Host(
         name=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -251,7 +251,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         ),
         network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
-        open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),
+        open_modules="Open Kernel Module" in modules if "Kernel Module" in modules else None,
         registry="".join(_REGISTRY.findall(read(root / "proc/driver/nvidia/params"))),
     )
 

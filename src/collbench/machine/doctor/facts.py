@@ -106,7 +106,7 @@ class Host:
     network_ports: tuple[NetworkPort, ...] = ()
     network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)
     peermem: bool = False
-    open_modules: bool = False
+    open_modules: bool | None = None  # the driver's kernel modules are the open ones; None: they do not say
     registry: str = ""  # settings of the driver's module (NVreg_RegistryDwords)
 
 
