@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-from collbench.machine.nvidia_smi import Topology, parse_cards, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.machine.nvidia_smi import Topology, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
 TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
@@ -96,20 +96,6 @@ def test_pairs_have_the_labels_that_a_person_counted(stem: str, pairs: dict[str,
     labels = read_topology(TOPOLOGIES / "seen" / f"{stem}.txt").labels
     found = [labels[i][j] for i, j in combinations(range(len(labels)), 2)]
     assert {label: found.count(label) for label in set(found)} == pairs
-
-
-@pytest.mark.parametrize("stem", ["vllm-13855-glued-columns", "sglang-8xh200-36nic-glued", "dgx1p100-glued-header"])
-def test_cards_keep_their_columns_where_some_are_glued(stem: str) -> None:
-    """A glued column was once read as SYS for four GPUs, and moved the columns behind it."""
-    text = text_of(TOPOLOGIES / "seen" / f"{stem}.txt")
-    rows = rows_of(text)
-    assert [list(cards.values()) for cards in parse_cards(text).values()] == [
-        labels[len(rows) :] for labels in rows.values()
-    ]
-    if stem == "vllm-13855-glued-columns":
-        assert {gpu: card for gpu, cards in parse_cards(text).items() for card in cards if cards[card] == "PXB"} == {
-            0: "NIC0", 1: "NIC3", 2: "NIC4", 3: "NIC5", 4: "NIC6", 5: "NIC9", 6: "NIC10", 7: "NIC11"
-        }  # fmt: skip
 
 
 def wrapped(text: str, width: int) -> str:

@@ -34,8 +34,6 @@ _UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[|\\x1b|\\033|\\e|\\u001b)?
 # What quotes a line ("> ", "* "), or says whose it is ("[0] ", "[1,0]<stdout>:", "node7: ").
 _TAG = re.compile(r"(?:\s*(?:[>*]+|\[[\w.,-]+\](?:<\w+>:)?|[\w.-]+:)(?=\s|GPU|$))*")
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
-# Below the matrix, of drivers that number the cards' columns: "  NIC0: mlx5_0".
-_CARD_NAME = re.compile(r"^(?:.*\s)?(NIC\d+):\s+(\S+)\s*$", re.MULTILINE)
 # What `nvidia-smi -L` prints of a GPU.
 _PRODUCT = re.compile(r"\b(GPU) (\d+): (\S.*?) \(UUID: ")
 # Where a terminal wrapped a wide header, or copied it, two names may have no space between them: "NIC8NIC9".
@@ -128,23 +126,6 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
     source = _Source(name, _PEER_COMMAND)
     header, rows = _matrix(text, source)
     return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
-
-
-def parse_cards(text: str) -> dict[int, dict[str, str]]:
-    """Return how near network cards are in the text of `nvidia-smi topo -m`: labels by GPU index and card.
-
-    Cards have the kernel's names, where the text has them. Raises UsageError as `parse_topology` does.
-    """
-    source = _Source("the topology", _TOPOLOGY_COMMAND)
-    header, rows = _matrix(text, source)
-    _checked(header, rows, source, machine_labels.is_label)
-    names = dict(_CARD_NAME.findall(text))
-    return {
-        int(gpu.removeprefix("GPU")): {
-            names.get(device, device): cell for device, cell in row.cells.items() if device not in header.gpus
-        }
-        for gpu, row in zip(header.gpus, rows, strict=True)
-    }
 
 
 def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
@@ -307,18 +288,9 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.
 
-_PROGRAM = "nvidia-smi"
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")
 # From the start on. It takes 0.1 to 1 s, without persistence mode several; so long opening the GPUs takes as well.
 _LIMIT_S = 10.0
-
-
-def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
-    """Return `parse_cards` of this machine now; {} if the program is missing, fails or takes too long."""
-    try:
-        return parse_cards("".join(LiveTools(program, limit_s, [_TOPOLOGY]).texts()))
-    except UsageError:
-        return {}
 
 
 class LiveTools:
@@ -326,13 +298,12 @@ class LiveTools:
 
     def __init__(
         self,
-        program: str = _PROGRAM,
         limit_s: float = _LIMIT_S,
         commands: Sequence[tuple[str, ...]] = (_TOPOLOGY, _PEERS),
     ) -> None:
         """Start the program with the words of each command, and return at once."""
         self._deadline = time.monotonic() + limit_s
-        path = shutil.which(program)
+        path = shutil.which("nvidia-smi")
         self._processes = [] if path is None else [_start((path, *words)) for words in commands]
 
     def __enter__(self) -> Self:

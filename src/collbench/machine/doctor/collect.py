@@ -24,7 +24,6 @@ from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.numa import usable_nodes
-from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
@@ -213,16 +212,12 @@ def _count_on_the_bus(root: pathlib.Path) -> int | None:
 # The operating system around the process. `root` holds proc/, sys/, …
 
 _REGISTRY = re.compile(r'^RegistryDwords: *"(.*)"$', re.MULTILINE)
-_NVIDIA_SMI_S = 5.0  # without a persistent driver it takes a second or two
 # Variables that the report judges beside those that a run records.
 _JUDGED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_PRELOAD", "COLLBENCH_NCCL")
 
 
-def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device], nvidia_smi: str = "") -> Host:
-    """Return the facts about this process's host; a file that cannot be read leaves its fact unknown.
-
-    `nvidia_smi` is that program's path, "" if there is none; it is asked about network cards where there are any.
-    """
+def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:
+    """Return the facts about this process's host; a file that cannot be read leaves its fact unknown."""
     allowed = os.sched_getaffinity(0)
     gpus, cards = list(gpus), tuple(sorted(card.name for card in entries(root / "sys/class/infiniband")))
     iommus, modules = root / "sys/class/iommu", read(root / "proc/driver/nvidia/version")
@@ -242,13 +237,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         iommu_parameters=tuple(word for word in read(root / "proc/cmdline").split() if "iommu" in word),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=cards,
-        network_affinity=read_affinity(
-            root,
-            {gpu.index: gpu.pci_bus_id for gpu in gpus},
-            cards,
-            environment,
-            live_cards(nvidia_smi, _NVIDIA_SMI_S) if nvidia_smi and cards and gpus else None,
-        ),
+        near_cards=read_affinity(root, {gpu.index: gpu.pci_bus_id for gpu in gpus}, cards),
         network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
         open_modules="Open Kernel Module" in modules if "Kernel Module" in modules else None,
@@ -311,7 +300,7 @@ def examine(
         libraries = Software(torch=version, torch_cuda=cuda)
     return Facts(
         backend=backend,
-        host=host(root, environment, [gpu.device for gpu in driver.gpus], driver.nvidia_smi),
+        host=host(root, environment, [gpu.device for gpu in driver.gpus]),
         runs=runs,
         driver=driver,
         software=libraries,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from collbench.machine.network_affinity import NetworkAffinity
 from collbench.model.run import Device, Health, NetworkPort, Path
 
 
@@ -104,7 +103,7 @@ class Host:
     slots: Mapping[int, Slot] = field(default_factory=dict)  # by the GPUs' indices
     network_cards: tuple[str, ...] = ()
     network_ports: tuple[NetworkPort, ...] = ()
-    network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)
+    near_cards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # by GPU and card, as nvidia-smi says it
     peermem: bool = False
     open_modules: bool | None = None  # the driver's kernel modules are the open ones; None: they do not say
     registry: str = ""  # settings of the driver's module (NVreg_RegistryDwords)

@@ -23,7 +23,7 @@ from collbench.machine.doctor.findings import (
     warn,
 )
 from collbench.machine.doctor.judge_host import judge_host
-from collbench.machine.doctor.nccl_variables import meaning
+from collbench.machine.doctor.nccl_variables import cost, meant, reader
 from collbench.machine.health import HOT_C, holds_back
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
@@ -413,11 +413,12 @@ def _shown(value: str) -> str:
 def _nccl_variable(name: str, value: str, file: str) -> Line:
     """Judge a variable; `file` sets it, "" for the environment."""
     shown = f"{_shown(value)} (set in {file})" if file else _shown(value)
-    effect = meaning(name, value)
-    if effect.does and effect.cost:
+    if costs := cost(name, value):
         fix = "remove it from that file unless it is intended" if file else f"unset {name} unless it is intended"
-        return warn(name, f"{shown}: {effect.does}; {effect.cost}", fix)
-    if effect.does:
-        return ok(name, f"{shown}: {effect.does}")
+        return warn(name, f"{shown}: {costs}", fix)
+    if read_by := reader(name):
+        return ok(name, f"{shown}: {read_by}")
     text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
-    return warn(name, text, f"did you mean {effect.near}?") if effect.near else unknown(name, f"{text}; a plugin may")
+    if near := meant(name):
+        return warn(name, text, f"did you mean {near}?")
+    return unknown(name, f"{text}; a plugin may")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from collbench.machine import labels
 from collbench.machine.doctor.facts import Facts, Folder, Gpu, Host
 from collbench.machine.doctor.findings import Level, Line, Lines, fail, line, ok, tags, unknown, warn
-from collbench.machine.network_affinity import NetworkAffinity
+from collbench.machine.network_affinity import nearest
 from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.model.capabilities import capabilities
@@ -53,7 +53,7 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
         yield from _peer_traffic(facts, gpus)
         yield from _gpu_direct(host)
         yield from _ports(host.network_ports)
-        yield from _affinity(host.network_affinity)
+        yield from _affinity(host.near_cards)
     yield _saved_runs(facts.runs)
 
 
@@ -206,31 +206,17 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Lines:
         yield ok("network ports", f"{len(ports)} active, none slower than another of its kind")
 
 
-def _affinity(network_affinity: NetworkAffinity) -> Lines:
-    """Judge which cards are near the GPUs, and whether NCCL took those; no line if no nearness is known."""
+def _affinity(near: Mapping[int, Mapping[str, str]]) -> Lines:
+    """Judge which cards are near the GPUs; no line if no nearness is known."""
     name = "network affinity"
-    nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
-    nearest = {gpu: (cards, how) for gpu, (cards, how) in nearest.items() if cards}
-    farther = [
-        f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), but {', '.join(better)} is nearer ({best})"
-        for gpu, card, how, better, best in network_affinity.farther()
-    ]
-    disputed = [
-        f"the PCI tree has {card} {how} from GPU{gpu}, nvidia-smi {other}"
-        for gpu, card, how, other in network_affinity.disputed()
-    ]
-    far = [f"GPU{gpu}" for gpu, (_, how) in nearest.items() if how == "SYS"]
-    if farther:
-        fix = "check NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: the cards that NCCL may use, and the topology"
-        yield warn(name, "; ".join(farther), fix)
-    elif disputed:
-        yield warn(name, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
-    elif 0 < len(far) < len(nearest):
+    known = {gpu: nearest(cards) for gpu, cards in sorted(near.items()) if cards}
+    far = [f"GPU{gpu}" for gpu, (_, how) in known.items() if how == "SYS"]
+    if 0 < len(far) < len(known):
         text = f"{', '.join(far)} reach cards only across sockets (SYS), other GPUs have a nearer card"
         yield warn(name, text, "see 'nvidia-smi topo -m' and the slots of the cards")
-    elif nearest:
-        routes = ", ".join(f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in nearest.items())
-        yield ok(name, f"nearest cards: {routes}{'; NCCL uses these' if network_affinity.chosen else ''}")
+    elif known:
+        routes = ", ".join(f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items())
+        yield ok(name, f"nearest cards: {routes}")
 
 
 def _saved_runs(folder: Folder) -> Line:

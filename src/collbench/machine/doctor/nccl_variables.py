@@ -1,10 +1,9 @@
-"""NCCL's variables: all names, to distinguish a typo from a rare name, and what the well-known ones do and cost."""
+"""NCCL's variables: all names, to distinguish a typo from a rare name, and what some values cost."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 
 # Names are without "NCCL_". [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv]
 _READ_BY_2_30 = """
@@ -64,112 +63,6 @@ USE_COMM_NONBLOCKING VERSION
 
 NCCL_NAMES = frozenset(f"NCCL_{name}" for name in f"{_READ_BY_2_30} {_READ_BEFORE}".split())
 OTHERS_NAMES = frozenset(f"NCCL_{name}" for name in _READ_BY_OTHERS.split())
-
-
-# What the well-known ones do, in words that hold for any value.
-# [NCCL user guide, "Environment Variables", 2.18 to 2.29; where it is silent, the source of NCCL 2.30.7]
-_DOES = """
-ALGO                    | restricts the algorithms: Ring, Tree, NVLS, NVLSTree, CollnetDirect, CollnetChain, PAT
-ALLOC_P2P_NET_LL_BUFFERS | allocates low-latency buffers for send and receive over the network
-BUFFSIZE                | size of the buffers between two GPUs in bytes (4 MiB unless set)
-CGA_CLUSTER_SIZE        | size of the thread block clusters (Hopper and newer)
-CHECKS_DISABLE          | was replaced by NCCL_CHECK_POINTERS
-CHECK_POINTERS          | checks every pointer of every call
-COLLNET_ENABLE          | lets network switches reduce (SHARP), through a plugin
-COMM_BLOCKING           | makes all communicators blocking (1) or not (0)
-COMM_ID                 | address at which ranks meet without a unique id
-CONF_FILE               | reads variables from this file instead of ~/.nccl.conf
-CROSS_NIC               | lets rings and trees use different network cards on different hosts
-CTA_POLICY              | how many thread blocks collectives may take: 0 default, 1 efficiency, 2 none where possible
-CUMEM_ENABLE            | allocates with CUDA's virtual memory calls; NVLS and windows need it
-CUMEM_HOST_ENABLE       | shares host memory by CUDA's calls instead of /dev/shm (on from driver CUDA 12.6)
-DEBUG                   | prints what NCCL does: VERSION, WARN, INFO or TRACE
-DEBUG_FILE              | file for that output
-DEBUG_SUBSYS            | parts of NCCL to print of: INIT, GRAPH, ENV, TUNING, …
-DMABUF_ENABLE           | network cards reach GPU memory by dma-buf, where the kernel has it
-ENV_PLUGIN              | loads a library that answers what variables say
-GIN_ENABLE              | lets kernels start network transfers
-GRAPH_FILE              | takes rings and trees from this file instead of searching
-GRAPH_DUMP_FILE         | writes the rings and trees that were found
-GRAPH_MIXING_SUPPORT    | lets CUDA graphs and plain launches share a communicator at one time
-GRAPH_REGISTER          | registers user buffers of CUDA graphs
-HOSTID                  | names the host: ranks with one name share a host
-IB_DISABLE              | leaves InfiniBand and RoCE out
-IB_HCA                  | network cards to use
-IB_GID_INDEX            | entry of the RoCE address table
-IB_TC                   | traffic class of InfiniBand and RoCE packets
-IB_TIMEOUT              | how long InfiniBand waits before it sends again
-IB_RETRY_CNT            | how often InfiniBand sends again
-IB_SL                   | service level of InfiniBand packets
-IB_AR_THRESHOLD         | size from which adaptive routing is used
-IB_ADAPTIVE_ROUTING     | lets InfiniBand choose its routes
-IB_QPS_PER_CONNECTION   | queue pairs for each connection
-IB_SPLIT_DATA_ON_QPS    | splits each message over the queue pairs
-IB_PCI_RELAXED_ORDERING | lets network cards reorder PCIe writes; virtual machines need it
-IB_CUDA_SUPPORT         | was replaced by NCCL_NET_GDR_LEVEL
-IB_MERGE_NICS           | takes two ports of a card as one
-IGNORE_CPU_AFFINITY     | lets NCCL's threads leave the CPUs that the job was given
-IGNORE_DISABLED_P2P     | goes on where an NVLink exists and peer access is refused
-LAUNCH_MODE             | how kernels of several GPUs of one process start: PARALLEL or GROUP
-LOCAL_REGISTER          | registers user buffers when the program asks for it
-MAX_CTAS                | most thread blocks that collectives may take
-MAX_NCHANNELS           | most channels, each of them a thread block and a ring
-MIN_CTAS                | fewest thread blocks that collectives take
-MIN_NCHANNELS           | fewest channels
-MAX_P2P_NCHANNELS       | most channels for send and receive
-MIN_P2P_NCHANNELS       | fewest channels for send and receive
-MEM_SYNC_DOMAIN         | memory domain of NCCL's kernels (Hopper and newer)
-MNNVL_ENABLE            | uses NVLinks between hosts
-NCHANNELS_PER_NET_PEER  | channels for each peer over the network
-NET                     | network module to use: Socket, IB, or a plugin's name
-NET_GDR_LEVEL           | how far from a network card a GPU may be for direct transfers
-NET_GDR_READ            | lets network cards read GPU memory when they send
-NET_GDR_C2C             | direct transfers through the CPU's own link to the GPU
-NET_DISABLE_INTRA       | no network between GPUs of one host
-NET_PLUGIN              | library that provides the network
-NET_SHARED_BUFFERS      | shares network buffers between connections
-NET_SHARED_COMMS        | shares network connections between channels
-NSOCKS_PERTHREAD        | sockets for each helper thread
-NTHREADS                | threads of each block
-NVB_DISABLE             | no detour over another GPU's NVLinks
-NVLS_ENABLE             | reductions inside the NVLink switch (NVLink SHARP): 0 off, 1 on, 2 where supported (default)
-NVLS_NCHANNELS          | channels of reductions inside the NVLink switch
-NVLSTREE_MAX_CHUNKSIZE  | largest piece of trees over NVLink switches
-NVTX_DISABLE            | no marks for profilers
-OOB_NET_ENABLE          | ranks find each other over the fast network
-P2P_DISABLE             | no direct access between GPUs, over NVLink or PCIe
-P2P_DIRECT_DISABLE      | no direct access to user buffers between GPUs of one process
-P2P_LEVEL               | how far apart GPUs may be for direct access: LOC, NVL, PIX, PXB, PHB or SYS
-P2P_NET_CHUNKSIZE       | size of pieces of send and receive over the network
-P2P_NVL_CHUNKSIZE       | size of pieces of send and receive over NVLink
-P2P_PCI_CHUNKSIZE       | size of pieces of send and receive over PCIe
-P2P_PXN_LEVEL           | when send and receive go through a GPU near the network card
-P2P_READ_ENABLE         | the receiver reads over NVLink instead of the sender writing
-P2P_USE_CUDA_MEMCPY     | copy engines instead of kernels between GPUs
-PAT_ENABLE              | allows the PAT algorithm
-PROFILER_PLUGIN         | library that gets every operation as an event
-PROTO                   | restricts the protocols: LL, LL128, Simple
-PXN_DISABLE             | no way through a GPU near the network card
-RAS_ENABLE              | a thread that answers questions about running jobs
-RUNTIME_CONNECT         | connects when an algorithm is first used instead of at the start
-SET_STACK_SIZE          | sets the CUDA stack size at the start
-SET_THREAD_NAME         | names NCCL's threads
-SHM_DISABLE             | no host memory between GPUs without direct access: the network instead
-SHM_LOCALITY            | on whose side shared host memory lies: 1 sender, 2 receiver
-SINGLE_RING_THRESHOLD   | was of old releases
-SOCKET_FAMILY           | addresses to use: AF_INET or AF_INET6
-SOCKET_IFNAME           | network interfaces to use
-SOCKET_NTHREADS         | helper threads for each connection
-TOPO_FILE               | takes the machine's topology from this file before looking itself
-TOPO_DUMP_FILE          | writes the topology that was found
-TREE_THRESHOLD          | was replaced by NCCL_ALGO
-TUNER_PLUGIN            | library that chooses algorithms instead of NCCL
-TUNER_CONFIG_FILE       | file of NCCL's example tuner
-WIN_ENABLE              | allows memory windows, which symmetric kernels need
-WORK_FIFO_BYTES         | memory for arguments of kernels
-"""
-_DESCRIBED = {name.strip(): does.strip() for name, _, does in (row.partition("|") for row in _DOES.split("\n") if row)}
-
 # Variables of these parts do nothing between GPUs of one host.
 _BETWEEN_HOSTS = ("NCCL_IB_", "NCCL_SOCKET_", "NCCL_OOB_", "NCCL_PXN", "NCCL_CROSS_NIC")
 
@@ -210,37 +103,23 @@ _NUMBERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """What is known of one variable with its value."""
-
-    does: str  # "" for a name that NCCL does not read
-    cost: str = ""  # of this value, here; "" if there is none
-    near: str = ""  # the name that was probably meant
-
-
-def meaning(name: str, value: str) -> Meaning:
-    """Return what a variable does in NCCL, and what its value costs."""
-    short = name.removeprefix("NCCL_")
+def reader(name: str) -> str:
+    """Return who reads a variable, as a clause; "" for a name that nobody reads."""
     if name in OTHERS_NAMES:
-        return Meaning("read not by NCCL but by programs that build, ship or start it")
-    if name not in NCCL_NAMES and short not in _DESCRIBED:
-        described = [f"NCCL_{known}" for known in _DESCRIBED]  # first: a typo is rather of a well-known name
-        names = [*described, *sorted(NCCL_NAMES.difference(described))]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-        return Meaning("", near=near[0] if near else "")
-    does = _DESCRIBED.get(short, "read by NCCL, but not documented")
-    between = " (between hosts only)" if name.startswith(_BETWEEN_HOSTS) else ""
-    return Meaning(does + between, cost=_not_a_number(short, value) or _cost(short, value))
-
-
-def _cost(short: str, value: str) -> str:
-    given = value.strip().upper()
-    return next((cost for name, costly, cost in _COSTS if name == short and costly in ("", given)), "")
-
-
-def _not_a_number(short: str, value: str) -> str:
-    text = value.strip()
-    if short not in _NUMBERS or not text or _NUMBER.match(text):
+        return "read not by NCCL but by programs that build, ship or start it"
+    if name not in NCCL_NAMES:
         return ""
-    return "NCCL expects a whole number here and reads this text as 0"
+    return f"read by NCCL{' between hosts only' if name.startswith(_BETWEEN_HOSTS) else ''}"
+
+
+def meant(name: str) -> str:
+    """Return the variable that was probably meant by a name that nobody reads; "" for none."""
+    return next(iter(difflib.get_close_matches(name, sorted(NCCL_NAMES), n=1, cutoff=0.85)), "")
+
+
+def cost(name: str, value: str) -> str:
+    """Return what the value of a variable costs, as a clause; "" for nothing."""
+    short, given = name.removeprefix("NCCL_"), value.strip().upper()
+    if short in _NUMBERS and given and not _NUMBER.match(given):
+        return "NCCL expects a whole number here and reads this text as 0"
+    return next((costs for costly, setting, costs in _COSTS if costly == short and setting in ("", given)), "")
