@@ -99,7 +99,7 @@ def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_o
     works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
     with pytest.raises(UsageError) as caught:
         plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
-    assert str(caught.value) == ("nothing can be measured: allreduce of 1 B, 2 B: less than an element")
+    assert str(caught.value) == "nothing can be measured: allreduce of 1 B, 2 B is left out (less than an element)"
 
 
 def test_a_request_asks_for_no_more_than_it_says() -> None:
@@ -213,7 +213,12 @@ def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[in
         ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "two or more"),
         ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
-        ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),
+        (
+            "only sizes without an element",
+            {"sizes": (1, 2)},
+            2,
+            "allreduce of 1 B, 2 B is left out (less than an element)",
+        ),
     ],
 )
 def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, message: str) -> None:

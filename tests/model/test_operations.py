@@ -1,4 +1,4 @@
-"""A collective is one row: an imaginary one appears everywhere, or is refused with the name of what it lacks."""
+"""A collective is one row: an imaginary one appears everywhere."""
 
 import csv
 import json
@@ -20,17 +20,14 @@ from collbench.model.operations import COLLECTIVES, Buffer, Operation
 
 SOURCE = pathlib.Path(collbench.__file__).parent
 CSRC = pathlib.Path(__file__).parents[2] / "csrc"
-# A shuffle: like an all-reduce, but for a factor that no other collective has, and without any native call.
+# A shuffle: like an all-reduce, but for a factor that no other collective has.
 SHUFFLE = {
     "title": '"shuffle-it"',
     "does": '"every rank gets some of the data"',
     "summary": '"every rank gets some"',
     "example": '"--split 2"',
     "nccl": '"Shuffle"',
-    "native": "False",
-    "gloo_buffers": "None",
     "nccl_tests": '"shuffle_perf"',
-    "prints_redop": "False",
     "reduces": "False",
     "rooted": "False",
     "shares": "True",
@@ -74,15 +71,13 @@ SESSION = (
     "export shuffle.json --format prometheus",
     "export shuffle.json --format nccl-tests",
     "report shuffle.json -o report.html",
-    "shuffle --backend host --sizes 1M",
 )
 PROGRAM = """
 import contextlib, io, json, sys
 from pathlib import Path
 import collbench
 from collbench.cli import main
-from collbench.model.capabilities import CUDA, Operation
-printed = {"where": str(Path(collbench.__file__).parent.parent), "cuda": CUDA.lacks(Operation.SHUFFLE)}
+printed = {"where": str(Path(collbench.__file__).parent.parent)}
 for line in json.loads(sys.argv[1]):
     sys.argv = ["collbench", *line.split()]
     out, err = io.StringIO(), io.StringIO()
@@ -173,14 +168,6 @@ def test_the_published_schema_refuses_it(changed: pathlib.Path, session: dict[st
     assert any(error.instance == "shuffle" for error in Draft202012Validator(schema).iter_errors(run))
 
 
-def test_what_cannot_time_it_names_what_lacks(session: dict[str, Any]) -> None:
-    status, _, err = session["shuffle --backend host --sizes 1M"]
-    assert status == 2
-    assert len(err.splitlines()) == 1
-    assert "measurement/backends/torch_collectives.py" in err
-    assert "csrc/collective_layout.hpp" in session["cuda"]
-
-
 @pytest.mark.parametrize("field", SHUFFLE)
 def test_a_row_that_lacks_a_field_does_not_import(tmp_path: pathlib.Path, field: str) -> None:
     text = (SOURCE / "model" / "operations.py").read_text(encoding="utf-8")
@@ -191,9 +178,7 @@ def test_a_row_that_lacks_a_field_does_not_import(tmp_path: pathlib.Path, field:
 
 
 def test_native_names_are_those_of_the_extension() -> None:
-    assert {operation.value for operation in COLLECTIVES if operation.collective.native} == set(
-        _native.Collective.__members__
-    )
+    assert {operation.value for operation in COLLECTIVES} == set(_native.Collective.__members__)
 
 
 @pytest.mark.parametrize(

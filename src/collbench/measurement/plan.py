@@ -495,8 +495,6 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     if request.latency and not capabilities(request.backend).single_launches:
         raise UsageError(f"the {request.backend} backend cannot time single launches: leave out --latency")
     for work in request.collectives:
-        if missing := capabilities(request.backend).lacks(work.operation):
-            raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
         if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
             raise UsageError(f"{work.operation} cannot run in place: leave out --in-place")
         groups[work] = _sets(request, len(devices))
@@ -504,7 +502,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         skipped += small
     kept = {work: groups_of_work for work, groups_of_work in groups.items() if groups_of_work and works[work]}
     if not kept:
-        raise UsageError(f"nothing can be measured: {skipped[0]}" if skipped else "no work")
+        raise UsageError(f"nothing can be measured{f': {skipped[0]}' if skipped else ''}")
     return Plan(
         devices=len(devices),
         groups=kept,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +25,6 @@ class Capabilities:
     undefined_in_place: bool  # times in place also what leaves an undefined result there
     largest_bytes: int  # of the sizes that are measured by default
     largest_pattern_bytes: int  # of copies in all patterns by default
-
-    def lacks(self, operation: Operation) -> str:
-        """Return what must be written before this backend can time a collective, "" if it can."""
-        row = operation.collective
-        if self.nccl and not row.native:
-            return "csrc/collective_layout.hpp (enum Collective) has no such call, and its row no 'native'"
-        if self.gloo and row.gloo_buffers is None:
-            return "measurement/backends/torch_collectives.py has no such call, and its row no 'gloo_buffers'"
-        return ""
 
 
 CUDA = Capabilities(

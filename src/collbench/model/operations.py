@@ -66,10 +66,7 @@ class Collective:
     summary: str  # the same in the list of commands
     example: str  # options in its help's second example
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
-    native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
-    gloo_buffers: int | None  # arguments of torch's gloo call; None: torch_collectives.py has no call for it
     nccl_tests: str  # nccl-tests' program
-    prints_redop: bool  # that program prints the reduction that was asked for
     reduces: bool  # the reduction (--op) matters
     rooted: bool  # one rank is the root
     shares: bool  # the message size is the total over ranks, in equal blocks (docs/method/measuring.md 1)
@@ -119,8 +116,8 @@ _AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighb
 class Operation(StrEnum):
     """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
-    To add a collective, add a row; then add its calls in csrc/ (`native`) and in
-    measurement/backends/torch_collectives.py (`gloo_buffers`).
+    To add a collective, add a row, and its calls in csrc/collective_layout.hpp (enum Collective) and
+    measurement/backends/torch_collectives.py.
     """
 
     row: Collective | None
@@ -151,10 +148,7 @@ class Operation(StrEnum):
             summary="every rank gets the reduction",
             example="--op max",
             nccl="AllReduce",
-            native=True,
-            gloo_buffers=1,
             nccl_tests="all_reduce_perf",
-            prints_redop=True,
             reduces=True,
             rooted=False,
             shares=False,
@@ -176,10 +170,7 @@ class Operation(StrEnum):
             summary="every rank gets the root's data",
             example="--devices 0,1",
             nccl="Broadcast",
-            native=True,
-            gloo_buffers=1,
             nccl_tests="broadcast_perf",
-            prints_redop=False,
             reduces=False,
             rooted=True,
             shares=False,
@@ -201,10 +192,7 @@ class Operation(StrEnum):
             summary="the root gets the reduction",
             example="--op avg --root 1",
             nccl="Reduce",
-            native=True,
-            gloo_buffers=1,
             nccl_tests="reduce_perf",
-            prints_redop=True,
             reduces=True,
             rooted=True,
             shares=False,
@@ -226,10 +214,7 @@ class Operation(StrEnum):
             summary="every rank gets all blocks",
             example="--dtype bfloat16",
             nccl="AllGather",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="all_gather_perf",
-            prints_redop=False,
             reduces=False,
             rooted=False,
             shares=True,
@@ -251,10 +236,7 @@ class Operation(StrEnum):
             summary="each rank gets a reduced block",
             example="--split 2",
             nccl="ReduceScatter",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="reduce_scatter_perf",
-            prints_redop=True,
             reduces=True,
             rooted=False,
             shares=True,
@@ -276,10 +258,7 @@ class Operation(StrEnum):
             summary="every rank sends a block to every rank",
             example="--precision 0.5%",
             nccl="AlltoAll",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="alltoall_perf",
-            prints_redop=False,
             reduces=False,
             rooted=False,
             shares=True,
@@ -301,10 +280,7 @@ class Operation(StrEnum):
             summary="each block has its own size (--skew)",
             example="--skew zipf:1.2",
             nccl="AlltoAllv",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="alltoallv_perf",
-            prints_redop=False,
             reduces=False,
             rooted=False,
             shares=False,
@@ -326,10 +302,7 @@ class Operation(StrEnum):
             summary="each rank sends to the next",
             example="--pairs",
             nccl="SendRecv",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="sendrecv_perf",
-            prints_redop=True,  # though it has none [src/sendrecv.cu:120]
             reduces=False,
             rooted=False,
             shares=False,
@@ -351,10 +324,7 @@ class Operation(StrEnum):
             summary="the root gets all blocks",
             example="--root 1",
             nccl="Gather",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="gather_perf",
-            prints_redop=False,
             reduces=False,
             rooted=True,
             shares=True,
@@ -376,10 +346,7 @@ class Operation(StrEnum):
             summary="each rank gets a block",
             example="--root 1",
             nccl="Scatter",
-            native=True,
-            gloo_buffers=2,
             nccl_tests="scatter_perf",
-            prints_redop=False,
             reduces=False,
             rooted=True,
             shares=True,

@@ -336,9 +336,10 @@ class Skipped:
     detail: str = ""  # in another's words: the kernel's, NCCL's, an older file's
 
     def __str__(self) -> str:
-        """Return "allreduce of 1 B, 2 B: less than an element": a notation, for the texts of exceptions."""
+        """Return "allreduce of 1 B, 2 B is left out (less than an element)", for the texts of exceptions."""
         sizes = f" of {', '.join(map(format_size, self.sizes))}" if self.sizes else ""
-        return ": ".join(filter(None, (f"{self.work or 'all'}{sizes}", str(self.kind), self.detail)))
+        why = ": ".join(filter(None, (str(self.kind), self.detail)))
+        return f"{self.work or 'all'}{sizes} is left out ({why})"
 
 
 @dataclass(frozen=True, slots=True)

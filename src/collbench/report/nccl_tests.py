@@ -158,7 +158,7 @@ def _report(one: Communicator) -> Iterator[str]:
     # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
     blocks = len(one.point.members) if operation.shares or operation.irregular else 1
     dtype = _TYPES.get(settings.dtype, settings.dtype)
-    redop = settings.redop if operation.collective.prints_redop else "none"
+    redop = settings.redop if operation.reduces or operation is Operation.SENDRECV else "none"
     root = settings.root if operation.rooted else -1
     for size, halves in one.rows.items():
         count = size // DTYPE_BYTES[settings.dtype] // blocks

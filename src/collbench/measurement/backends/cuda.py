@@ -14,7 +14,6 @@ from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.measurement.backends.worker_messages import World
-from collbench.model.capabilities import CUDA
 from collbench.model.errors import (
     BackendError,
     DataCorruption,
@@ -309,8 +308,6 @@ class CudaBackend(Backend):
             raise BackendError(f"{step.work.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _native.Dtype.__members__:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
-        if not step.work.operation.collective.native:
-            raise UsageError(f"the cuda backend cannot time {step.work.operation}: {CUDA.lacks(step.work.operation)}")
         plain = [spans_hosts(self._devices, group) for group in step.groups]
         times = self._collectives.time(
             _native.CollectiveRound(

@@ -202,7 +202,7 @@ def open_backend(
 
 
 def simulated(fabric: str | None) -> Fabric:
-    """Return the machine to simulate, by name or file, without either one on which the choice of GPUs matters.
+    """Return the machine to simulate, by name or file; by default one on which the choice of GPUs matters.
 
     A file is read once, and again only if it changed. Raises UsageError.
     """

@@ -16,7 +16,7 @@ from collbench.measurement.backends.gloo import GlooTimes
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.torch_collectives import Blocks, call_of, layout_of
 from collbench.measurement.backends.torch_rank import Answers, run
-from collbench.model.operations import Variant
+from collbench.model.operations import InPlace, Variant
 from collbench.model.units import DTYPE_BYTES
 
 # What gloo ranks send, and what must arrive: small integers, so that every reduction is exact in every dtype.
@@ -61,8 +61,10 @@ class Message:
     def __init__(self, step: Step, position: int, root: int, blocks: Blocks = (), seed: int = 0) -> None:
         count, ranks = _count(step), len(step.groups[0])
         self._layout = layout_of(step.work.operation, count, position, ranks, root, blocks)
-        # Some of gloo's calls work in the buffer that holds the input.
-        self._in_place = step.work.variant is Variant.IN_PLACE or step.work.operation.collective.gloo_buffers == 1
+        row = step.work.operation.collective
+        # Torch's calls of all-reduce, broadcast and reduce take one buffer, which holds the input.
+        one_buffer = row.sends is row.receives and row.in_place is InPlace.DEFINED
+        self._in_place = step.work.variant is Variant.IN_PLACE or one_buffer
         self._block = count // ranks
         self._dtype: torch.dtype = getattr(torch, step.dtype)
         self._redop = step.redop if step.work.operation.reduces else ""
