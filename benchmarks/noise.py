@@ -54,7 +54,7 @@ def main() -> None:
         for trial, batch, runs, quick in ROWS:
             noisy = replace(healthy, name="noisy", noise=replace(healthy.noise, trial=trial, batch=batch))
             file = Path(folder, f"noisy-{trial}-{batch}.json")
-            head = {"format": fabrics.FORMAT, "format_version": fabrics.VERSION}
+            head = fabrics.FORMAT.head
             file.write_text(json.dumps({**head, **plain(noisy)}), encoding="utf-8")
             seeds = range(options.first, options.first + runs)
             statuses = list(pool.map(partial(status, file, folder, quick), seeds))

@@ -22,7 +22,7 @@ from collbench.api.selecting import SelectRequest, select_devices
 from collbench.model.errors import CollbenchError
 from collbench.runfile.codec import plain
 from collbench.sim import fabrics
-from collbench.sim.fabrics import FORMAT, VERSION, Fault, FaultKind
+from collbench.sim.fabrics import FORMAT, Fault, FaultKind
 
 MACHINES = ("dgx-1v", "hgx-h200")
 KINDS = (FaultKind.HANGING_LINK, FaultKind.CORRUPT_LINK)
@@ -34,7 +34,7 @@ def outcome(name: str, pairs: list[tuple[int, int]], kinds: list[FaultKind], k: 
     faults = tuple(Fault(kind, pair) for kind, pair in zip(kinds, pairs, strict=True))
     file = folder / "machine.json"
     planted = replace(fabric, name="planted", faults=faults)
-    file.write_text(json.dumps({"format": FORMAT, "format_version": VERSION, **plain(planted)}))
+    file.write_text(json.dumps({**FORMAT.head, **plain(planted)}))
     n = len(fabric.gpus)
     exists = any(not any(set(pair) <= set(some) for pair in pairs) for some in combinations(range(n), k))
     try:

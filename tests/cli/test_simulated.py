@@ -71,8 +71,8 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
     [
         (("--fabric", "dgx-1v"), "add --backend sim"),
         (("--backend", "host", "--fabric", "dgx-1v"), "add --backend sim"),
-        (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric 'dgx-2'"),
-        (("--backend", "sim", "--fabric", "."), "cannot read fabric '.'"),
+        (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric file dgx-2"),
+        (("--backend", "sim", "--fabric", "."), "cannot read fabric file ."),
         ((*SIM, "--devices", "0,9"), "device 9 is not available"),
     ],
 )

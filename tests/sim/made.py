@@ -19,7 +19,6 @@ from collbench.runfile.codec import plain
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import (
     FORMAT,
-    VERSION,
     Bridge,
     Bundle,
     Delays,
@@ -115,7 +114,7 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
 
 def fabric_text(fabric: Fabric) -> str:
     """Return the text of the fabric's file."""
-    return json.dumps({"format": FORMAT, "format_version": VERSION, **plain(fabric)})
+    return json.dumps({**FORMAT.head, **plain(fabric)})
 
 
 def cluster_text(cluster: Cluster) -> str:

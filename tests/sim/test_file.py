@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.plan import make_plan, unordered_pairs
-from collbench.model.errors import CollbenchError, UsageError
+from collbench.model.errors import CollbenchError, RunFileError, UsageError
 from collbench.sim import fabrics
 from collbench.sim.fabrics import FaultKind
 from tests.sim import random_fabrics
@@ -73,7 +73,7 @@ def test_a_file_that_is_not_a_fabric_is_refused_with_the_shipped_names(
     path = tmp_path / "mine.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(CollbenchError, match=message) as refused:
         fabrics.load(str(path))
     assert str(path) in str(refused.value)
 
@@ -123,7 +123,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused_in_one_line_with_the_place(
     change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(RunFileError, match=message) as refused:
         fabrics.loads(damaged(change), "mine.json")
     assert str(refused.value).startswith("mine.json")
     assert "\n" not in str(refused.value)

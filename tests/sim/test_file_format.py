@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from collbench.model.errors import UsageError
+from collbench.model.errors import RunFileError
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, FaultKind
 from tests.sim import faults, random_fabrics
@@ -67,7 +67,7 @@ def test_schema_and_reader_refuse_the_same(title: str, change: dict[str, Any]) -
     damaged = json.dumps({**json.loads(EXAMPLE), **change})
     with pytest.raises(ValidationError):
         validate(damaged)
-    with pytest.raises(UsageError):
+    with pytest.raises(RunFileError):
         fabrics.loads(damaged, "damaged")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import types
 import typing
@@ -16,12 +15,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from collbench import untrusted
 from collbench.machine.labels import is_label
-from collbench.model.errors import UsageError
-from collbench.model.printable import cleaned
+from collbench.model.errors import RunFileError, UsageError
 from collbench.model.run import Health, PeerStatus
-from collbench.runfile.codec import build, json_fault
+from collbench.runfile.codec import FileFormat, build
 
 # The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
@@ -393,11 +390,9 @@ def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2)
 
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
 
-FORMAT = "collbench-fabric"
-VERSION = 2
+# Sixteen GPUs take 4 KB; a file of more than 1 MiB is another one.
+FORMAT = FileFormat("collbench-fabric", 2, "fabric", again="write it as docs/fabric-file.md says", most_bytes=2**20)
 _SUFFIX = ".json"
-_MOST_BYTES = 2**20  # sixteen GPUs take 4 KB; more than this is another file
-_HEAD = ("format", "format_version")
 
 
 def names() -> tuple[str, ...]:
@@ -407,49 +402,30 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str) -> Fabric:
-    """Return the shipped fabric of this name, else the one in the file. Raises UsageError: what is wrong, where."""
+    """Return the shipped fabric of this name, else the one in the file. Raises UsageError, and as `loads`."""
     if name_or_path in names():
         return loads((_shipped() / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8"), name_or_path)
-    return loads(_text(name_or_path), name_or_path)
+    try:
+        text = FORMAT.read(Path(name_or_path))
+    except (RunFileError, ValueError) as error:  # the latter for a zero byte in the name
+        raise UsageError(str(error), f"name a file, or one of {', '.join(names())}") from error
+    return loads(text, name_or_path)
 
 
 def loads(text: str, name: str) -> Fabric:
-    """Return the fabric in JSON text; `name` is the file's, for errors. Raises UsageError."""
-    try:
-        data = cleaned(json.loads(text, parse_constant=_no_number), text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not a fabric file: {json_fault(error)}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UsageError(f'{name} is JSON but not a fabric: it has no "format": "{FORMAT}"; see docs/fabric-file.md')
-    if (version := data.get("format_version")) != VERSION:
-        raise UsageError(f"{name} has fabric version {version}, this collbench reads {VERSION}")
-    try:
-        body = {key: data[key] for key in data if key not in _HEAD}
-        _refuse_unknown(Fabric, body, "fabric")
-        fabric: Fabric = build(Fabric, body, "fabric")
-        check(fabric)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UsageError(f"{name} is an invalid fabric file: {error}; see docs/fabric-file.md") from error
+    """Return the fabric in JSON text; `name` is the file's, for errors. Raises RunFileError: what is wrong, where."""
+    return FORMAT.loads(text, name, _build)
+
+
+def _build(fields: dict[str, Any]) -> Fabric:
+    _refuse_unknown(Fabric, fields, "fabric")
+    fabric: Fabric = build(Fabric, fields, "fabric")
+    check(fabric)
     return fabric
 
 
 def _shipped() -> Traversable:
     return resources.files("collbench.sim") / "machines"
-
-
-def _text(path: str) -> str:
-    shipped = f"name a file, or one of {', '.join(names())}"
-    try:
-        return untrusted.read_text(Path(path), _MOST_BYTES)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a fabric file: it is not text; {shipped}") from error
-    except (OSError, ValueError) as error:  # the latter for a zero byte in the name
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"cannot read fabric '{path}': {why}; {shipped}") from error
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a JSON number")
 
 
 @cache
