@@ -132,7 +132,7 @@ SPREAD = json.loads(ablations.dumps(CASES["finished"]))["result"] | {"spread": {
         ("a step that is no number", with_a_run(step_seconds=["fast"]), "damaged ablation file"),
         ("a negative step", with_a_run(step_seconds=[-1.0]), "not positive and finite"),
         ("a negative ratio of the GPU's", with_gpu_ratio(-1.1), "not positive and finite"),
-        ("a spread below zero", changed(result=SPREAD), "negative or not finite"),
+        ("a spread below zero", changed(result=SPREAD), "spread.between is -0.1, not 0 or more"),
         ("nested a thousand deep", "[" * 100_000, "nested too deep"),
     ],
 )

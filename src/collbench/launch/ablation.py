@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from collbench.model.errors import UsageError
-from collbench.model.ranges import Amount
+from collbench.model.ranges import Amount, Ordinal, Positive
 from collbench.runfile.codec import FileFormat, build, plain
 
 
@@ -73,9 +73,9 @@ class Stop(StrEnum):
 class AllReduce:
     """The all-reduce of an arm at one message size: busbw in GB/s, and the time of one in seconds."""
 
-    size_bytes: int
+    size_bytes: Ordinal
     busbw_gbs: float
-    seconds: float
+    seconds: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class TrainingRun:
     repeat: int
     order: int
     status: int
-    wall_seconds: float
-    step_seconds: tuple[float, ...] = ()
-    train_runtime: float | None = None
-    gpu_seconds: tuple[float, ...] = ()
+    wall_seconds: Positive
+    step_seconds: tuple[Positive, ...] = ()
+    train_runtime: Positive | None = None
+    gpu_seconds: tuple[Positive, ...] = ()
     rounding: Rounding = Rounding()
 
 
@@ -126,17 +126,17 @@ class Arm:
 class ArmResult:
     """What an arm's runs took, in seconds: their geometric mean, and its 95% interval."""
 
-    seconds: float
-    interval: tuple[float, float]
+    seconds: Positive
+    interval: tuple[Positive, Positive]
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """The change's time over that of the arm as it is, and its 95% interval."""
 
-    middle: float
-    low: float
-    high: float
+    middle: Positive
+    low: Positive
+    high: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class Spread:
     `within` is the standard error that a run's median has from its own steps; None if no steps were printed.
     """
 
-    between: float
-    within: float | None
+    between: Amount
+    within: Amount | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,7 +556,6 @@ def _build(fields: dict[str, Any]) -> Ablation:
     ablation: Ablation = build(Ablation, fields, "ablation")
     if not any("without" in arm for arm in fields["arms"]):
         ablation.arms[1].without = _variable_named(ablation.arms[1].name)
-    _check_meaning(ablation)
     return ablation
 
 
@@ -564,38 +563,3 @@ def _variable_named(name: str) -> tuple[str, ...]:
     """Return what an arm lacks by its name: files from before the field `without` have nothing else."""
     switches = name.removeprefix("without ").split(" and ")
     return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
-
-
-def _check_meaning(ablation: Ablation) -> None:
-    """Raise ValueError for times and sizes that cannot be, before they are compared."""
-    for where, figure in _positive_figures(ablation):
-        if not 0 < figure < math.inf:
-            raise ValueError(f"{where} has a time or a size that is not positive and finite")
-    spread = None if ablation.result is None else ablation.result.spread
-    if spread is not None and not all(0 <= figure < math.inf for figure in (spread.between, spread.within or 0.0)):
-        raise ValueError("ablation.result.spread is negative or not finite")
-
-
-def _positive_figures(ablation: Ablation) -> Iterator[tuple[str, float]]:
-    """Yield all times, sizes and ratios, each with the field that holds it."""
-    for number, arm in enumerate(ablation.arms):
-        where = f"ablation.arms[{number}]"
-        for allreduce in arm.allreduce:
-            yield from ((f"{where}.allreduce", figure) for figure in (allreduce.seconds, allreduce.size_bytes))
-        for run in arm.runs:
-            optional = () if run.train_runtime is None else (run.train_runtime,)
-            times = (*run.step_seconds, *run.gpu_seconds, run.wall_seconds, *optional)
-            yield from ((f"{where}.runs", seconds) for seconds in times)
-    result = ablation.result
-    if result is None:
-        return
-    results: list[tuple[str, tuple[ArmResult, ...], tuple[Ratio, ...]]] = [
-        ("ablation.result", result.arms, (result.ratio,)),
-    ]
-    if result.gpu is not None:
-        results.append(("ablation.result.gpu", result.gpu.arms, (result.gpu.ratio, *result.gpu.shares)))
-    for where, arms, ratios in results:
-        for arm_result in arms:
-            yield from ((where, seconds) for seconds in (arm_result.seconds, *arm_result.interval))
-        for ratio in ratios:
-            yield from ((where, share) for share in (ratio.low, ratio.middle, ratio.high))
