@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 
 from collbench import untrusted
+from collbench.cluster.switches import read_switches
 from collbench.jobs import job_file, streams
 from collbench.jobs.job import Unknown
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.values import Unreadable
-from collbench.machine.slurm import read_switches
 from collbench.model.errors import DroppedLines, ExitStatus, RunFileError, UsageError
 from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of

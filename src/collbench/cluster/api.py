@@ -15,9 +15,9 @@ from collbench.api import keywords
 from collbench.api.measuring import MeasureOptions, request_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import explained, new_seed
+from collbench.cluster.switches import read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
-from collbench.machine.slurm import read_switches
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.capabilities import BACKENDS, SIM, is_simulated

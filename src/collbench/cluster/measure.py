@@ -14,7 +14,7 @@ from collbench.cluster.fit import Observation, RoundKind
 from collbench.cluster.nodes import Judgement, Rail, Switches, judge, judge_rails
 from collbench.cluster.sharing import Sharing
 from collbench.cluster.simulated import Cluster, measured
-from collbench.machine.slurm import NodeSwitches, levels
+from collbench.cluster.switches import NodeSwitches, levels
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
 from collbench.model.errors import BackendError, StepFailed, UsageError

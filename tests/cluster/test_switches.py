@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.slurm import NodeSwitches, levels, parse_switches, read_switches
+from collbench.cluster.switches import NodeSwitches, levels, parse_switches, read_switches
 from collbench.model.errors import UsageError
 
 # As slurm.schedmd.com/topology.html shows a tree of three levels.
