@@ -1,14 +1,13 @@
-"""Real torchrun on jobs that fail, are restarted, are interrupted or disagree: messages, statuses and files."""
+"""Real torchrun on jobs that fail, are restarted or disagree: messages and statuses."""
 
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.launch.test_execution import TIMEOUT_S, needs_torch, start, wait_for
+from tests.launch.test_execution import TIMEOUT_S, needs_torch, start
 from tests.ranks.processes import free_port
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
@@ -19,17 +18,6 @@ import os, pathlib, sys
 rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 pathlib.Path(f"rank{rank}.start{restarts}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 sys.exit(5 if restarts == "0" and rank == "1" else 0)
-"""
-WAIT_FOR_SIGNAL = """
-import os, pathlib, signal, sys, time
-mine = "rank" + os.environ["RANK"]
-def heard(number, frame):
-    pathlib.Path(mine + "." + signal.Signals(number).name).touch()
-    sys.exit(0)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(number, heard)
-pathlib.Path(mine + ".ready").touch()
-time.sleep(100)
 """
 
 
@@ -42,24 +30,6 @@ def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path
     started = [name for name in seen if name.endswith(".start1")]
     assert sorted(started) == ["rank0.start1", "rank1.start1"]
     assert set(seen.values()) == {"GPU-aaaa,GPU-bbbb"}
-    assert list(tmp_path.glob("temporary/*")) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda sent: sent.name)
-def test_a_signal_reaches_the_ranks_and_is_reported_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
-    training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")
-    try:
-        wait_for(tmp_path, "*.ready", 2, training)
-        training.send_signal(number)
-        _, err = training.communicate(timeout=TIMEOUT_S)
-    finally:
-        training.kill()
-    assert training.returncode == 128 + number
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == f"collbench: the job was ended by {number.name}"
-    assert sorted(path.name for path in tmp_path.glob("*.SIG*")) == [f"rank{rank}.{number.name}" for rank in range(2)]
-    assert list(tmp_path.glob("temporary/*")) == [], "torchrun's folder is gone"
 
 
 def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ torchrun.find_torch()
 changes = for_devices(devices, os.environ, backend=backend)
 command = torchrun.start_command(arguments, devices, os.environ, backend=backend, inside=torchrun.here())
 print("before exec")  # lost unless execute flushes: exec drops what Python still buffers
-torchrun.execute(torchrun.with_agent(command, torchrun.here()), {**os.environ, **changes})
+torchrun.execute(command, {**os.environ, **changes})
 """
 
 # A rank writes what it got to a file: ranks' prints interleave.
@@ -65,10 +65,7 @@ TIMEOUT_S = 100
 def start(folder: Path, backend: str, devices: list[tuple[int, str]], *args: str) -> subprocess.Popen[str]:
     """Start `train` in `folder`, as a process whose id torchrun is to inherit."""
     command = [sys.executable, "-c", DRIVER, backend, json.dumps(devices), *args]
-    (folder / "temporary").mkdir(exist_ok=True)
-    environment = environment_without("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED") | {
-        "TMPDIR": str(folder / "temporary")
-    }
+    environment = environment_without("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED") | {"TMPDIR": str(folder)}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -101,7 +98,6 @@ def test_a_failing_module_sees_its_gpus_and_fails_as_under_torchrun(own_torch: N
     # torchrun itself ends with 1 whatever the script's status, and names that one in its report.
     assert training.returncode == 1
     assert "exitcode  : 7" in err
-    assert list((tmp_path / "temporary").iterdir()) == [], "torchrun's folder, in which nobody wrote, is gone"
     assert (tmp_path / "rank0").read_text() == "GPU-aaaa,GPU-bbbb" + repr(["-m", "x"])
 
 

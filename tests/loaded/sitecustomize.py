@@ -1,7 +1,4 @@
-"""Lets processes that tests start have loaded modules: collbench (COLLBENCH_TEST_PROGRAM), and torch for torchrun.
-
-torchrun as `train` starts it makes a folder before it would load torch itself.
-"""
+"""Lets processes that tests start have loaded collbench (COLLBENCH_TEST_PROGRAM)."""
 
 import os
 import sys
@@ -26,5 +23,3 @@ if (
         _script,
         folders=() if "-P" in _flags or _script else (os.getcwd(),),  # noqa: PTH109  # pathlib takes longer to load
     )
-if "COLLBENCH_TEST_TORCH" in os.environ and sys.argv[0].endswith("/collbench/launch/agent.py"):
-    import torch  # noqa: F401

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `collbench train` starts: variables added to ours, and a command. `executed` also brings torchrun's agent.
+    """What `collbench train` starts: variables added to ours, and a command.
 
     `choice` is the line on the devices and why they were chosen, `notes` the lines before it.
     """
 
     changes: dict[str, str]
     command: list[str]
-    executed: list[str]
     notes: tuple[str, ...]
     choice: str
 
@@ -55,15 +54,13 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     command = torchrun.start_command(
         arguments, devices, os.environ, backend=present.backend, inside=inside, bind=binding.bind
     )
-    if apptainer is None:
-        executed = torchrun.with_agent(command, inside)
-    else:
-        executed = command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
+    if apptainer is not None:
+        command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
     notes = (chosen.note, rendezvous.override_note(arguments, os.environ, len(devices)))
     choice = torchrun.choice(
         devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.text
     )
-    return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
+    return Launch(changes, command, tuple(filter(None, notes)), choice)
 
 
 def train_command(words: Iterable[str]) -> Launch:

@@ -128,4 +128,4 @@ def train(arguments: TrainArguments) -> None:
     if arguments.dry_run:
         echo(torchrun.shell_line(launch.changes, launch.command))
         return
-    torchrun.execute(launch.executed, {**os.environ, **launch.changes})
+    torchrun.execute(launch.command, {**os.environ, **launch.changes})

@@ -155,12 +155,6 @@ def start_command(
     return [*start, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
 
 
-def with_agent(command: Sequence[str], inside: Inside) -> list[str]:
-    """Return what runs for such a command: the same torchrun, started by agent.py, which ends it in a line."""
-    index = 1 + len(inside.options)  # of `-m torch.distributed.run`
-    return [*command[:index], f"{inside.shims}/agent.py", *command[index + 2 :]]
-
-
 def _check_process_count(arguments: TrainArguments, count: int) -> None:
     for option in arguments.torchrun_options:
         if option.name == "--nproc-per-node" and option.value != str(count):
