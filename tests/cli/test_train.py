@@ -298,4 +298,4 @@ def test_training_on_the_host_is_pinned_by_core(fakes: Fakes, tmp_path: Path) ->
     assert done.code == 0, done.stderr
     assert f"core {low}, core {high} (host backend): all available" in one_line(done.stderr)
     assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")
-    assert f" --cores={low},{high} " in done.stdout
+    assert f"taskset -c {low},{high} " in done.stdout

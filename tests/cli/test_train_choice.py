@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collbench.api import suitable_run
-from collbench.choose.freshness import Here
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.run import Health, Measurement, Run
 from collbench.runfile import run_file
@@ -324,10 +322,3 @@ def test_of_many_saved_runs_only_those_that_may_fit_are_read(
     monkeypatch.setattr(run_file, "load", reading)
     assert "saved at" in train(program, "--auto-select", "2").line
     assert read == ["y-2.json", "x-mine.json"]
-
-
-def test_a_container_has_its_own_nccl_so_the_hosts_does_not_count() -> None:
-    criteria = suitable_run.RunCriteria(
-        "cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False
-    )
-    assert suitable_run.here(criteria, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)

@@ -37,7 +37,7 @@ CLUSTER = {
     "slow_uplinks": [],
 }
 # These commands find four GPUs, which can be listed but not used, and a run of them, here.json; the others see none.
-ON_GPUS = ("train-dry-run", "train-devices", "train-container", "error-train", "error-other-machine", "select-here")
+ON_GPUS = ("train-dry-run", "train-devices", "error-train", "error-other-machine", "select-here")
 # These find three runs that were saved without a name.
 ON_SAVED_RUNS = ("runs", "runs-json", "show-number")
 # Files of faulty machines: the machine, and its faults.
@@ -260,7 +260,6 @@ COMMANDS = {
     "ablate-job-json": "ablate ddp-job.json @4 --devices 0,1 --against 2,3 --json",
     "train-dry-run": "train --auto-select 2 --run-file here.json --dry-run train.py --epochs 3",
     "train-devices": "train --devices 3,0 --dry-run --max-restarts 1 -m package.train",
-    "train-container": "train --auto-select 2 --run-file here.json --container image.sif --dry-run train.py",
     # What is refused.
     "error-command": "pears",
     "error-option": "pairs --size 1M",

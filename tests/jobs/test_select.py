@@ -363,8 +363,7 @@ def test_train_starts_on_what_the_job_decides(
     refused = program("train", "--auto-select", "3", *args[2:], "--job", "stages.json", "train.py")
     assert (refused.status, refused.out) == (2, "")
     assert "cannot be replayed on 3" in refused.line
-    for option in (("--nccl", "x.so"), ("--container", "image.sif")):
-        assert "use only one" in program("train", *args, *option, "--job", "job.json", "train.py").line
+    assert "use only one" in program("train", *args, "--nccl", "x.so", "--job", "job.json", "train.py").line
     assert "use only one" in program("train", "--devices", "0,1", "--job", "job.json", "train.py").line
 
 

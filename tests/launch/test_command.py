@@ -21,19 +21,22 @@ from collbench.model.run import Device
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
-INSIDE = torchrun.Inside("py", ("-P",), "/launch")
-PIN = ["--no-python", "--", "py", "-I", "-S", "-cexec(open('/launch/rank_start.py','rb').read())", "--cores=2,5"]
-SAME = "py -I -S -cexec(open('/launch/rank_start.py','rb').read()) --compare-nodes"
-SAME_PY = f"{SAME} --program=py --"
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
 def command(
-    line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, inside: torchrun.Inside = INSIDE
+    line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, python: str = "py", *, bind: bool = False
 ) -> list[str]:
     devices = CORES if backend == "host" else GPUS
     arguments = split(["--auto-select", "2", *shlex.split(line)])
-    return torchrun.start_command(arguments, devices, inherited or {}, backend=backend, inside=inside)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python)
+        return torchrun.start_command(arguments, devices, inherited or {}, backend=backend, bind=bind)
+
+
+def options_in(args: list[str]) -> list[str]:
+    """Return what torchrun's parser gets."""
+    return args[args.index("torch.distributed.run") + 1 :]
 
 
 CUDA_COMMANDS = {
@@ -50,36 +53,19 @@ CUDA_COMMANDS = {
     "standalone by hand": ("--standalone a.py", "--nproc-per-node 2 --standalone -- a.py"),
     "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv_endpoint h:1 -- a.py"),
     "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 -m -- pkg.a -m"),
-    "several nodes, whose ranks are counted": (
+    "several nodes": (
         "--nnodes 2 --rdzv-endpoint h:1 a.py --x",
-        f"--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 --no-python -- {SAME_PY} -u a.py --x",
-    ),
-    "a module on several nodes": (
-        "--nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 -m pkg.a",
-        f"--nproc-per-node 2 --nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:1 --no-python -- {SAME_PY} -u -m pkg.a",
+        "--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 -- a.py --x",
     ),
     "a program of its own on several nodes": (
         "--nnodes 2 --master-addr h --no-python ./a.sh",
-        f"--nproc-per-node 2 --nnodes 2 --master-addr h --no-python -- {SAME} -- ./a.sh",
+        "--nproc-per-node 2 --nnodes 2 --master-addr h --no-python -- ./a.sh",
     ),
-    "a run path on several nodes, which leaves no process to compare them": (
-        "--nnodes 2 --master-addr h --run-path /a.py",
-        "--nproc-per-node 2 --nnodes 2 --master-addr h --run-path -- /a.py",
-    ),
-}
-
-HOST_PROGRAMS = {
-    "a script": ("a.py --x", "--program=py -- -u a.py --x"),
-    "a module": ("-m pkg.a -m", "--program=py -- -u -m pkg.a -m"),
-    "a program of its own": ("--no_python ./a.sh --no-python", "-- ./a.sh --no-python"),
 }
 
 REFUSED = {
     "another number of processes": ("--nproc-per-node 3 a.py", "cuda", "--nproc-per-node 3 contradicts"),
     "a number that torchrun would find itself": ("--nproc-per-node gpu a.py", "cuda", "leave it out"),
-    "a run path, which leaves no process to pin": ("--run-path /a.py", "host", "--run-path"),
-    "one rank everywhere, so one core for all": ("--virtual-local-rank a.py", "host", "--virtual-local-rank"),
-    "binding that would undo the pinning": ("--numa-binding node a.py", "host", "--numa-binding"),
 }
 
 
@@ -88,10 +74,9 @@ def test_gpu_commands(line: str, expected: str) -> None:
     assert command(line) == [*AGENT, *expected.split()]
 
 
-@pytest.mark.parametrize(("line", "expected"), HOST_PROGRAMS.values(), ids=HOST_PROGRAMS)
-def test_host_programs_run_behind_the_pin(line: str, expected: str) -> None:
-    args = command(line, backend="host")
-    assert args == [*AGENT, "--standalone", "--nproc-per-node", "2", *PIN, *expected.split()]
+def test_ranks_stay_on_the_chosen_cores() -> None:
+    expected = ["taskset", "-c", "2,5", *AGENT, "--standalone", "--nproc-per-node", "2", "--", "a.py", "--x"]
+    assert command("a.py --x", backend="host") == expected
 
 
 @pytest.mark.parametrize(("line", "backend", "message"), REFUSED.values(), ids=REFUSED)
@@ -101,12 +86,10 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
 
 
 def test_ranks_are_bound_to_their_numa_nodes_on_request_with_torchs_option() -> None:
-    args = torchrun.start_command(
-        split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True
-    )
+    args = command("a.py", bind=True)
     assert args == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    assert run.get_args_parser().parse_args(args[len(AGENT) :]).numa_binding == "node"
+    assert run.get_args_parser().parse_args(options_in(args)).numa_binding == "node"
 
 
 @pytest.mark.parametrize(
@@ -138,15 +121,6 @@ def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
     assert "--standalone" not in command("a.py", inherited={"PET_RDZV_ENDPOINT": "h:1"})
 
 
-def test_host_ranks_use_the_python_that_torchrun_was_given() -> None:
-    assert command("a.py", backend="host", inherited={"PYTHON_EXEC": "py3"})[-4:] == [
-        "--program=py3",
-        "--",
-        "-u",
-        "a.py",
-    ]
-
-
 AWKWARD = st.sampled_from(
     ["--", "-h", "--r", "--n=1", "-m", "$$", "${local_rank}", "$local_rank", "", "a b", "--x=$HOME"]
 )
@@ -161,7 +135,7 @@ def test_torch_hands_the_program_on_byte_for_byte(program: list[str], kind: str,
     """Through torch's parser and its macros, which would eat `--`, expand `$` and trip over `--r`."""
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     args = command(shlex.join([*kind.split(), "a$$.py", *program]), backend=backend)
-    parsed = run.get_args_parser().parse_args(args[len(AGENT) :])
+    parsed = run.get_args_parser().parse_args(options_in(args))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # else torch sets it, here and in every later test
         _, executable, arguments = run.config_from_args(parsed)
@@ -178,11 +152,10 @@ def test_torchs_report_of_a_failure_names_the_users_script(line: str, named: str
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     from torch.distributed.launcher.api import _get_entrypoint_name
 
-    inside = torchrun.Inside(sys.executable, ("-P",), "/launch")  # torch knows its own interpreter by this name
-    args = command(f"{line} --epochs 1", backend=backend, inside=inside)
+    args = command(f"{line} --epochs 1", backend, python=sys.executable)  # torch knows its own interpreter by this name
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        _, executable, arguments = run.config_from_args(run.get_args_parser().parse_args(args[len(AGENT) :]))
+        _, executable, arguments = run.config_from_args(run.get_args_parser().parse_args(options_in(args)))
     assert _get_entrypoint_name(executable, arguments) == named
 
 
@@ -237,7 +210,6 @@ def test_a_missing_script_is_named_but_modules_are_not_looked_for(
     with pytest.raises(UsageError, match=r"script 'x\.py' does not exist in .*check its path"):
         torchrun.check_script(split(["--devices", "0", "x.py"]))
     torchrun.check_script(split(["--devices", "0", "-m", "x"]))
-    torchrun.check_script(split(["--devices", "0", "--container", "a.sif", "x.py"]))
     (tmp_path / "x.py").touch()
     torchrun.check_script(split(["--devices", "0", "x.py"]))
 
@@ -279,3 +251,13 @@ def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> Non
 def test_a_command_that_cannot_start_is_one_line() -> None:
     with pytest.raises(MachineError, match="cannot start '/no/such/python': No such file or directory"):
         torchrun.execute(["/no/such/python"], {})
+
+
+def test_the_launch_room_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, collbench.launch.torchrun, collbench.choose.freshness, "
+        "collbench.launch.torchrun, collbench.launch.torchrun, collbench.choose.freshness; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "collbench.launch.torchrun" in loaded
+    assert not {"torch", "numpy", "click", "rich"} & set(loaded)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_execution import TIMEOUT_S, needs_torch, start
-from tests.ranks.processes import free_port
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
@@ -52,24 +51,6 @@ def test_a_program_other_than_python_gets_its_arguments_and_its_status_is_report
     assert training.returncode == 1
     assert "exitcode  : 9" in err
     assert (tmp_path / "rank0").read_text() == "0 --a b c\n"
-
-
-def test_nodes_that_chose_different_numbers_fail_with_a_line_each_before_the_script_starts(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("open('started', 'a')\n")
-    meeting = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
-    choices: list[tuple[list[tuple[int, str]], str]] = [(GPUS, "3,0"), (GPUS[:1], "3")]
-    jobs = [start(tmp_path, "cuda", gpus, "--devices", names, *meeting, "train.py") for gpus, names in choices]
-    try:
-        ends = [job.communicate(timeout=TIMEOUT_S) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    assert [job.returncode for job in jobs] == [1, 1]
-    for number, (_, err) in zip((2, 1), ends, strict=True):
-        (line,) = [line for line in err.splitlines() if line.startswith("collbench: ")]
-        assert "the nodes disagree on the number of ranks" in line
-        assert f"of 2 has {number}, and all together have 3: give every node the same --auto-select K" in line
-    assert not (tmp_path / "started").exists()
 
 
 def test_the_report_of_a_failure_on_cores_names_the_users_script(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -189,9 +188,8 @@ def test_torch_reads_the_arguments_and_environment_as_expected(
         monkeypatch.setenv(name, value)
     devices = (Device(0, "GPU-a", ""), Device(1, "GPU-b", ""))
     arguments = split(shlex.split("--auto-select 2 a.py"))
-    inside = torchrun.Inside("py", (), str(Path()))
-    command = torchrun.start_command(arguments, devices, environment, backend="cuda", inside=inside)
-    opts = run.get_args_parser().parse_args(command[3:])
+    command = torchrun.start_command(arguments, devices, environment, backend="cuda")
+    opts = run.get_args_parser().parse_args(command[4:])
     assert (
         opts.nnodes,
         opts.rdzv_backend,

@@ -44,10 +44,10 @@ class RunCriteria:
 
     `undone` ends the error after a failed probe: what did not happen then; `advice` ends the error that refuses `run`.
     `besides` are devices of this machine that must not be chosen, but that a run may contain; `only` are the devices
-    that a probe opens, () for all that CUDA sees. `driver` is its version if already known. With `job_nccl` the job
-    will load the NCCL found here, so the run must have used the same version. `fabric` is a machine to simulate, which
-    requires a probe. `allow_busy`: devices that other processes use may be chosen. `states` are the GPUs' states by
-    UUID, if NVML was already queried. `all_wanted`: all present devices are, so that no rate matters, but faults do.
+    that a probe opens, () for all that CUDA sees. `driver` is its version if already known. The job will load the NCCL
+    found here, so the run must have used the same version. `fabric` is a machine to simulate, which requires a probe.
+    `allow_busy`: devices that other processes use may be chosen. `states` are the GPUs' states by UUID, if NVML was
+    already queried. `all_wanted`: all present devices are, so that no rate matters, but faults do.
     """
 
     backend: str
@@ -60,7 +60,6 @@ class RunCriteria:
     besides: tuple[Device, ...] = ()
     only: tuple[Device, ...] = ()
     driver: str | None = None
-    job_nccl: bool = True
     fabric: str | None = None
     allow_busy: bool = False
     states: Mapping[str, Health] | None = None
@@ -255,9 +254,7 @@ def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
     return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.besides)
 
 
-def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
-    if not criteria.job_nccl:
-        return None
+def _nccl_of_the_job(criteria: RunCriteria) -> str:
     from collbench.machine.nccl import find_nccl
     from collbench.model.nccl_options import format_version
 

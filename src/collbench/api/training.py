@@ -42,7 +42,9 @@ class Launch:
 
 def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
-    apptainer = _check(arguments)
+    torchrun.check_options(arguments, os.environ)
+    torchrun.check_script(arguments)
+    torchrun.find_torch()
     with ThreadPoolExecutor(1) as pool:  # the driver answers in a tenth of a second, and numpy loads in another
         looking = pool.submit(factory.look, arguments.backend)
         chosen = choose(arguments, looking.result, notices)
@@ -50,12 +52,7 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     devices, binding = chosen.devices, numa_binding(arguments, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
-    inside = torchrun.here() if apptainer is None else torchrun.inside_image()
-    command = torchrun.start_command(
-        arguments, devices, os.environ, backend=present.backend, inside=inside, bind=binding.bind
-    )
-    if apptainer is not None:
-        command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
+    command = torchrun.start_command(arguments, devices, os.environ, backend=present.backend, bind=binding.bind)
     notes = (chosen.note, rendezvous.override_note(arguments, os.environ, len(devices)))
     choice = torchrun.choice(
         devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.text
@@ -76,16 +73,6 @@ def train_command(words: Iterable[str]) -> Launch:
     if arguments.help:
         raise UsageError("--help works only on the command line: 'collbench train --help'")
     return prepare(arguments)
-
-
-def _check(arguments: TrainArguments) -> str | None:
-    """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
-    torchrun.check_options(arguments, os.environ)
-    if arguments.container is not None:
-        return torchrun.find_apptainer(arguments.container)
-    torchrun.check_script(arguments)
-    torchrun.find_torch()
-    return None
 
 
 # Which devices are chosen, and why the others are not.
@@ -216,7 +203,6 @@ def _suitable_run(
         besides=present.hidden + barred,
         only=candidates if barred else (),
         driver=present.driver,
-        job_nccl=arguments.container is None,
         allow_busy=arguments.allow_busy,
         states=present.states,
         all_wanted=arguments.auto_select == len(candidates),
@@ -253,8 +239,7 @@ def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[i
     if len(bound) < len(members) or not all(binding.agrees for binding in bound):
         return NumaBinding()
     nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
-    image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
-    reason = image or torchrun.cannot_bind() or _forbidden(nodes)
+    reason = torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
         return NumaBinding(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
     return NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")

@@ -93,7 +93,6 @@ _options_in_help = options.apply(
         type=options.FILE_NAME,
         help="The job's libnccl.so.2: use only runs that timed it.  [env var: COLLBENCH_NCCL]",
     ),
-    click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
     click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
 )
 
@@ -117,7 +116,6 @@ def train(arguments: TrainArguments) -> None:
       collbench train --devices 0,3 --max-restarts 1 -m mypackage.train
       collbench train --auto-select 4 --nnodes 2 --rdzv-endpoint n0:29500 train.py
       srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
-      collbench train --auto-select 2 --container image.sif train.py
     """
     if line := passed_on(arguments.program):
         say(line)

@@ -28,7 +28,6 @@ TRAIN_VALUES = frozenset(
         "--max-age",
         "--backend",
         "--nccl",
-        "--container",
         "--job",
     }
 )
@@ -155,7 +154,6 @@ _EXCLUSIVE = (
     ),
     ("--devices", {"--job"}, "--devices says which GPUs to use, --job affects an automatic choice"),
     ("--job", {"--nccl"}, "--job replays with the NCCL of this Python's torch, --nccl has another one"),
-    ("--job", {"--container"}, "--job replays with the NCCL of this Python's torch, --container has another one"),
     ("--run-file", {"--fresh"}, "--run-file reads a saved run and --fresh ignores it"),
     ("--module", {"--no-python", "--run-path"}, "--module starts a Python module, --no-python and --run-path a file"),
     (
@@ -200,7 +198,6 @@ class TrainArguments:
     backend: str = "auto"
     dry_run: bool = False
     nccl: str | None = None
-    container: str | None = None
     job: str | None = None
     help: bool = False
     torchrun_options: tuple[Option, ...] = ()
@@ -261,7 +258,6 @@ def split(argv: Sequence[str]) -> TrainArguments:
         backend=backend,
         dry_run="--dry-run" in own_options,
         nccl=own_options.get("--nccl"),
-        container=own_options.get("--container"),
         job=own_options.get("--job"),
         torchrun_options=tuple(torchrun_options),
         program=program,
@@ -293,7 +289,7 @@ def _count(text: str) -> int:
 
 
 # These choose devices, or start nothing: that is done once, and each training gets the result.
-_NOT_PASSED_ON = (TRAIN_VALUES | TRAIN_FLAGS) - {"--container"}
+_NOT_PASSED_ON = TRAIN_VALUES | TRAIN_FLAGS
 DEFAULT_BUDGET_S = 180.0
 
 

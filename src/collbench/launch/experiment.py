@@ -136,12 +136,9 @@ class Experiment:
         return ["train", *self._devices(arm), *self._plan.arguments]
 
     def _with_folder(self, command: list[str], folder: Path) -> list[str]:
-        """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one.
-
-        An image sees only its own folders.
-        """
+        """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one."""
         options = command[: command.index("--")]
-        if any(option.partition("=")[0] in ("--log-dir", "--log_dir", "--container") for option in options):
+        if any(option.partition("=")[0] in ("--log-dir", "--log_dir") for option in options):
             return command
         return [*options, "--log-dir", str(folder), *command[len(options) :]]
 
