@@ -24,7 +24,6 @@ CSRC = pathlib.Path(__file__).parents[2] / "csrc"
 SHUFFLE = {
     "title": '"shuffle-it"',
     "does": '"every rank gets some of the data"',
-    "summary": '"every rank gets some"',
     "example": '"--split 2"',
     "nccl": '"Shuffle"',
     "nccl_tests": '"shuffle_perf"',

@@ -29,7 +29,7 @@ _GROUPS = {
         "copies": ("cli.copies", "Time raw copies in every pattern, host memory included."),
         "latency": ("cli.copies", "Time one memory access, one small copy, one small all-reduce."),
         **{
-            operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.summary}.")
+            operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.does}.")
             for operation in COLLECTIVES
         },
         "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),

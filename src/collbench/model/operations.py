@@ -63,7 +63,6 @@ class Collective:
 
     title: str  # in a sentence
     does: str  # in its help: what a rank gets or gives
-    summary: str  # the same in the list of commands
     example: str  # options in its help's second example
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
     nccl_tests: str  # nccl-tests' program
@@ -145,7 +144,6 @@ class Operation(StrEnum):
         Collective(
             title="all-reduce",
             does="every rank gets the reduction of all ranks' data",
-            summary="every rank gets the reduction",
             example="--op max",
             nccl="AllReduce",
             nccl_tests="all_reduce_perf",
@@ -167,7 +165,6 @@ class Operation(StrEnum):
         Collective(
             title="broadcast",
             does="every rank gets the root's data",
-            summary="every rank gets the root's data",
             example="--devices 0,1",
             nccl="Broadcast",
             nccl_tests="broadcast_perf",
@@ -189,7 +186,6 @@ class Operation(StrEnum):
         Collective(
             title="reduce",
             does="the root gets the reduction of all ranks' data",
-            summary="the root gets the reduction",
             example="--op avg --root 1",
             nccl="Reduce",
             nccl_tests="reduce_perf",
@@ -211,7 +207,6 @@ class Operation(StrEnum):
         Collective(
             title="all-gather",
             does="every rank gets every rank's block",
-            summary="every rank gets all blocks",
             example="--dtype bfloat16",
             nccl="AllGather",
             nccl_tests="all_gather_perf",
@@ -233,7 +228,6 @@ class Operation(StrEnum):
         Collective(
             title="reduce-scatter",
             does="each rank gets its block of the reduction of all ranks' data",
-            summary="each rank gets a reduced block",
             example="--split 2",
             nccl="ReduceScatter",
             nccl_tests="reduce_scatter_perf",
@@ -255,7 +249,6 @@ class Operation(StrEnum):
         Collective(
             title="all-to-all",
             does="each rank sends a block to every rank",
-            summary="every rank sends a block to every rank",
             example="--precision 0.5%",
             nccl="AlltoAll",
             nccl_tests="alltoall_perf",
@@ -277,7 +270,6 @@ class Operation(StrEnum):
         Collective(
             title="all-to-all-v",
             does="each rank sends a block of its own size to every rank",
-            summary="each block has its own size (--skew)",
             example="--skew zipf:1.2",
             nccl="AlltoAllv",
             nccl_tests="alltoallv_perf",
@@ -299,7 +291,6 @@ class Operation(StrEnum):
         Collective(
             title="send/recv",
             does="each rank sends to the next and receives from the one before",
-            summary="each rank sends to the next",
             example="--pairs",
             nccl="SendRecv",
             nccl_tests="sendrecv_perf",
@@ -321,7 +312,6 @@ class Operation(StrEnum):
         Collective(
             title="gather",
             does="the root gets every rank's block",
-            summary="the root gets all blocks",
             example="--root 1",
             nccl="Gather",
             nccl_tests="gather_perf",
@@ -343,7 +333,6 @@ class Operation(StrEnum):
         Collective(
             title="scatter",
             does="each rank gets its block of the root's data",
-            summary="each rank gets a block",
             example="--root 1",
             nccl="Scatter",
             nccl_tests="scatter_perf",

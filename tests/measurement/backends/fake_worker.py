@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker import facts_of, run
+from collbench.measurement.backends.worker import CudaSource, run
 from collbench.measurement.backends.worker_messages import Facts, Open
 from collbench.model.errors import DataCorruption, MachineError, StepFailed, UsageError
 from tests.measurement.fakes import FakeBackend
@@ -73,7 +73,7 @@ class Backend(FakeBackend):
         return super().time(step)
 
 
-class Source:
+class Source(CudaSource):
     """Four GPUs."""
 
     def uuids(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Source:
         if os.environ.get("FAKE_WORKER_OPEN") == "once" and not once():
             raise MachineError("CUDA does not show GPU1 to this process")
         backend = Backend(len(opening.devices), gbs=1.0)
-        return backend, facts_of(backend, kernel_image="ptx", nccl="2.28.9", nccl_path="x.so", multicast=False)
+        return backend, Facts.of(backend, kernel_image="ptx", nccl="2.28.9", nccl_path="x.so", multicast=False)
 
 
 if __name__ == "__main__":

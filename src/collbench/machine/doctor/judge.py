@@ -383,27 +383,24 @@ def _cuda_variables(environment: Mapping[str, str]) -> Lines:
 
 
 _DEFAULT_CONNECTIONS = 8  # [CUDA Programming Guide, "CUDA Environment Variables"]
+_EFFECTS = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "queues that a GPU's streams share, 8 by default",
+    "CUDA_MODULE_LOADING": "when kernels are loaded; collbench loads them before it times",
+    "PYTORCH_ALLOC_CONF": "how torch takes memory, in overlap, replay and jobs",
+    "PYTORCH_CUDA_ALLOC_CONF": "how torch takes memory, in overlap, replay and jobs",
+}
 
 
 def _harmless(name: str, value: str) -> Line:
     """Judge a variable that makes no figure false."""
-    unless = f"unset {name} unless the job has it"
-    match name:
-        case "CUDA_DEVICE_MAX_CONNECTIONS":
-            text = f"{value}: queues that a GPU's streams share, 8 by default"
-            fewer = value.isdigit() and int(value) < _DEFAULT_CONNECTIONS
-            return (
-                warn(name, f"{text}; streams that share one wait for each other", unless) if fewer else ok(name, text)
-            )
-        case "CUDA_FORCE_PTX_JIT" if switched_on(value):
-            text = "NCCL and torch start slowly with other code than their own, or not at all"
-            return warn(name, f"{value}: CUDA compiles PTX instead of loading compiled kernels: {text}", unless)
-        case "CUDA_MODULE_LOADING":
-            return ok(name, f"{value}: when kernels are loaded; collbench loads them before it times")
-        case "PYTORCH_ALLOC_CONF" | "PYTORCH_CUDA_ALLOC_CONF":
-            return ok(name, f"{_shown(value)}: how torch takes memory, in overlap, replay and jobs")
-        case _:
-            return ok(name, f"{_shown(value)}: changes nothing")
+    text = f"{_shown(value)}: {_EFFECTS.get(name, 'changes nothing')}"
+    if name == "CUDA_FORCE_PTX_JIT" and switched_on(value):
+        why = "NCCL and torch start slowly with other code than their own, or not at all"
+        text = f"{value}: CUDA compiles PTX instead of loading compiled kernels: {why}"
+        return warn(name, text, f"unset {name} unless the job has it")
+    if name == "CUDA_DEVICE_MAX_CONNECTIONS" and value.isdigit() and int(value) < _DEFAULT_CONNECTIONS:
+        return warn(name, f"{text}; streams that share one wait for each other", f"unset {name} unless the job has it")
+    return ok(name, text)
 
 
 def _shown(value: str) -> str:

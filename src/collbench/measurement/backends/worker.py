@@ -24,35 +24,21 @@ import os
 import time
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol
 
 from collbench.machine import lifeline
 from collbench.measurement.backends.background import Background
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply
 from collbench.model.errors import CollbenchError, StepFailed
-from collbench.model.operations import Variant, Work
+from collbench.model.operations import Work
 from collbench.model.run import Refusal
 
 # Longer than NCCL needs to start; copies continue without it then.
 _NCCL_TIMEOUT_S = 30.0
 
 
-class Source(Protocol):
-    """Where GPUs come from: CUDA, or a fake of it in tests."""
-
-    def uuids(self) -> tuple[str, ...]:
-        """Return the UUIDs of the GPUs that this process may use."""
-
-    def unique_id(self, nccl_path: str | None) -> bytes:
-        """Return an id for a world whose first rank is in this process."""
-
-    def open(self, opening: Open) -> tuple[Backend, Facts]:
-        """Open GPUs."""
-
-
 class CudaSource:
-    """The machine's GPUs and its NCCL."""
+    """Where GPUs come from: the machine's GPUs and its NCCL. Tests have a fake of it."""
 
     def uuids(self) -> tuple[str, ...]:
         """Return the UUIDs of the GPUs that CUDA shows. Raises MachineError."""
@@ -74,7 +60,7 @@ class CudaSource:
 
         find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
         backend = CudaBackend(opening.devices, find, peers=opening.peers, world=opening.world, options=opening.options)
-        return backend, facts_of(
+        return backend, Facts.of(
             backend,
             kernel_image=backend.kernel_image,
             nccl=format_version(backend.nccl.version) if backend.nccl else "",
@@ -84,32 +70,10 @@ class CudaSource:
         )
 
 
-def facts_of(
-    backend: Backend,
-    *,
-    kernel_image: str = "",
-    nccl: str = "",
-    nccl_path: str = "",
-    multicast: bool | None = None,
-    peers: tuple[tuple[bool, ...], ...] = (),
-) -> Facts:
-    """Return the facts of an open backend."""
-    return Facts(
-        free_bytes=backend.free_bytes(),
-        capacity_bytes=backend.capacity_bytes(),
-        operations={variant: backend.operations(variant) for variant in Variant},
-        kernel_image=kernel_image,
-        nccl=nccl,
-        nccl_path=nccl_path,
-        multicast=multicast,
-        peers=peers,
-    )
-
-
 class _Worker:
     """What the parent calls, on the GPUs once they are open. Each method may raise CollbenchError."""
 
-    def __init__(self, pipe: Connection[Reply, Call], source: Source, timeout_s: float) -> None:
+    def __init__(self, pipe: Connection[Reply, Call], source: CudaSource, timeout_s: float) -> None:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
         self.list_gpus, self.unique_id = source.uuids, source.unique_id
         self._backend: Backend | None = None
@@ -193,7 +157,7 @@ def _await_the_end(pipe: Connection[Reply, Call]) -> None:
             pipe.recv()
 
 
-def run(descriptor: int, source: Source, timeout_s: float = _NCCL_TIMEOUT_S) -> None:
+def run(descriptor: int, source: CudaSource, timeout_s: float = _NCCL_TIMEOUT_S) -> None:
     """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
     lifeline.leave_signals_to_parent()
     lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from collbench.measurement.backends.protocol import Timing
+from collbench.measurement.backends.protocol import Backend, Timing
 from collbench.model.errors import CollbenchError
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant
@@ -61,6 +61,12 @@ class Facts:
     nccl_path: str = ""
     multicast: bool | None = None
     peers: tuple[tuple[bool, ...], ...] = ()
+
+    @classmethod
+    def of(cls, backend: Backend, **known: Any) -> Facts:
+        """Return the facts of an open backend, with what is known besides."""
+        operations = {variant: backend.operations(variant) for variant in Variant}
+        return cls(backend.free_bytes(), backend.capacity_bytes(), operations, **known)
 
 
 @dataclass(frozen=True, slots=True)
