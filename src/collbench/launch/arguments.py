@@ -4,34 +4,102 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_budget, parse_duration, parse_precision
 
+BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
+DEFAULT_MAX_AGE = timedelta(days=7)
+DEFAULT_BUDGET_S = 180.0
+
+
+def _backend(name: str) -> str:
+    """Return a backend that has devices on this machine. Raises UsageError."""
+    if capabilities.is_simulated(name):
+        raise UsageError(
+            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
+            "what would be chosen on a simulated machine"
+        )
+    if name not in BACKENDS:
+        raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
+    return name
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        raise UsageError(f"--auto-select '{text}' is not a number of GPUs: write --auto-select 2") from None
+    if count < 1:
+        raise UsageError(f"--auto-select {count} leaves no GPU to train on: use 1 or more")
+    return count
+
+
+def whole_option(own_options: Mapping[str, str], name: str, *, least: int = 0, why: str = "") -> int | None:
+    """Return a whole number from `least` on, with six digits at most; None if the option was not given."""
+    text = own_options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise UsageError(f"{name} '{text}' is not a whole number from {least}: write {name} {max(least, 3)}")
+    if int(text) < least:
+        raise UsageError(f"{name} {text}: {why}: write {least} or more")
+    return int(text)
+
+
 # The options that may stand before the script of `collbench train`: its own and torchrun's.
 #
-# Where the script begins depends on which options take a value. The table is kept by hand because asking torchrun's
-# parser means importing torch (2-4 s); a test compares it with that parser.
+# Where the script begins depends on which options take a value. The table of torchrun's is kept by hand because asking
+# its parser means importing torch (2-4 s); a test compares it with that parser.
+
+# By an option's name, the field that it sets, and what reads its value; of a flag, what it sets the field to.
+_Values = Mapping[str, tuple[str, Callable[[str], object]]]
+_Flags = Mapping[str, tuple[str, bool]]
+_TRAIN_VALUES: _Values = {
+    "--auto-select": ("auto_select", _count),
+    "--devices": ("devices", str),
+    "--exclude": ("exclude", str),
+    "--run-file": ("run", str),
+    "--max-age": ("max_age", parse_duration),
+    "--backend": ("backend", _backend),
+    "--nccl": ("nccl", str),
+    "--job": ("job", str),
+}
+_TRAIN_FLAGS: _Flags = {
+    "--allow-busy": ("allow_busy", True),
+    "--fresh": ("fresh", True),
+    "--dry-run": ("dry_run", True),
+}
+_ABLATE_VALUES: _Values = {
+    "--against": ("against", str),
+    "--precision": ("precision", parse_precision),
+    "--budget": ("budget_seconds", parse_budget),
+    "--step-pattern": ("step_pattern", str),
+    "--output": ("output", str),
+}
+_ABLATE_FLAGS: _Flags = {
+    "--no-allreduce": ("allreduce", False),
+    "--json": ("json", True),
+    "--verbose": ("verbose", True),
+    "--force": ("force", True),
+}
+JOB_ONLY = frozenset({"--compute", "--fabric"})  # of `ablate` with a recorded job
+TRAIN_VALUES, TRAIN_FLAGS = frozenset(_TRAIN_VALUES), frozenset({*_TRAIN_FLAGS, "--help"})
+ABLATE_VALUES = JOB_ONLY | {*_ABLATE_VALUES, "--without", "--repeats", "--skip", "--seed"}
+ABLATE_FLAGS = frozenset(_ABLATE_FLAGS)
 
 
-TRAIN_VALUES = frozenset(
-    {
-        "--auto-select",
-        "--devices",
-        "--exclude",
-        "--run-file",
-        "--max-age",
-        "--backend",
-        "--nccl",
-        "--job",
-    }
-)
-TRAIN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
+def _fields(own_options: Mapping[str, str], values: _Values, flags: _Flags) -> dict[str, Any]:
+    """Return the fields that options set. Raises UsageError for a value that cannot be read."""
+    read = {field: reader(own_options[name]) for name, (field, reader) in values.items() if name in own_options}
+    return read | {field: value for name, (field, value) in flags.items() if name in own_options}
+
 
 # [torch 2.13, torch/distributed/run.py, get_args_parser]
 TORCHRUN_FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank"})
@@ -49,13 +117,6 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 }
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
-# Those of `collbench ablate`, in addition to all of train's; two are for a recorded job alone.
-JOB_ONLY = frozenset({"--compute", "--fabric"})
-ABLATE_VALUES = JOB_ONLY | {
-    *("--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"),
-    "--output",
-}
-ABLATE_FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
@@ -175,10 +236,6 @@ def _check_exclusive(given: Collection[str]) -> None:
 # The command line of `collbench train`, split into collbench's options, torchrun's, and the program's.
 
 
-BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
-DEFAULT_MAX_AGE = timedelta(days=7)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainArguments:
     """What `collbench train` was asked. Own options are raw text; `program` is the script and all that follows it.
@@ -232,8 +289,8 @@ def split(argv: Sequence[str]) -> TrainArguments:
         else:
             torchrun_options.append(option)
         rest = rest[len(option.tokens) :]
-    # First, because it may have taken the script for its number.
-    auto_select = _count(own_options["--auto-select"]) if "--auto-select" in own_options else None
+    # First, because --auto-select may have taken the script for its number.
+    fields = _fields(own_options, _TRAIN_VALUES, _TRAIN_FLAGS)
     program = rest[1:] if rest[:1] == ("--",) else rest
     if rest[:1] != ("--",) and "--dry-run" in program[1:]:
         raise UsageError(
@@ -245,44 +302,7 @@ def split(argv: Sequence[str]) -> TrainArguments:
     if given.isdisjoint({"--auto-select", "--devices"}):
         raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
     _check_exclusive(given)
-    backend = own_options.get("--backend", "auto")
-    _check_backend(backend)
-    return TrainArguments(
-        auto_select=auto_select,
-        devices=own_options.get("--devices"),
-        exclude=own_options.get("--exclude"),
-        allow_busy="--allow-busy" in own_options,
-        run=own_options.get("--run-file"),
-        max_age=parse_duration(own_options["--max-age"]) if "--max-age" in own_options else DEFAULT_MAX_AGE,
-        fresh="--fresh" in own_options,
-        backend=backend,
-        dry_run="--dry-run" in own_options,
-        nccl=own_options.get("--nccl"),
-        job=own_options.get("--job"),
-        torchrun_options=tuple(torchrun_options),
-        program=program,
-    )
-
-
-def _check_backend(name: str) -> None:
-    """Raise UsageError for a backend that has no devices on this machine."""
-    if capabilities.is_simulated(name):
-        raise UsageError(
-            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
-            "what would be chosen on a simulated machine"
-        )
-    if name not in BACKENDS:
-        raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
-
-
-def _count(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        raise UsageError(f"--auto-select '{text}' is not a number of GPUs: write --auto-select 2") from None
-    if count < 1:
-        raise UsageError(f"--auto-select {count} leaves no GPU to train on: use 1 or more")
-    return count
+    return TrainArguments(torchrun_options=tuple(torchrun_options), program=program, **fields)
 
 
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
@@ -290,7 +310,6 @@ def _count(text: str) -> int:
 
 # These choose devices, or start nothing: that is done once, and each training gets the result.
 _NOT_PASSED_ON = TRAIN_VALUES | TRAIN_FLAGS
-DEFAULT_BUDGET_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,28 +404,8 @@ def _checked_ablation(
         split([*train_tokens, "--", *program]),
         passed=tuple(token for option in train_options if option.name not in _NOT_PASSED_ON for token in option.tokens),
         without=without,
-        against=own_options.get("--against"),
         repeats=whole_option(own_options, "--repeats", least=2, why="one run of each arm gives no interval"),
-        precision=parse_precision(own_options["--precision"]) if "--precision" in own_options else PRECISION,
-        budget_seconds=parse_budget(own_options["--budget"]) if "--budget" in own_options else DEFAULT_BUDGET_S,
         skip=whole_option(own_options, "--skip"),
-        step_pattern=own_options.get("--step-pattern"),
         seed=whole_option(own_options, "--seed"),
-        output=own_options.get("--output"),
-        allreduce="--no-allreduce" not in own_options,
-        json="--json" in own_options,
-        verbose="--verbose" in own_options,
-        force="--force" in own_options,
+        **_fields(own_options, _ABLATE_VALUES, _ABLATE_FLAGS),
     )
-
-
-def whole_option(own_options: Mapping[str, str], name: str, *, least: int = 0, why: str = "") -> int | None:
-    """Return a whole number from `least` on, with six digits at most; None if the option was not given."""
-    text = own_options.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
-        raise UsageError(f"{name} '{text}' is not a whole number from {least}: write {name} {max(least, 3)}")
-    if int(text) < least:
-        raise UsageError(f"{name} {text}: {why}: write {least} or more")
-    return int(text)
