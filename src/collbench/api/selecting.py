@@ -250,7 +250,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     """
     keywords.check_only_process("select")
     backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
-    if backend not in BACKENDS or BACKENDS[backend].visible:
+    if backend not in BACKENDS or BACKENDS[backend].nvml:
         _check_cuda_is_down()
     scorer = None
     if job is not None:

@@ -227,7 +227,7 @@ def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[i
     They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
-    if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
+    if run is None or not capabilities(run.backend).nvml or arguments.has("--numa-binding"):
         return NumaBinding()
     from collbench.choose.numa_binding import bindings  # late: numpy
     from collbench.report.text.selection import node_of, numactl

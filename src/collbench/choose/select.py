@@ -364,7 +364,7 @@ class Origin:
     @property
     def acts(self) -> bool:
         """True if CUDA_VISIBLE_DEVICES can choose the devices."""
-        return self.backend == LABELS or capabilities(self.backend).visible
+        return self.backend == LABELS or capabilities(self.backend).nvml
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,7 +436,7 @@ def _command(operation: Operation) -> click.Command:
             request = nccl_flags.applied(measuring.collective(operation)(request), launch.world_size if launch else 1)
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             inside = Work(operation, Variant.IN_PLACE)
-            possible = capabilities(request.backend).undefined_in_place or inside.verifiable
+            possible = not capabilities(request.backend).cores or inside.verifiable
             if in_place or (printer.layout == options.NCCL_TESTS and possible):
                 request = replace(request, collectives=(*request.collectives, inside))
             request = replace(request, pairs=pairs, split=split, latency=latency or 0, algorithms=algorithms)

@@ -167,7 +167,7 @@ def select(
 def _check_layout(request: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
     backend = BACKENDS.get(request.backend)  # None for "auto", which takes only GPUs
-    if backend is not None and not backend.visible and layout in formats.ACTING:
+    if backend is not None and not backend.nvml and layout in formats.ACTING:
         what = "CPU cores" if backend.cores else "simulated GPUs"
         raise UsageError(
             f"--format {layout} is for GPUs, and --backend {request.backend} chooses {what}: write --format list"

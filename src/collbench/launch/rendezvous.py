@@ -27,7 +27,10 @@ def options(arguments: TrainArguments, environment: Mapping[str, str]) -> list[s
     if step is not None:
         return _in_a_step(step, arguments)
     if several:
-        raise _nowhere_to_meet(arguments)
+        raise UsageError(
+            f"--nnodes {arguments.value('--nnodes') or 'in PET_NNODES'} has no address for the nodes: add "
+            "--rdzv-endpoint HOST:29500, with the same HOST on every node"
+        )
     if any(_given(arguments, environment, name) is not None for name in RENDEZVOUS):
         return []  # --standalone would override it without a word
     _refuse_others(environment)
@@ -91,13 +94,6 @@ def _refuse_others(environment: Mapping[str, str]) -> None:
             f"{launch.launcher} started this on {launch.world_size // launch.local_size} nodes, which do not know "
             "of each other: add --nnodes N --rdzv-endpoint HOST:29500, or --standalone"
         )
-
-
-def _nowhere_to_meet(arguments: TrainArguments) -> UsageError:
-    return UsageError(
-        f"--nnodes {arguments.value('--nnodes') or 'in PET_NNODES'} has no address for the nodes: add "
-        "--rdzv-endpoint HOST:29500, with the same HOST on every node"
-    )
 
 
 def _lacks_backend(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:

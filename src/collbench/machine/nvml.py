@@ -233,6 +233,10 @@ def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
         )
     else:
         limit = theory.slowest(end.slot for end in (first, second))
+    # Whether the first reads and writes the second's memory, and why not.
+    access = PeerReadWrite(
+        *(peer_status(first.gpu, second.gpu, capability) for capability in (_PEER_READ, _PEER_WRITE))
+    )
     return Path(
         devices=positions,
         label=f"NV{links}" if links else ancestor or UNKNOWN,
@@ -240,14 +244,8 @@ def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
         nvlinks=links,
         theory_gbs=limit.gbs if limit else None,
         theory_source=limit.source if limit else "",
-        peer_access=_peer_access(first.gpu, second.gpu),
+        peer_access=access if access.statuses else None,
     )
-
-
-def _peer_access(first: Query, second: Query) -> PeerReadWrite | None:
-    """Return whether the first reads and writes the second's memory, and why not; None if NVML reports neither."""
-    access = PeerReadWrite(peer_status(first, second, _PEER_READ), peer_status(first, second, _PEER_WRITE))
-    return access if access.statuses else None
 
 
 def peer_status(first: Query, second: Query, capability: int) -> PeerStatus | None:
@@ -297,6 +295,7 @@ def read(gpu: Query) -> Health:
     """Return the state of one GPU; a field that NVML does not support on it is None."""
     links = active_links(gpu)
     milliwatts = gpu.integer("nvmlDeviceGetPowerUsage")
+    pids = processes(gpu)
     return Health(
         sm_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_SM),
         memory_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
@@ -308,7 +307,9 @@ def read(gpu: Query) -> Health:
         nvlink_replays=replays(gpu, links),
         nvlink_errors=errors(gpu, links),
         ecc_errors=gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        processes=_other_processes(gpu),
+        # Others than this one: right only before collbench opens the GPU. In a container NVML may give host ids, and a
+        # context of ours counts as another: health.Occupants distinguishes them.
+        processes=None if pids is None else len(pids - {os.getpid()}),
         pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),
     )
@@ -326,15 +327,6 @@ def memory_used(gpu: Query) -> int | None:
     version = getattr(gpu.lib, "nvmlMemory_v2", None)
     memory = None if version is None else gpu.ask("nvmlDeviceGetMemoryInfo", version)
     return getattr(memory or gpu.ask("nvmlDeviceGetMemoryInfo"), "used", None)
-
-
-def _other_processes(gpu: Query) -> int | None:
-    """Return how many compute processes but this one hold the GPU: right only before collbench opens it.
-
-    In a container NVML may give host ids, and a context of ours counts as another: health.Occupants distinguishes them.
-    """
-    pids = processes(gpu)
-    return None if pids is None else len(pids - {os.getpid()})
 
 
 # The open library: GPUs, and the paths between them.

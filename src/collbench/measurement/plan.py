@@ -492,7 +492,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
             for members, refusal in refusals.items()
             if refusal
         ]
-    if request.latency and not capabilities(request.backend).single_launches:
+    if request.latency and capabilities(request.backend).cores:
         raise UsageError(f"the {request.backend} backend cannot time single launches: leave out --latency")
     for work in request.collectives:
         if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:

@@ -16,13 +16,13 @@ class Capabilities:
 
     name: str
     simulated: bool  # its figures are drawn: nothing was measured, and nothing of it is here
-    cores: bool  # its devices are CPU cores; else GPUs, whose links and ports have known limits
+    # Its devices are CPU cores and its collectives gloo's, which times no single launches and verifies every result, so
+    # none in place that is undefined; else GPUs, whose links and ports have known limits.
+    cores: bool
     nccl: bool  # its collectives are NCCL's, which heeds NCCL_* variables
-    gloo: bool  # its collectives are gloo's
-    single_launches: bool  # times launches of collectives one by one
-    nvml: bool  # this machine's NVIDIA driver reports its devices: their health, the driver's version, CUDA's
-    visible: bool  # CUDA_VISIBLE_DEVICES chooses its devices
-    undefined_in_place: bool  # times in place also what leaves an undefined result there
+    # This machine's NVIDIA driver reports its devices: their health, the driver's version, CUDA's; and
+    # CUDA_VISIBLE_DEVICES chooses among them.
+    nvml: bool
     largest_bytes: int  # of the sizes that are measured by default
     largest_pattern_bytes: int  # of copies in all patterns by default
 
@@ -32,11 +32,7 @@ CUDA = Capabilities(
     simulated=False,
     cores=False,
     nccl=True,
-    gloo=False,
-    single_launches=True,
     nvml=True,
-    visible=True,
-    undefined_in_place=True,
     largest_bytes=2**30,
     largest_pattern_bytes=512 * 2**20,
 )
@@ -45,11 +41,7 @@ HOST = Capabilities(
     simulated=False,
     cores=True,
     nccl=False,
-    gloo=True,
-    single_launches=False,
     nvml=False,
-    visible=False,
-    undefined_in_place=False,  # every result of gloo is verified
     largest_bytes=64 * 2**20,  # larger ones take cores minutes
     largest_pattern_bytes=64 * 2**20,
 )
@@ -58,11 +50,7 @@ SIM = Capabilities(
     simulated=True,
     cores=False,
     nccl=False,
-    gloo=False,
-    single_launches=True,
     nvml=False,
-    visible=False,
-    undefined_in_place=True,
     largest_bytes=2**30,
     largest_pattern_bytes=512 * 2**20,
 )

@@ -193,8 +193,5 @@ def _trial(line: str) -> Measurement | Latency:
 
 def _head(text: str) -> str:
     """Return the first line of the journal that continues the file with this text."""
-    return json.dumps({"format": _FORMAT, "continues": _digest(text)}, allow_nan=False)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()
+    digest = hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()
+    return json.dumps({"format": _FORMAT, "continues": digest}, allow_nan=False)

@@ -428,9 +428,7 @@ def _shipped() -> Traversable:
     return resources.files("collbench.sim") / "machines"
 
 
-@cache
-def _fields(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_fields = cache(typing.get_type_hints)
 
 
 def _refuse_unknown(kind: Any, data: Any, where: str) -> None:

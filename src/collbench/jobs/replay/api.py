@@ -119,7 +119,7 @@ def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Sche
     if options.registration is not Registration.NONE and not backend.nvml:
         raise UsageError(f"the {name} backend registers no memory: leave out --registration")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
-    for post in posts if backend.gloo else ():
+    for post in posts if backend.cores else ():
         if post.reduction == "avg" or post.dtype.startswith("float8"):
             what = "by avg" if post.reduction == "avg" else post.dtype
             raise UsageError(f"gloo cannot reduce {what} as the job does: replay it on GPUs")

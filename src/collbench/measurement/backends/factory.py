@@ -23,7 +23,7 @@ from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
     from collbench.machine.nvidia_smi import LiveTools
-    from collbench.machine.nvml import Glance, Nvml
+    from collbench.machine.nvml import Nvml
     from collbench.measurement.backends.isolated import IsolatedBackend
     from collbench.measurement.backends.sim import SimBackend
     from collbench.measurement.backends.worker_messages import Facts
@@ -287,7 +287,7 @@ class ObservedGpus:
         self._nvml, self._devices = nvml, devices
         self._occupants = Occupants([nvml.processes(device) for device in devices], our_processes)
         self._memory_before = [nvml.memory_used(device) for device in devices]
-        self.flags = HealthWatch(devices, self._glances, self._occupants).flags
+        self.flags = HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], self._occupants).flags
 
     def health(self) -> tuple[Health, ...]:
         """Return the devices' current state, by position."""
@@ -299,9 +299,6 @@ class ObservedGpus:
             )
             for position, device in enumerate(self._devices)
         )
-
-    def _glances(self) -> list[Glance]:
-        return [self._nvml.glance(device) for device in self._devices]
 
 
 def choose_devices(present: tuple[Device, ...], wanted: str | None, fewest: int = 2) -> tuple[Device, ...]:
@@ -342,7 +339,13 @@ def _open_cuda(
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
         return Opened(
             backend,
-            machine=_with_facts(machine, facts),
+            machine=replace(
+                machine,
+                nccl=facts.nccl,
+                nccl_path=facts.nccl_path,
+                kernel_image=facts.kernel_image,
+                multicast=facts.multicast,
+            ),
             paths=tools.with_reports(devices, _with_peers(paths, facts)),
             health=gpus.health,
             flags=gpus.flags,
@@ -357,13 +360,3 @@ def _with_peers(paths: tuple[Path, ...], facts: Facts) -> tuple[Path, ...]:
         return paths
     pairs = ((path, *path.devices) for path in paths)
     return tuple(replace(path, cuda_peers=facts.peers[a][b] and facts.peers[b][a]) for path, a, b in pairs)
-
-
-def _with_facts(machine: Machine, facts: Facts) -> Machine:
-    return replace(
-        machine,
-        nccl=facts.nccl,
-        nccl_path=facts.nccl_path,
-        kernel_image=facts.kernel_image,
-        multicast=facts.multicast,
-    )

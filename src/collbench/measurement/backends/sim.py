@@ -26,7 +26,7 @@ from collbench.model.skew import Blocks, across
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
-from collbench.sim.network import Transfer, network_of, route_of, shared_rates
+from collbench.sim.network import Medium, Transfer, network_of, route_of, shared_rates
 
 _KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
 _OPPOSITE = {
@@ -216,14 +216,9 @@ class SimBackend(Backend):
     def _empty_us(self, transfer: Transfer) -> float:
         """Return the µs that a message of no bytes takes."""
         delays, route = self._fabric.delays, route_of(self._network, transfer)
-        through_host = transfer.src is not None and transfer.dst is not None and not self._is_direct(transfer)
-        if through_host:
+        if route.medium is Medium.STAGED:
             return delays.staged + route.latency_us
         return (delays.kernel if transfer.operation in _KERNELS else delays.copy) + route.latency_us
-
-    def _is_direct(self, transfer: Transfer) -> bool:
-        src, dst = transfer.src or 0, transfer.dst or 0
-        return not transfer.staged and self._network.reaches(src, dst)
 
     def _clock_error(self, transfer: Transfer) -> float:
         """Return the factor by which a fault of the simulated clock makes a link look too fast."""
