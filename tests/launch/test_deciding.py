@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.launch.ablation import (
-    LEAST_REPEATS,
+    MIN_REPEATS,
     Ablation,
     Measure,
     Stop,
@@ -68,7 +68,7 @@ def gaussian(sigma: float, seed: int) -> Noise:
 
 def test_a_quiet_machine_is_done_after_three_repeats() -> None:
     ablated = trained(gaussian(0.001, 1))
-    assert (ablated.stop, ablated.repeats) == (Stop.PRECISE, LEAST_REPEATS)
+    assert (ablated.stop, ablated.repeats) == (Stop.PRECISE, MIN_REPEATS)
     assert ablated.result is not None
     assert ablated.result.needed is None
     assert ablated.result.ratio.middle == pytest.approx(1.25, rel=0.005)
@@ -92,8 +92,8 @@ def test_a_noisy_machine_stops_at_the_budget_and_gives_the_repeats_needed() -> N
 def test_the_budget_is_kept_but_for_three_repeats() -> None:
     for budget in (1.0, 100.0, 200.0, 1000.0):
         ablated = trained(gaussian(0.3, 4), budget=budget)
-        assert ablated.repeats >= LEAST_REPEATS
-        assert ablated.repeats == LEAST_REPEATS or ablated.repeats * 2 * RUN_S <= budget
+        assert ablated.repeats >= MIN_REPEATS
+        assert ablated.repeats == MIN_REPEATS or ablated.repeats * 2 * RUN_S <= budget
 
 
 def test_where_the_host_bounds_both_arms_no_more_is_trained_for_its_noise() -> None:

@@ -410,7 +410,7 @@ def _rounding(run: TrainingRun, measure: Measure, skip: int | None) -> float:
 
 def _log_error(seconds: float, rounding: float) -> float:
     """Return the larger error of the logarithm of a value that may be off by `rounding`: below it, as it is concave."""
-    return -math.log1p(-min(rounding / seconds, _MOST_ROUNDING))
+    return -math.log1p(-min(rounding / seconds, _MAX_ROUNDING))
 
 
 def precise(ratio: Ratio, precision: float) -> bool:
@@ -470,23 +470,23 @@ def _needed(sigma: float, wanted: float, level: float) -> int | None:
     """Return how many repeats make half the interval of differences that vary by `sigma` as narrow as `wanted`."""
     from collbench.judge.stats import student  # late: numpy
 
-    low, high = 2, _MOST_REPEATS
+    low, high = 2, _MAX_REPEATS
     while low < high:  # the interval narrows with each repeat
         middle = (low + high) // 2
         if student(middle - 1, level) * sigma / math.sqrt(middle) <= wanted:
             high = middle
         else:
             low = middle + 1
-    return low if low < _MOST_REPEATS else None
+    return low if low < _MAX_REPEATS else None
 
 
 # Student's quantiles of 95% intervals. Who looks after each repeat whether to go on stops early where the runs happen
 # to agree: with 97.5% such intervals would hold 90 to 95% of true ratios, with 98.75% they hold 94.5 to 97.6% (sim:
 # 20,000 ablations each of six spreads from 0.5 to 10%, three to twenty repeats; tests/launch/test_deciding.py).
 _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
-_MOST_REPEATS = 10_000
+_MAX_REPEATS = 10_000
 # A time that was printed as one unit is between half of it and one and a half.
-_MOST_ROUNDING = 0.5
+_MAX_ROUNDING = 0.5
 
 
 def _level(ablation: Ablation) -> float:
@@ -511,7 +511,7 @@ def _ratio(logs: Sequence[float], level: float, rounding: float) -> Ratio:
 
 
 # Whether to continue. At least three repeats: two have no spread to judge by.
-LEAST_REPEATS = 3
+MIN_REPEATS = 3
 
 
 def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
@@ -520,7 +520,7 @@ def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
     if ablation.budget_seconds is None:
         return Stop.REPEATS if repeats_done >= ablation.repeats else None
     result = ablation.result
-    if repeats_done < LEAST_REPEATS or result is None:
+    if repeats_done < MIN_REPEATS or result is None:
         return None
     if precise(result.ratio, ablation.precision):
         return Stop.PRECISE

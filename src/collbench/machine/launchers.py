@@ -49,7 +49,7 @@ _LONGEST_JOIN_S = 86_400
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _LONGEST_SHOWN = 40
 # Of one job, one for each GPU: several times what the largest machines have.
-_MOST_RANKS = 2**20
+_MAX_RANKS = 2**20
 # The variables by which `find_launch` recognizes a launcher.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -140,7 +140,7 @@ def _by_torchrun(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
     if not ("RANK" in environment and "WORLD_SIZE" in environment):
         return False, None
     if "LOCAL_RANK" not in environment and "PET_NNODES" in environment:
-        return False, None  # a pod of a PyTorchJob, which torchrun is yet to be started in: RANK is the pod's
+        return False, None  # a pod of a PyTorchJob, in which torchrun has not started yet: RANK is the pod's
     values = _Values(environment, "torchrun")
     world_size = values.ranks("WORLD_SIZE")
     if world_size == 1:
@@ -263,8 +263,6 @@ class _Values:
     def ranks(self, name: str, default: int | None = None) -> int:
         """Return a variable as a number of ranks. Raises UsageError."""
         count = self.number(name, default)
-        if count > _MOST_RANKS:
-            raise UsageError(
-                f"{name}={count} is more than {_MOST_RANKS:,} ranks, which no job has: unset or correct it"
-            )
+        if count > _MAX_RANKS:
+            raise UsageError(f"{name}={count} is more than {_MAX_RANKS:,} ranks, which no job has: unset or correct it")
         return count

@@ -72,7 +72,7 @@ def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tupl
 
 # What an id must be like to stand for the host in tables and sentences.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
-_MOST_BYTES = 1023  # NCCL compares no more of the string
+_MAX_BYTES = 1023  # NCCL compares no more of the string
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.P
     host_id = environment.get("NCCL_HOSTID")
     if host_id is None:
         host_id = next((value for _, name, value in configured(root, environment) if name == "NCCL_HOSTID"), None)
-    key = os.fsencode(f"{named}{boot}" if host_id is None else host_id)[:_MOST_BYTES]
+    key = os.fsencode(f"{named}{boot}" if host_id is None else host_id)[:_MAX_BYTES]
     return HostIdentity(
         name=host_id if host_id is not None and _NAME.fullmatch(host_id) else named,
         key=os.fsdecode(key),

@@ -80,7 +80,7 @@ def node_of(pci_bus_id: str, root: pathlib.Path = _ROOT) -> int | None:
 # The CPU cores that are the devices of the host backend, and what the NUMA layout says of the paths between them.
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
-MOST_DEVICES = 8
+MAX_DEVICES = 8
 
 # An arbitrary constant (uuid4, drawn once): it keeps our uuid5 names apart from everybody else's.
 _NAMESPACE = uuid.UUID("6d2f0c1e-8f0b-4b43-9a53-2f7c9be1a0d4")
@@ -155,11 +155,11 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
 
 
 def _spread(cores: list[int]) -> list[int]:
-    """Return at most MOST_DEVICES of `cores`, evenly spaced.
+    """Return at most MAX_DEVICES of `cores`, evenly spaced.
 
     Neighbours share a cache slice or a die, so the first eight would show one corner of the machine.
     """
-    count = min(len(cores), MOST_DEVICES)
+    count = min(len(cores), MAX_DEVICES)
     return [cores[i * len(cores) // count] for i in range(count)]
 
 

@@ -26,7 +26,7 @@ from collbench.model.run import Device, Path, PeerStatus
 
 _TOPOLOGY_COMMAND = "nvidia-smi topo -m"
 _PEER_COMMAND = "nvidia-smi topo -p2p r"
-_MOST_BYTES = 2**20  # a matrix of 16 GPUs takes 4 KB; more than this is another file
+_MAX_BYTES = 2**20  # a matrix of 16 GPUs takes 4 KB; more than this is another file
 
 _GPU = re.compile(r"GPU\d+")
 # Escape codes as the terminal gets them, and as a web page, `cat -v` or a program's literal leaves them.
@@ -157,7 +157,7 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
 
 def _read_text(file: pathlib.Path, command: str) -> str:
     try:
-        content = untrusted.read(file, _MOST_BYTES)
+        content = untrusted.read(file, _MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read topology file {file}: {reason}; save one with: {command} > FILE") from error
@@ -289,7 +289,7 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
 # Runs `nvidia-smi topo` in the background, while the driver starts.
 
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")
-# From the start on. It takes 0.1 to 1 s, without persistence mode several; so long opening the GPUs takes as well.
+# From the start on. It takes 0.1 to 1 s, without persistence mode several; opening the GPUs takes as long.
 _LIMIT_S = 10.0
 
 
@@ -348,7 +348,7 @@ class LiveTools:
             out, _ = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, OSError):
             return ""
-        return out[:_MOST_BYTES].decode("utf-8", errors="replace") if process.returncode == 0 else ""
+        return out[:_MAX_BYTES].decode("utf-8", errors="replace") if process.returncode == 0 else ""
 
 
 def with_reported(

@@ -10,7 +10,7 @@ from itertools import groupby, product
 from collbench.model.errors import UsageError
 from collbench.model.units import number_ranges
 
-_MOST_NODES = 1 << 16
+_MAX_NODES = 1 << 16
 # A name's pieces: text, or numbers and ranges in brackets; a name ends at a comma outside brackets.
 _PIECE = re.compile(r"[^\[\],\s]+|\[[\d,-]+\]", re.ASCII)
 _NAME = re.compile(rf"(?:{_PIECE.pattern})+", re.ASCII)
@@ -27,8 +27,8 @@ def expand_node_list(text: str) -> tuple[str, ...]:
         if match is None or text[match.end() : match.end() + 1] not in ("", ","):
             raise UsageError(f"node list '{text}' cannot be read: write names and ranges as Slurm does, node[01-16,20]")
         pieces = [_choices(piece, text) for piece in _PIECE.findall(match[0])]
-        if len(names) + math.prod(map(len, pieces)) > _MOST_NODES:
-            raise UsageError(f"node list '{text}' has more than {_MOST_NODES:,} nodes")
+        if len(names) + math.prod(map(len, pieces)) > _MAX_NODES:
+            raise UsageError(f"node list '{text}' has more than {_MAX_NODES:,} nodes")
         names += map("".join, product(*pieces))
         if match.end() == len(text):
             return tuple(names)
@@ -43,7 +43,7 @@ def _choices(piece: str, text: str) -> list[str]:
     for part in piece[1:-1].split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if match is None or last < first or last - first >= _MOST_NODES:
+        if match is None or last < first or last - first >= _MAX_NODES:
             raise UsageError(f"node list '{text}' cannot be read: '{part}' is not a range of numbers")
         numbers += (str(number).zfill(len(match[1])) for number in range(first, last + 1))
     return numbers

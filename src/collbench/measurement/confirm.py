@@ -25,7 +25,7 @@ _TRIALS = 7
 # What is accused because of fresh trials of others is measured again, too.
 _ROUNDS = 2
 # Four pairs show whether a GPU, an uplink or a label is slow; seven trials of each take a second.
-_MOST_PAIRS = 4
+_MAX_PAIRS = 4
 _BUDGET_S = 0.5
 
 Pair = tuple[int, int]
@@ -46,11 +46,11 @@ def confirm(
             paths = {frozenset(path.devices): path for path in run.paths}
             run.interference_checks[:], _seconds = check_interference(backend, plan, paths, rng, trials=_TRIALS)
             checked, verdicts = True, judge(run)
-        pairs = list(dict.fromkeys(_accused(run, verdicts)))[:_MOST_PAIRS]
+        pairs = list(dict.fromkeys(_accused(run, verdicts)))[:_MAX_PAIRS]
         if not pairs:
             return
         tags = ["-".join(run.devices[member].tag for member in pair) for pair in pairs]
-        say(f"measuring {abridged(tags, _MOST_PAIRS)} once more, isolated")
+        say(f"measuring {abridged(tags, _MAX_PAIRS)} once more, isolated")
         try:
             _measure_again(backend, plan, run, rule, watcher, rng, pairs)
         except BackendError as error:

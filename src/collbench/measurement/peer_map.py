@@ -34,7 +34,7 @@ SIZES = (4 * 2**10, 16 * 2**20)
 # Each batch brings other data, and is verified.
 _ITERATIONS, _BATCHES = 4, 3
 # Without NVSwitch the driver enables so many peers of a GPU at a time.
-_MOST_PEERS = 8
+_MAX_PEERS = 8
 
 # Opens a backend on these of the machine's positions. Raises CollbenchError.
 Opening = Callable[[tuple[int, ...]], AbstractContextManager[Backend]]
@@ -102,7 +102,7 @@ def _examined(
         together = failure_of(error)
     for link, crossings in found.items():
         # Other peers may have been too many for the driver to enable these two.
-        refused = count > _MOST_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
+        refused = count > _MAX_PEERS + 1 and any(one.state is PeerState.NONE for one in crossings)
         if refused or not crossings or any(map(_is_trouble, crossings)):
             found[link] = _alone(opening, link, crossings)
     return found, together

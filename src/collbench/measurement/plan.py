@@ -69,11 +69,11 @@ def default_stopping_rule(backend: str) -> StoppingRule:
 # How many messages a batch holds: enough for the clock, few enough for many batches.
 
 # docs/method/measuring.md 6: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
-_MOST = 20
+_MAX_MESSAGES = 20
 # Copies that last microseconds: their launches cost more than the copies, so a batch holds a few less.
-_MOST_SMALL, _SMALL_BELOW = 16, 2**20
+_MAX_SMALL, _SMALL_BELOW = 16, 2**20
 # Where other copies cover a batch, as many messages again follow it (csrc/copies.hpp).
-_MOST_COVERED = 14
+_MAX_COVERED = 14
 # Their batches, and those of local copies, have lengths of their own: a host link is ten times slower than an NVLink
 # and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5), 8 GiB take 4 ms at 2,080 GB/s, as
 # nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
@@ -85,7 +85,7 @@ _CHASE_ACCESSES = 32768
 # 4 × H200 that drain was 15% of the time. So chains are longer than batches of copies, and those of many ranks, whose
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
 _CHAIN_BATCHES = 2
-_FEWEST_OF_MANY_RANKS = 4
+_MIN_OF_MANY_RANKS = 4
 _LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one shows no more
 _SINGLE_FROM = 512 * 2**20
 
@@ -95,11 +95,11 @@ def iterations(work: Work, members: int, size_bytes: int, batch_bytes: int) -> i
     if work.operation is Operation.CHASE:
         return _CHASE_ACCESSES
     if not work.operation.is_collective:
-        most = _MOST_SMALL if size_bytes < _SMALL_BELOW else _MOST
-        most = min(most, _MOST_COVERED) if work.variant.covered else most
+        most = _MAX_SMALL if size_bytes < _SMALL_BELOW else _MAX_MESSAGES
+        most = min(most, _MAX_COVERED) if work.variant.covered else most
         return max(1, min(most, -(-_own_batch_bytes(work, batch_bytes) // size_bytes)))
-    fewest = _FEWEST_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
-    return max(fewest, min(_MOST, -(-batch_bytes * _CHAIN_BATCHES // size_bytes)))
+    fewest = _MIN_OF_MANY_RANKS if members > 2 else 1 if size_bytes >= _SINGLE_FROM else 2
+    return max(fewest, min(_MAX_MESSAGES, -(-batch_bytes * _CHAIN_BATCHES // size_bytes)))
 
 
 def _own_batch_bytes(work: Work, shared: int) -> int:

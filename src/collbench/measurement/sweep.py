@@ -78,8 +78,8 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 _ERROR = 0.008
 _MEDIAN_TO_MEAN = 1.2533  # a median's standard error, in σ/√trials
 # At σ = 2% ten trials reach it and at 2.4% fifteen. Up to 4% fifteen still help; beyond, a first look cannot.
-_MOST_NOISE = 0.04
-_MOST_TRIALS = 15
+_MAX_NOISE = 0.04
+_MAX_TRIALS = 15
 
 
 def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
@@ -103,9 +103,9 @@ def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> lis
 def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
     """Return how many trials each point of a label should have, from the log times of those it has; 0 for no more."""
     noise = trial_noise(logs)
-    if noise > _MOST_NOISE:
+    if noise > _MAX_NOISE:
         return 0
-    return min(_MOST_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
+    return min(_MAX_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
 
 
 # The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.

@@ -25,7 +25,7 @@ from collbench.runfile.codec import MOST_BYTES, build, json_fault
 
 _FORMAT = "collbench-journal"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
-_MOST_WORDS = 300  # characters: a value of a line may have any length
+_MAX_WORDS = 300  # characters: a value of a line may have any length
 # Trials of small messages last 0.1 ms, so a line is made in a fifth of that: tuples and enums are left to json.
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, default=lambda value: {name: getattr(value, name) for name in value.__slots__}
@@ -157,7 +157,7 @@ def merge(run: Run, run_file: Path, text: str, check: Callable[[Measurement | La
             check(trial, "trial")
         except ValueError as error:
             if number <= len(lines):
-                wrong.append(f"line {number} is left out: {str(error)[:_MOST_WORDS]}")
+                wrong.append(f"line {number} is left out: {str(error)[:_MAX_WORDS]}")
             continue
         if isinstance(trial, Latency):
             run.latencies = [*(one for one in run.latencies if one.point != trial.point), trial]

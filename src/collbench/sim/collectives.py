@@ -27,7 +27,7 @@ _EXACT_GPUS = 8
 _TRIES = 12  # of the greedy search; it met the cut bound within a few on every mesh that we saw
 _ENOUGH = 1 - 1e-9
 # Steps of one search for a cycle, for meshes too large to list.
-_MOST_STEPS = 20_000
+_MAX_STEPS = 20_000
 
 
 def best_packing(members: Sequence[int], links: Links) -> float:
@@ -132,7 +132,7 @@ def _some_cycle(members: Sequence[int], left: Mapping[Arc, int], rng: np.random.
     def extend() -> bool:
         nonlocal steps
         steps += 1
-        if steps > _MOST_STEPS:
+        if steps > _MAX_STEPS:
             return False
         if len(path) == len(members):
             return left.get((path[-1], first), 0) > 0

@@ -240,9 +240,9 @@ class Fabric:
 # What must hold in a fabric apart from its fields' types, so that the simulation does not fail.
 
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
-_MOST_GPUS = 64
-_MOST_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
-_FEWEST_GPUS = 2
+_MAX_GPUS = 64
+_MAX_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
+_MIN_GPUS = 2
 # Fields that may be zero; all other numbers of a fabric are above.
 _MAY_BE_ZERO = {"latency_us", "trial", "batch", "offset", "numa_node"}
 _ON_A_LINK = (
@@ -252,23 +252,23 @@ _ON_A_LINK = (
     FaultKind.P2P_SLOW,
 )
 # From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
-_LEAST_GBS, _MOST = 1e-6, 1e15
+_MIN_GBS, _MAX_VALUE = 1e-6, 1e15
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
 # Log-normal noise beyond this is no measurement any more.
-_MOST_NOISE = 1.0
+_MAX_NOISE = 1.0
 
 
 def check(fabric: Fabric) -> None:
     """Raise ValueError that names the part of a fabric that is invalid."""
-    if not _FEWEST_GPUS <= len(fabric.gpus) <= _MOST_GPUS:
-        raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
+    if not _MIN_GPUS <= len(fabric.gpus) <= _MAX_GPUS:
+        raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_MIN_GPUS} to {_MAX_GPUS}")
     if not fabric.name or not fabric.name.isprintable():
         raise ValueError("fabric.name is empty or has unprintable characters")
     for where, owner, name, value in _numbers(fabric, "fabric"):
         zero_is_fine = name in _MAY_BE_ZERO or isinstance(owner, Delays | Fault)
-        least = 0 if zero_is_fine else _LEAST_GBS
-        if not least <= value <= _MOST:
+        least = 0 if zero_is_fine else _MIN_GBS
+        if not least <= value <= _MAX_VALUE:
             kind = "0 or a plausible number" if zero_is_fine else "a plausible number above 0"
             raise ValueError(f"{where} is {value:.6g}, not {kind}")
     _check_gpu_names(fabric)
@@ -279,8 +279,8 @@ def check(fabric: Fabric) -> None:
     for number, pair in enumerate(fabric.unreachable):
         _check_gpus(pair, len(fabric.gpus), f"fabric.unreachable[{number}]")
     _check_labels(fabric)
-    if max(fabric.noise.trial, fabric.noise.batch) > _MOST_NOISE:
-        raise ValueError(f"fabric.noise has a σ above {_MOST_NOISE}")
+    if max(fabric.noise.trial, fabric.noise.batch) > _MAX_NOISE:
+        raise ValueError(f"fabric.noise has a σ above {_MAX_NOISE}")
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
@@ -345,8 +345,8 @@ def _check_nvlinks(fabric: Fabric) -> None:
     counts = [(f"bundles[{i}]", bundle.links) for i, bundle in enumerate(fabric.bundles)]
     counts += [(f"switches[{i}]", switch.links) for i, switch in enumerate(fabric.switches)]
     for where, links in counts:
-        if links > _MOST_LINKS:
-            raise ValueError(f"fabric.{where}.links is {links}, more than {_MOST_LINKS}")
+        if links > _MAX_LINKS:
+            raise ValueError(f"fabric.{where}.links is {links}, more than {_MAX_LINKS}")
 
 
 def _check_fault(fault: Fault, count: int, where: str) -> None:
@@ -354,7 +354,7 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a {fault.kind} lies between two GPUs")
     if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
-    if fault.factor < _LEAST_GBS:
+    if fault.factor < _MIN_GBS:
         raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; use hanging-link for a hang")
     if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
         raise ValueError(f"{where}.words is '{fault.words}', not an NCCL variable as NAME=VALUE")
@@ -379,8 +379,8 @@ def _check_labels(fabric: Fabric) -> None:
         ):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
-        if reported.nvlinks is not None and not 0 <= reported.nvlinks <= _MOST_LINKS:
-            raise ValueError(f"{where}.nvlinks is {reported.nvlinks}, not 0 to {_MOST_LINKS}")
+        if reported.nvlinks is not None and not 0 <= reported.nvlinks <= _MAX_LINKS:
+            raise ValueError(f"{where}.nvlinks is {reported.nvlinks}, not 0 to {_MAX_LINKS}")
 
 
 def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:

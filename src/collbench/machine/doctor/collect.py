@@ -37,7 +37,7 @@ _FIRST_EXTENDED, _ACS = 0x100, 0x000D
 # ACS control register, 6 bytes into it: P2P request redirect, P2P completion redirect, upstream forwarding
 # [PCIe 5.0, 7.7.11.3]. Source validation (bit 0) redirects nothing.
 _CONTROL, _REDIRECTS = 6, 0b0011100
-_MOST_CAPABILITIES = 64  # a broken list may run in circles
+_MAX_CAPABILITIES = 64  # a broken list may run in circles
 
 
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
@@ -65,7 +65,7 @@ def acs_control(bridge: pathlib.Path) -> int | None:
     if len(config) <= _FIRST_EXTENDED:
         return None  # the kernel gives other users the first 64 bytes
     offset = _FIRST_EXTENDED
-    for _ in range(_MOST_CAPABILITIES):
+    for _ in range(_MAX_CAPABILITIES):
         if offset < _FIRST_EXTENDED or offset + 8 > len(config):
             return 0
         (head,) = struct.unpack_from("<I", config, offset)

@@ -18,7 +18,7 @@ _MIB = 2**20
 # What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
 _ENOUGH_SHM = 1024 * _MIB
 # NCCL's segments are 4 to 10 MiB each, and a rank has two at least [the same page: 4194660 bytes; NCCL_BUFFSIZE].
-_LEAST_SHM_A_GPU = 8 * _MIB
+_MIN_SHM_A_GPU = 8 * _MIB
 # From here on NCCL shares host memory by CUDA's calls, and /dev/shm holds little [NCCL 2.30.7, src/misc/cudawrap.cc].
 _CUMEM_CUDA = (12, 6)
 # The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
@@ -64,7 +64,7 @@ def _shared_memory(facts: Facts, gpus: int) -> Line:
         return fail(name, text, "mount a tmpfs on /dev/shm")
     text = f"{format_approximate_size(shm.free)} free of {format_approximate_size(shm.total)} in /dev/shm"
     fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
-    if shm.free < _LEAST_SHM_A_GPU * max(gpus, 1):
+    if shm.free < _MIN_SHM_A_GPU * max(gpus, 1):
         return fail(name, f"{text}: NCCL and torch's data loaders cannot start", fix)
     if shm.free < _ENOUGH_SHM:
         cuda = tuple(int(part) for part in facts.driver.cuda.split(".") if part.isdigit())

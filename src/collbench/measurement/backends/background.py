@@ -25,7 +25,7 @@ class Background(Generic[Result]):
             self._failure = error
 
     def stand_by(self, timeout_s: float) -> None:
-        """Wait for the end, successful or not, at most so long."""
+        """Wait for the end, successful or not, at most this long."""
         self._thread.join(max(0.0, timeout_s))
 
     def result(self) -> Result:

@@ -63,7 +63,7 @@ class Child:
             self.pipe.send(request)
 
     def receive(self, timeout_s: float) -> Any:
-        """Return the next answer. Raises ChildLost after so many seconds of silence, or if the worker has exited."""
+        """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited."""
         try:
             if not readable([self.pipe], timeout_s)[0]:
                 raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
@@ -99,7 +99,7 @@ class Child:
 
 
 def readable(pipes: Sequence[Connection[Any, Any]], timeout_s: float) -> tuple[Sequence[Connection[Any, Any]], float]:
-    """Return the pipes with an answer or an end, none after so many seconds of silence, and the seconds that are left.
+    """Return the pipes with an answer or an end, none after this long a silence, and the seconds that are left.
 
     Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
     """

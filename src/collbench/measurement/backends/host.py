@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collecti
 
 # Small messages rotate over a buffer of at least this much, so that they do not stay in a core's own L2 (≤ 4 MiB on
 # today's CPUs). A shared L3 is not avoided: it *is* the path between two cores.
-_LEAST_BUFFER_BYTES = 8 * 2**20
+_MIN_BUFFER_BYTES = 8 * 2**20
 
 # A device holds a source and a destination for copies, rounded up to a power of two; for a collective its rank holds
 # the working buffer and up to one more of random data (gloo_worker.py).
@@ -88,6 +88,6 @@ class HostBackend(Backend):
 
         if self._session is None or size > self._session_bytes:
             self._session = None  # the old buffers go before the new ones come
-            self._session_bytes = max(_LEAST_BUFFER_BYTES, 1 << (size - 1).bit_length())
+            self._session_bytes = max(_MIN_BUFFER_BYTES, 1 << (size - 1).bit_length())
             self._session = _native.HostSession([device.index for device in self._devices], self._session_bytes)
         return self._session
