@@ -36,7 +36,7 @@ _BOTTLENECK_SIGMAS = 6.0
 _NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/slow-nodes.md)
 # If the variance of rounds is below this share of the variance between pairs, more rounds narrow intervals by 5%.
 _EXHAUSTED = 0.1
-_LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
+_MIN_BETWEEN = 1e-8  # a ratio of variances needs one
 
 
 class RoundKind(StrEnum):
@@ -121,7 +121,7 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
         blocks = _blocks(pairs, nodes, levels, hiding, low)
         fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
-    between = max(_LEAST_BETWEEN, fitted.sigma**2 - noise)
+    between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
     counts = (between + within) / (between + within / rounds)
     every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
@@ -330,7 +330,7 @@ def _read(
 # Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
 _STEPS, _SETTLED = 50, 1e-5
 # Of log bandwidth: nothing repeats better than to 0.1%, and weights would divide by nothing.
-_LEAST_SIGMA = 1e-3
+_MIN_SIGMA = 1e-3
 # Keeps near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
 # deviation were 16 times the noise, 30% for 2%. Of an effect that eight measurements show it takes a two-thousandth.
 _RIDGE = 0.004
@@ -362,53 +362,32 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
 
     The first one is common to all measurements. Each measurement has as much weight as `counts` of those that have the
     noise `sigma`, which is assumed to be `scatter` until residuals say otherwise; if `robust`, outliers weigh less.
-    Solved by conjugate gradients from the last step's result, without the zeros: each measurement shows few unknowns.
+    Solved by conjugate gradients (LSQR) from the last step's result, without the zeros: each measurement shows few
+    unknowns.
     """
-    from scipy.sparse import csr_array  # late: 0.2 s, and only nodes need it
+    from scipy.sparse import csr_array, diags_array, vstack  # late: 0.2 s, and only nodes need it
+    from scipy.sparse.linalg import lsqr
 
-    design: Any = csr_array(dense)
-    ridge = np.where(np.arange(dense.shape[1]) > 0, _RIDGE, 0.0)
-    values, weights = np.zeros(dense.shape[1]), np.ones(len(measured))
-    known = max(0, len(measured) - dense.shape[1] + len(held))
-    sigma = _LEAST_SIGMA
+    count, unknowns = dense.shape
+    ridge = np.where(np.arange(unknowns) > 0, _RIDGE, 0.0)
+    rows: Any = csr_array(vstack([csr_array(dense), csr_array(held), diags_array(np.sqrt(ridge))]))
+    right = np.concatenate([measured, np.zeros(rows.shape[0] - count)])
+    values, weights = np.zeros(unknowns), np.ones(count)
+    known = max(0, count - unknowns + len(held))
+    sigma = _MIN_SIGMA
     for _ in range(_STEPS):
         before = values
-        system = _System(design, weights * counts, held, ridge)
-        values = system.solved(design.T @ (weights * counts * measured), before)
-        rest = np.abs(measured - design @ values) * np.sqrt(counts)
-        sigma = max(_LEAST_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / max(1, known)))
-        weights = huber_weights(rest, sigma, _LEAST_SIGMA) if robust else weights
+        roots = np.sqrt(np.concatenate([weights * counts, np.ones(len(right) - count)]))
+        weighted = rows.multiply(roots[:, None]).tocsr()
+        values = lsqr(weighted, right * roots, atol=_PRECISE, btol=_PRECISE, iter_lim=20 * unknowns, x0=before)[0]
+        rest = np.abs(measured - rows[:count] @ values) * np.sqrt(counts)
+        sigma = max(_MIN_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / max(1, known)))
+        weights = huber_weights(rest, sigma, _MIN_SIGMA) if robust else weights
         if float(np.max(np.abs(values - before))) < _SETTLED:
             break
     squares = float(weights @ rest**2) + _PRIOR_FREEDOM * scatter**2
     freedom = known + _PRIOR_FREEDOM
-    return _Solution(values, math.sqrt(squares / freedom), freedom, system.dense())
-
-
-class _System:
-    """The normal equations of weighted least squares: designᵀ W design + heldᵀ held + ridge."""
-
-    def __init__(self, design: Any, weights: _Array, held: _Array, ridge: _Array) -> None:
-        self._normal: Any = (design.T @ design.multiply(weights[:, None])).tocsr()
-        self._held, self._ridge = held, ridge
-
-    def dense(self) -> _Array:
-        matrix: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
-        return matrix
-
-    def solved(self, right: _Array, begin: _Array) -> _Array:
-        from scipy.sparse.linalg import LinearOperator, cg
-
-        diagonal = self._normal.diagonal() + (self._held**2).sum(axis=0) + self._ridge
-        shape = 2 * (len(begin),)
-        system: Any = LinearOperator(shape, matvec=self._times, dtype=np.float64)
-        scaling: Any = LinearOperator(shape, matvec=lambda values: values / diagonal, dtype=np.float64)
-        solution, _ = cg(system, right, begin, rtol=_PRECISE, M=scaling, maxiter=20 * len(begin))
-        return np.asarray(solution, dtype=np.float64)
-
-    def _times(self, values: _Array) -> _Array:
-        product: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
-        return product
+    return _Solution(values, math.sqrt(squares / freedom), freedom, (weighted.T @ weighted).toarray())
 
 
 def _inverse(matrix: _Array) -> _Array:
