@@ -71,14 +71,6 @@ def test_real_figures_do_not_say_sim() -> None:
     assert "failed    node1 and node2: it hangs" in text
 
 
-def test_the_whole_page_says_what_a_round_took() -> None:
-    judgement = judged(16, slow())
-    origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, round_seconds=(0.5, 3.0, 0.75))
-    assert "cost      0.75 s per round (0.50 to 3.00)\n" in page(origin, judgement, None) + "\n"
-    assert "cost" not in page(origin, judgement, None, verbose=False)
-    assert "cost" not in page(SIM, judgement, None)
-
-
 def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     judgement = judged(16, slow())
     chosen = choose_nodes(judgement, 3)

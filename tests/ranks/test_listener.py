@@ -148,7 +148,7 @@ def test_strangers_neither_hang_nor_stop_rank_0_nor_become_ranks(
 
 
 def test_too_many_strangers_are_dropped(open_sockets: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_MOST_OTHER_CLIENTS", 3)
+    monkeypatch.setattr(under_test, "_MAX_OTHER_CLIENTS", 3)
     with listening(2) as listener:
         for _ in range(10):
             open_sockets.enter_context(connect_stranger(listener))

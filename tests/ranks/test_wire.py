@@ -12,7 +12,7 @@ from collbench.machine.launchers import LaunchEnvironment
 from collbench.model.errors import BackendError
 from collbench.ranks import connection
 from collbench.ranks.connection import (
-    MOST_BYTES,
+    MAX_BYTES,
     framed,
     is_loopback,
     own_address,
@@ -70,7 +70,7 @@ def test_part_of_a_message_blocks_no_receiver(socket_pair: tuple[socket.socket, 
 @pytest.mark.parametrize(
     ("title", "data"),
     [
-        ("a message that is too long", (MOST_BYTES + 1).to_bytes(4, "big")),
+        ("a message that is too long", (MAX_BYTES + 1).to_bytes(4, "big")),
         ("an endless one", b"\xff" * 100),
         ("an empty one", bytes(4)),
         ("no message", b"\0\0\0\4abcd"),
@@ -99,14 +99,14 @@ def test_sending_to_a_side_that_reads_nothing_times_out(
     monkeypatch.setattr(connection, "_SEND_S", 0.2)
     near = to_rank_0(socket_pair[0])
     with pytest.raises(TimeoutError):
-        near.send(Done("make_id", "f" * (MOST_BYTES - 100)))
+        near.send(Done("make_id", "f" * (MAX_BYTES - 100)))
     with pytest.raises(BrokenPipeError):
         near.send(Done("reserve"))
 
 
 def test_messages_that_are_too_long_are_not_sent() -> None:
     with pytest.raises(ValueError, match="longer than"):
-        framed(Done("make_id", "f" * MOST_BYTES))
+        framed(Done("make_id", "f" * MAX_BYTES))
 
 
 def test_invalid_messages_of_rank_0_are_refused(socket_pair: tuple[socket.socket, socket.socket]) -> None:

@@ -156,7 +156,7 @@ def _cluster(name: str | None) -> Cluster:
     if name in sim_cluster.names() or not (path.suffix or path.exists()):
         return sim_cluster.named(name)
     try:
-        return sim_cluster.load(untrusted.read_text(path, sim_cluster.MOST_BYTES), name)
+        return sim_cluster.load(untrusted.read_text(path, sim_cluster.MAX_BYTES), name)
     except OSError as error:
         raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -256,7 +256,6 @@ def _survey(
         late=late_nodes(run, pairs.ranks),
         rails=rails(run, pairs.ranks) if nodes_request.rails else (),
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
-        round_seconds=tuple(pairs.round_seconds),
         switches=tuple(len(level.names) for level in switch_levels),
         switches_from=nodes_request.switches or "",
     )

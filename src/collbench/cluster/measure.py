@@ -34,18 +34,18 @@ _WORLD_START_S, _RANK_START_S = 0.65, 0.01
 _MESSAGE_S = 180e-6
 TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method/measuring.md 15)
 _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
-_MOST_ITERATIONS = 20  # docs/method/measuring.md 6
-# On slower networks a batch ends after so long, or one call: a round of seven batches stays within a second or so.
+_MAX_ITERATIONS = 20  # docs/method/measuring.md 6
+# On slower networks a batch ends after this time, or one call: a round of seven batches takes about a second.
 _BATCH_S = 0.1
 
 
 def iterations(size_bytes: int) -> int:
     """Return how many all-reduces of a size make one batch."""
-    return max(1, min(_MOST_ITERATIONS, _BATCH_BYTES // size_bytes))
+    return max(1, min(_MAX_ITERATIONS, _BATCH_BYTES // size_bytes))
 
 
 def iterations_for(size_bytes: int, seconds: float) -> int:
-    """Return how many all-reduces of a size make one batch where one takes so many seconds."""
+    """Return how many all-reduces of a size make one batch if one takes `seconds`."""
     return max(1, min(iterations(size_bytes), int(_BATCH_S / seconds)))
 
 
@@ -69,7 +69,7 @@ def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
 # At 2% noise the mean of eight measurements is known to 0.8%: a node that is 10% slow stands out among 128 (the
 # simultaneous 95% quantile is 3.4), and a few slow partners do not matter.
 SCREENING = 8
-# In a quiet round one node of so many leaves its leaf.
+# In a quiet round one of this many nodes leaves its leaf.
 _FEW = 8
 # How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
 _TRIES = 64
@@ -194,7 +194,6 @@ class NodePairs:
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._measurements: dict[DataPoint, Measurement] = {}
         self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
-        self.round_seconds: list[float] = []  # of each round, or direction of a round
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -213,15 +212,12 @@ class NodePairs:
         Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in (pairs if one_way else _ordered(pairs)))
-        begin = time.monotonic()
         step = Step(
             Work(Operation.BROADCAST if one_way else Operation.ALLREDUCE), groups, self._size_bytes, 1, 1, WARMUP
         )
         if one_way not in self._iterations and (tried := self._tried(step)):
             self._iterations[one_way] = tried
-        rates = self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
-        self.round_seconds.append(time.monotonic() - begin)
-        return rates
+        return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""

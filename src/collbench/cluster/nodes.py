@@ -33,7 +33,7 @@ _OVERSUBSCRIBED = 0.10
 # the mean of four is known to 1%, and half of a 10% fault is 5%.
 _ENOUGH_AMONG = 4
 # What a slow node costs is less than this share of what the slow uplink costs that it is behind.
-_MOST = 0.75
+_MAX_SHARE = 0.75
 # If an interval reaches this far down, the node is undecided: eight rounds with 2% noise leave 3%.
 _TOO_WIDE = 0.15
 # So often a slow node is measured again: an uplink that happened to be busy each time before is not so once more.
@@ -180,7 +180,7 @@ def _is_mixed(uplink: Uplink, seen: Sequence[Observation], sharing: Sharing) -> 
     """True if a pair of the inferred uplink's nodes once lacked about what the uplink costs: they are under several
     switches.
     """
-    least = sharing.full + min(_MOST * math.log1p(uplink.effect.ratio), -clearly_below(sharing.sigma))
+    least = sharing.full + min(_MAX_SHARE * math.log1p(uplink.effect.ratio), -clearly_below(sharing.sigma))
     return any(math.log(one.gbs) < least and {*one.pair} <= {*uplink.members} for one in seen)
 
 
@@ -320,7 +320,7 @@ def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bo
 
 
 def _judge_sharing(sharing: Sharing) -> Judgement:
-    """Return what nodes reach that share uplinks which nobody reported."""
+    """Return what nodes reach that share unreported uplinks."""
     quantile = simultaneous_quantile(_QUIET_FREEDOM, 2 * len(sharing.sends))
 
     def effect(reached: Reached | None) -> Effect:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from collbench.cluster.nodes import (
     UNKNOWN,
@@ -40,7 +39,6 @@ class Origin:
     - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches;
       `rails`: the rate of each GPU with the same GPU of other nodes.
     - `plain`: pairs were timed by plain launches, not by replays of a graph.
-    - `round_seconds`: of each round, in a one-way round of each direction.
     - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
     """
 
@@ -59,7 +57,6 @@ class Origin:
     rails: tuple[Rail, ...] = ()
     gone: tuple[str, ...] = ()
     plain: bool = False
-    round_seconds: tuple[float, ...] = ()
     switches: tuple[int, ...] = ()
     switches_from: str = ""
 
@@ -103,7 +100,7 @@ def page(
     lines += [
         f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
         f"nodes     {origin.where}",
-        *_rounds(origin, verbose=verbose),
+        *_rounds(origin),
     ]
     if truth is not None:
         bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
@@ -144,7 +141,7 @@ def lost(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
+def _rounds(origin: Origin) -> Iterator[str]:
     if origin.switches_from:
         counts = ", under ".join(f"{count:,}" for count in origin.switches)
         yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
@@ -158,9 +155,6 @@ def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
         yield "timed     by plain launches, as in a job: between hosts, NCCL runs captured graphs slower"
     yield from (f"failed    {what}" for what in origin.lost)
     yield from (f"network   {what}" for what in origin.network)
-    if verbose and origin.round_seconds:
-        least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
-        yield f"cost      {middle} s per round ({least} to {most})"
 
 
 def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:

@@ -24,17 +24,17 @@ from collbench.judge.stats import DELTA, MAD_TO_SIGMA
 _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 
 # Fewer nodes have too few pairs: a pair with a level of its own is no uplink.
-_LEAST_NODES = 6
+_MIN_NODES = 6
 # Of log bandwidth: what is slower than the full rate by more than this and three times the noise is not just noise.
 _CLEARLY, _SIGMAS = 0.08, 3.0
 # What is slower than the best by less than this and three times the noise is the same rate.
 _SAME = DELTA
 # The third fastest measurement shows about the full rate, and so do those a little slower; no noise is below 0.3%.
-_THIRD, _WIDE, _NEAR, _LEAST_SIGMA = 3, 0.12, 0.08, 0.003
+_THIRD, _WIDE, _NEAR, _MIN_SIGMA = 3, 0.12, 0.08, 0.003
 # A single slow uplink explains slow pairs of up to this share of the nodes.
 _FEW_BEHIND = 3 / 8
 # Measurements of a node that decide about it, how many of them in quiet rounds, and how many of these are tried.
-_ENOUGH, _ENOUGH_QUIET, _MOST_QUIET = 4, 2, 12
+_ENOUGH, _ENOUGH_QUIET, _MAX_QUIET = 4, 2, 12
 # A node alone under an oversubscribed switch is as fast as the slowest pairs, within this.
 _LIKE_SLOWEST = 0.1
 
@@ -86,7 +86,7 @@ class Sharing:
 def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
     """Return what pairs share, None if too few nodes were measured."""
     present = measured_nodes(seen)
-    if len(present) < _LEAST_NODES:
+    if len(present) < _MIN_NODES:
         return None
     logs: NDArray[np.float64] = np.log([one.gbs for one in seen])
     full, sigma = full_rate(logs)
@@ -118,7 +118,7 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
         if end in fast:
             own = [ratio for ratio in reached[end] if ratio > -clearly]
             return Reached(fmean(own), len(own), fast=True, slow=False, open=False)
-        # With nodes of which many are fast with each other: a few nodes may share an uplink that is always busy.
+        # With members of the largest fast group: a few nodes may share an uplink that is always busy.
         with_fast = [
             (ratio, one.kind is RoundKind.QUIET)
             for one, ratio in zip(seen, ratios, strict=True)
@@ -135,7 +135,7 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
             max(1, len(top)),
             fast=False,
             slow=enough and met_all and abs(mean - slowest) > _LIKE_SLOWEST,
-            open=not (enough and met_all) and (count < _MOST_QUIET or not met_all),
+            open=not (enough and met_all) and (count < _MAX_QUIET or not met_all),
         )
 
     levels = {end: found for end in product((False, True), range(nodes)) if (found := level(end)) is not None}
@@ -195,7 +195,7 @@ def full_rate(logs: NDArray[np.float64]) -> tuple[float, float]:
     top = float(np.sort(logs)[-min(_THIRD, len(logs))])
     full = float(np.quantile(logs[logs >= top - _WIDE], 0.5, method="higher"))
     full = float(np.quantile(logs[abs(logs - full) <= _NEAR], 0.5, method="higher"))
-    return full, max(_LEAST_SIGMA, MAD_TO_SIGMA * float(np.median(logs[logs >= full] - full)))
+    return full, max(_MIN_SIGMA, MAD_TO_SIGMA * float(np.median(logs[logs >= full] - full)))
 
 
 def cover(pairs: Collection[Pair]) -> int:
@@ -210,7 +210,7 @@ def cover(pairs: Collection[Pair]) -> int:
 def _strangers(
     seen: Sequence[Observation], groups: Sequence[Collection[int]], unknown: Collection[int]
 ) -> frozenset[Pair]:
-    """Return each unknown node with all nodes of every group of which it met none."""
+    """Return each unknown node with all nodes of every group that it never met."""
     met: dict[int, set[int]] = {node: {node} for node in unknown}
     for one in seen:
         for node, other in ((one.first, one.second), (one.second, one.first)):

@@ -24,8 +24,8 @@ from collbench.runfile.codec import build, json_fault
 Pair = tuple[int, int]
 _Array = NDArray[np.float64]
 # Time grows with the square at least: 1,024 nodes took 19 s and 217 MB on two busy cores, 2,048 above 200 s.
-_MOST_NODES = 1_024
-MOST_BYTES = 2**20  # of a cluster's file: one with a fault at every node takes a tenth
+_MAX_NODES = 1_024
+MAX_BYTES = 2**20  # of a cluster's file: one with a fault at every node takes a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +250,14 @@ def _shares(cluster: Cluster, flows: Sequence[Iterable[Iterable[_Piece]]]) -> _A
 
 def _check(cluster: Cluster) -> None:
     """Raise UsageError for a cluster that cannot be."""
-    leaves = set(cluster.leaf_of) if 1 <= cluster.nodes <= _MOST_NODES and cluster.leaf_nodes >= 1 else set()
+    leaves = set(cluster.leaf_of) if 1 <= cluster.nodes <= _MAX_NODES and cluster.leaf_nodes >= 1 else set()
     pods = set(cluster.pod_of) if leaves else set()
     switches = {f"{_Level.LEAF}{leaf}" for leaf in leaves} | {f"{_Level.POD}{pod}" for pod in pods}
     rates = (cluster.nic_gbs, cluster.inside_gbs)
     ratios = [ratio for fault in cluster.slow_nodes for ratio in (fault.sends, fault.receives)]
     ratios += [ratio for fault in cluster.slow_uplinks for ratio in (fault.up, fault.down)]
     wrong = (
-        (not leaves, f"nodes ({cluster.nodes}) is not 1 to {_MOST_NODES}, or leaf_nodes ({cluster.leaf_nodes}) is 0"),
+        (not leaves, f"nodes ({cluster.nodes}) is not 1 to {_MAX_NODES}, or leaf_nodes ({cluster.leaf_nodes}) is 0"),
         (cluster.gpus < 1 or cluster.pod_leaves < 0, "gpus is below 1 or pod_leaves below 0"),
         (not all(0 < rate < 1e9 for rate in rates), f"rates {rates} are not GB/s above 0"),
         (not 0 <= cluster.noise <= 1, f"noise {cluster.noise} is not 0 to 1"),

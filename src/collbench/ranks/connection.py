@@ -21,7 +21,7 @@ _NONCE_BYTES, _PROOF_BYTES, _RANK_BYTES = 32, 32, 4
 _ANSWER_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
 # Seconds that a client has to prove itself, and how many clients besides the ranks may try at a time.
 _HANDSHAKE_S = 10.0
-_MOST_OTHER_CLIENTS = 64
+_MAX_OTHER_CLIENTS = 64
 _CONNECT_S = 5.0
 
 
@@ -54,7 +54,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
 
     def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
-        """Accept ranks for at most so many seconds, until all have connected. Return the missing ones, from rank 1 on.
+        """Accept ranks until all have connected, for at most `timeout_s`. Return the missing ones, from rank 1 on.
 
         Once most ranks have connected, the wait ends at `until`(time of the last connection). Both are times of
         time.monotonic.
@@ -96,7 +96,7 @@ class Listener:
         return max(0.0, min((client.deadline - now for client in self._clients.values()), default=_HANDSHAKE_S))
 
     def _accept(self) -> None:
-        if len(self._clients) >= self._world_size + _MOST_OTHER_CLIENTS:
+        if len(self._clients) >= self._world_size + _MAX_OTHER_CLIENTS:
             self._drop(next(iter(self._clients)))
         try:
             peer, _ = self._socket.accept()
@@ -190,7 +190,7 @@ def _proof(key: bytes, sender: bytes, nonce: bytes, head: bytes) -> bytes:
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
-    """Return so many bytes. Raises OSError if fewer arrive, or too late."""
+    """Return `count` bytes. Raises OSError if fewer arrive, or too late."""
     deadline, received = time.monotonic() + _HANDSHAKE_S, b""
     while len(received) < count and time.monotonic() < deadline:
         part = peer.recv(count - len(received))
@@ -221,9 +221,9 @@ def _listening(address: str) -> socket.socket:
 # A host that loses power does not close its connections: probe after 10 s of silence, every 5 s, at most 3 times.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 # A device takes 300 bytes: enough for a world of many thousand ranks, and too little to exhaust a host's memory.
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 _LENGTH_BYTES = 4
-# If a frame is not read for so long, the process is stopped: it gets no other frame.
+# If a frame is not read for this long, the process is stopped: it gets no other frame.
 _SEND_S = 30.0
 
 _Sent = TypeVar("_Sent", bound="Order | RankMessage")
@@ -241,7 +241,7 @@ _Ready = TypeVar("_Ready", bound=HasFile)
 
 
 def ready(files: Iterable[_Ready], seconds: float | None = None, event: int = selectors.EVENT_READ) -> list[_Ready]:
-    """Return the files that can be read, or written, waiting so many seconds for the first; None: for ever."""
+    """Return the files that can be read, or written, waiting `seconds` for the first; None: forever."""
     with selectors.PollSelector() as selector:
         for file in files:
             selector.register(file, event, file)
@@ -314,8 +314,8 @@ class Connection(Generic[_Sent, _Received]):
         if here < _LENGTH_BYTES:
             return _LENGTH_BYTES - here
         length = int.from_bytes(self._frame[:_LENGTH_BYTES], "big")
-        if not 0 < length <= MOST_BYTES:
-            raise BadMessage(f"it announced a message of {length} bytes: 1 to {MOST_BYTES} are possible")
+        if not 0 < length <= MAX_BYTES:
+            raise BadMessage(f"it announced a message of {length} bytes: 1 to {MAX_BYTES} are possible")
         return _LENGTH_BYTES + length - here
 
     def _shut_down(self) -> None:
@@ -331,8 +331,8 @@ Rank0Connection: TypeAlias = Connection[RankMessage, Order]
 def framed(message: Order | RankMessage) -> bytes:
     """Return a message as bytes to send. Raises ValueError if it cannot be encoded."""
     data = encode(message)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"a message of {len(data)} bytes is longer than {MOST_BYTES}")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is longer than {MAX_BYTES}")
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 

@@ -34,11 +34,11 @@ from collbench.runfile.codec import build
 
 # The name of the value in the store that says where rank 0 listens.
 _LISTENER = "listener"
-# If losses are survived, a rank is lost after so many seconds without an Alive (sent every 2 s).
+# If losses are survived, a rank is lost after these seconds without an Alive (sent every 2 s).
 _SHORT_SILENCE_S = 15.0
-# A run of up to so many ranks lists the path of each pair (8,128). Between hosts it is the network's, listed or not.
-_MOST_LISTED = 128
-# If losses are survived, a missing rank is late so long after rank 0 began to load torch, as all ranks do at the same
+# A run of up to this many ranks lists the path of each pair (8,128). Between hosts it is the network's, listed or not.
+_MAX_LISTED = 128
+# If losses are survived, a missing rank is late this long after rank 0 began to load torch, as all ranks do at the same
 # time, or after twice as long as the last one took: a file system that is slow for all gives each more time. With eight
 # hosts on two loaded cores 3 s go before it and 9 s after it, so that all ends within 30 s
 # [benchmarks/results/2026-11-23-emulated-hosts].
@@ -202,7 +202,7 @@ class World:
         return Opened(
             backend,
             machine=_with_facts(introduced[0].machine, backend.facts),
-            paths=introductions.all_paths(len(introduced), paths, between_hosts=len(introduced) <= _MOST_LISTED),
+            paths=introductions.all_paths(len(introduced), paths, between_hosts=len(introduced) <= _MAX_LISTED),
             health=backend.health,
             ports=backend.ports,
             close=self.close,

@@ -421,5 +421,5 @@ def _answer(rank_worker: RankWorker, call: Call) -> Reply:
         return Done(call.method, value, rank_worker.flags() if call.method == "time" else ())
     except CollbenchError as error:
         return error
-    except Exception as error:  # noqa: BLE001  # rank 0 would wait for ever; it says which rank met what
+    except Exception as error:  # noqa: BLE001  # rank 0 would wait forever; it says which rank met what
         return BackendError(f"{type(error).__name__}: {error}")

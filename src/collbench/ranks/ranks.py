@@ -15,7 +15,7 @@ from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Call, 
 
 # Ranks send Alive every 2 s while they work. A longer silence means a stopped process or a cut network.
 SILENCE_S = 30.0
-# If ranks report that they lost another one, that rank has so many seconds to report why before it is told to stop.
+# If ranks report that they lost another one, that rank has these seconds to report why before it is told to stop.
 CAUSE_S = 5.0
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25

@@ -59,7 +59,7 @@ def _interface_of_ipv6(address: str) -> str:
 UNSAID_S = 10.0
 # Waits are cut into slices, between which signals end them. A store that can be reached answers at once.
 _SLICE_S, _PAUSE_S, _DIAL_S, _ATTEMPT_S = 1.0, 0.25, 5.0, 10.0
-# A launcher opens its store before it starts ranks: where the port stays closed for so long, the launcher is gone.
+# A launcher opens its store before it starts ranks: if the port stays closed for this long, the launcher is gone.
 _CLOSED_S = 5.0
 # How long the store may take to delete a value, which nobody waits for.
 _FORGET_S = 5.0
