@@ -10,14 +10,14 @@ from itertools import combinations, permutations
 
 import pytest
 
-from collbench.judge.compare import Difference, Kind, Subject, Verdict, compare
+from collbench.judge.compare import Difference, Kind, Verdict, compare
 from collbench.judge.data_points import points_by_key
 from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run
-from collbench.report.text.comparison import conclusion, described, matched
+from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
+from collbench.report.text.comparison import conclusion, matched
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 
@@ -327,21 +327,21 @@ def test_two_recorded_runs_on_one_machine_have_nothing_better_or_worse() -> None
     assert reported(found) == set()
     assert {group.verdict for group in found.groups} <= {Verdict.SAME, Verdict.UNDECIDED}
     assert found.count(Verdict.SAME) > 900  # small messages vary too much from run to run for that
-    assert [difference.subject for difference in found.differences] == [Subject.STARTED]
+    assert [difference.what for difference in found.differences] == ["started"]
 
 
 def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> None:
     base = recorded("2026-11-21-4xh200-judging/pairs.json")
     found = compare(base, recorded("2026-11-21-4xh200-judging/runs.tar.gz:no-p2p.json"), FAIL)
     assert reported(found) == {("allreduce", "worse"), ("broadcast", "worse")}
-    assert Difference(Subject.VARIABLE, None, "1", "NCCL_P2P_DISABLE") in found.differences
+    assert Difference("NCCL_P2P_DISABLE", "not set", "1") in found.differences
     # tests/data/h200x4: 27.9 GB/s with P2P disabled against 327.
     largest = [c for c in found.changes if c.key.work == "allreduce" and c.key.size_bytes == 2**30]
     assert all(change.new_gbs == pytest.approx(27.9, abs=1) and change.regressed for change in largest)
 
 
-def differences_in_words(found: Sequence[Difference], base: Run) -> dict[str, tuple[str, str]]:
-    return {what: (old, now) for what, old, now in (described(one, base.devices) for one in found)}
+def by_name(found: Sequence[Difference]) -> dict[str, tuple[str, str]]:
+    return {one.what: (one.base, one.new) for one in found}
 
 
 def test_every_subject_has_words_for_what_a_run_holds() -> None:
@@ -351,7 +351,7 @@ def test_every_subject_has_words_for_what_a_run_holds() -> None:
         new.settings, precision=0.01, budget_seconds=2.0, iterations=7, warmup=3, nccl_config={"maxCTAs": 4}
     )
     new.machine = replace(new.machine, multicast=None if base.machine.multicast else True)
-    found = differences_in_words(compare(base, new, FAIL).differences, base)
+    found = by_name(compare(base, new, FAIL).differences)
     assert found["precision"] == ("default", "1.00%")
     assert found["budget"] == ("default", "2.0 s")
     assert found["NCCL config"] == ("none", "maxCTAs=4")
@@ -366,9 +366,7 @@ def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
     new.settings.environment["NCCL_ALGO"] = "Ring"
     new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
     found = compare(base, new, FAIL).differences
-    assert Difference(Subject.LABEL, "NV18", "SYS", devices=(0, 1)) in found
-    assert Difference(Subject.FLAGS, [], [(FlagKind.THROTTLED, 1)]) in found
-    assert differences_in_words(found, base) == {
+    assert by_name(found) == {
         "driver": ("580.159.04", "590.1"),
         "NCCL": ("2.28.9", "2.30.1"),
         "NCCL_ALGO": ("not set", "Ring"),
@@ -387,7 +385,7 @@ def test_the_command_line_is_no_difference() -> None:
 def test_what_was_asked_for_is_a_difference() -> None:
     base, new = copies(), copies()
     new.settings = replace(new.settings, quick=True, requested_sizes=(2**20, 2**30), layout=Layout.SPLIT, split=2)
-    assert differences_in_words(compare(base, new, FAIL).differences, base) == {
+    assert by_name(compare(base, new, FAIL).differences) == {
         "quick": ("no", "yes"),
         "sizes": ("default", "1M, 1G"),
         "layout": ("all", "split 2"),

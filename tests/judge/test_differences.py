@@ -10,7 +10,6 @@ import pytest
 from collbench.judge.compare import differences
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report.text.comparison import described
 from tests.builders import gpus, in_words, measured, paths, run_of, shared, throttled
 
 SAME = {index: index for index in range(4)}
@@ -23,7 +22,7 @@ def plain(operation: Operation = Operation.ALLREDUCE, n: int = 4) -> Run:
 
 def reported(base: Run, new: Run, positions: dict[int, int] | None = None) -> list[tuple[str, str, str]]:
     found = differences(base, new, SAME if positions is None else positions)
-    return [described(one, base.devices) for one in found]
+    return [(one.what, one.base, one.new) for one in found]
 
 
 def test_equal_runs_differ_in_nothing() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.judge.compare import Difference, Subject
+from collbench.judge.compare import Difference
 from collbench.judge.trend import by_date, trend
 from tests.builders import pair_run
 from tests.judge.runs import FAIL, copies, scaled
@@ -60,9 +60,9 @@ def test_what_else_changed_is_said_of_the_run_in_which_it_changed() -> None:
     runs[2].machine = replace(runs[2].machine, driver="590.1", hostname="other")
     assert trend(runs, FAIL).steps == (
         (),
-        (Difference(Subject.NCCL, "2.28.9", "2.30.1"),),
+        (Difference("NCCL", "2.28.9", "2.30.1"),),
         (
-            Difference(Subject.HOSTNAME, runs[0].machine.hostname, "other"),
-            Difference(Subject.DRIVER, "580.159.04", "590.1"),
+            Difference("hostname", runs[0].machine.hostname, "other"),
+            Difference("driver", "580.159.04", "590.1"),
         ),
     )

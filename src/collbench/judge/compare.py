@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum, auto
+from enum import StrEnum
 from statistics import median
+from typing import Any
 
 from collbench.judge import between_runs
 from collbench.judge.between_runs import NO_VARIATION, Variation
 from collbench.judge.data_points import Key, Named, Part, estimates, points_by_key, reach
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import FEWEST_TRIALS, summarize
-from collbench.judge.tiers import Estimate, Members, tolerance
+from collbench.judge.tiers import Estimate, tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import FlagKind, Layout, Path, Run
-from collbench.model.units import TELLING_BYTES, amount
+from collbench.model.run import FlagKind, Layout, Path, Run, tags
+from collbench.model.units import TELLING_BYTES, amount, counted, format_size
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
 
@@ -316,48 +317,29 @@ _IDLE = {"NCCL_VERSION"}
 _MOST_LABELS = 4  # if many labels differ, the first ones show which
 
 
-class Subject(StrEnum):
-    """What may differ between two runs, the likeliest causes of a change first."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same, and what it is in the base and in the new run, in words; "" if it has none."""
 
-    HOSTNAME = auto()
-    DRIVER = auto()
-    CUDA = auto()
-    NCCL = auto()
-    NCCL_PATH = auto()
-    KERNEL_IMAGE = auto()
-    SYSTEM = auto()
-    CPU = auto()
-    VIRTUALIZATION = auto()
-    MULTICAST = auto()
-    FABRIC = auto()
-    VARIABLE = auto()
-    DTYPE = auto()
-    REDOP = auto()
-    PROCESSES = auto()
-    COMMAND = auto()
-    SIZES = auto()
-    COPIES = auto()
-    COLLECTIVES = auto()
-    LAYOUT = auto()
-    QUICK = auto()
-    PRECISION = auto()
-    BUDGET = auto()
-    ITERATIONS = auto()
-    WARMUP = auto()
-    VERIFY = auto()
-    ROOT = auto()
-    NCCL_CONFIG = auto()
-    DEVICES = auto()
-    LABEL = auto()
-    MORE_LABELS = auto()
-    FLAGS = auto()
-    FAILED = auto()
-    COMPLETE = auto()
-    VERSION = auto()
-    STARTED = auto()
+    what: str
+    base: str
+    new: str
 
 
-Fact = str | int | float | bool | Sequence[object] | None
+STARTED = "started"
+Fact = tuple[Callable[[Run], Any], Callable[[Any], str]]  # what a run says of something, and how that is written
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _or_default(text_of: Callable[[Any], str] = str) -> Callable[[Any], str]:
+    return lambda value: "default" if value is None else text_of(value)
+
+
+def _yes(value: bool | None) -> str:
+    return "unknown" if value is None else "yes" if value else "no"
 
 
 def _flags(run: Run) -> list[tuple[FlagKind, int]]:
@@ -371,79 +353,83 @@ def _flags(run: Run) -> list[tuple[FlagKind, int]]:
     return kinds.most_common()
 
 
-def _layout(run: Run) -> Fact:
+def _layout(run: Run) -> tuple[object, ...]:
     layout = run.settings.layout
     return (layout, run.settings.split) if layout is Layout.SPLIT else (layout,)
 
 
-# The seed is another one every time. Variables and labels are compared one by one.
-_FACTS: dict[Subject, Callable[[Run], Fact]] = {
-    Subject.HOSTNAME: lambda run: run.machine.hostname,
-    Subject.DRIVER: lambda run: run.machine.driver,
-    Subject.CUDA: lambda run: run.machine.cuda,
-    Subject.NCCL: lambda run: run.machine.nccl,
-    Subject.NCCL_PATH: lambda run: run.machine.nccl_path,
-    Subject.KERNEL_IMAGE: lambda run: run.machine.kernel_image,
-    Subject.SYSTEM: lambda run: run.machine.system,
-    Subject.CPU: lambda run: run.machine.cpu,
-    Subject.VIRTUALIZATION: lambda run: run.machine.virtualization,
-    Subject.MULTICAST: lambda run: run.machine.multicast,
-    Subject.FABRIC: lambda run: run.machine.fabric,
-    Subject.DTYPE: lambda run: run.settings.dtype,
-    Subject.REDOP: lambda run: run.settings.redop,
-    Subject.PROCESSES: lambda run: run.settings.processes,
-    Subject.COMMAND: lambda run: run.settings.command_name,
-    Subject.SIZES: lambda run: run.settings.requested_sizes,
-    Subject.COPIES: lambda run: run.settings.copies,
-    Subject.COLLECTIVES: lambda run: run.settings.collectives,
-    Subject.LAYOUT: _layout,
-    Subject.QUICK: lambda run: run.settings.quick,
-    Subject.PRECISION: lambda run: run.settings.precision,
-    Subject.BUDGET: lambda run: run.settings.budget_seconds,
-    Subject.ITERATIONS: lambda run: run.settings.iterations,
-    Subject.WARMUP: lambda run: run.settings.warmup,
-    Subject.VERIFY: lambda run: run.settings.verify,
-    Subject.ROOT: lambda run: run.settings.root,
-    Subject.NCCL_CONFIG: lambda run: sorted(run.settings.nccl_config.items()),
-    Subject.DEVICES: lambda run: tuple(device.name for device in run.devices),
-    Subject.FLAGS: _flags,
-    Subject.FAILED: lambda run: sum(bool(measurement.failure) for measurement in run.measurements),
-    Subject.COMPLETE: lambda run: run.complete,
-    Subject.VERSION: lambda run: run.version,
-    Subject.STARTED: lambda run: run.started,
+# The likeliest causes of a change first. The seed is another one every time. Variables come after facts of machines,
+# and labels after those of requests; both are compared one by one.
+_OF_MACHINES: dict[str, Fact] = {
+    "hostname": (lambda run: run.machine.hostname, str),
+    "driver": (lambda run: run.machine.driver, str),
+    "CUDA": (lambda run: run.machine.cuda, str),
+    "NCCL": (lambda run: run.machine.nccl, str),
+    "NCCL library": (lambda run: run.machine.nccl_path, str),
+    "kernels": (lambda run: run.machine.kernel_image, str),
+    "system": (lambda run: run.machine.system, str),
+    "cpu": (lambda run: run.machine.cpu, str),
+    "virtualization": (lambda run: run.machine.virtualization, str),
+    "multicast (NVLS)": (lambda run: run.machine.multicast, _yes),
+    "simulated machine": (lambda run: run.machine.fabric, str),
 }
-_OF_COLLECTIVES = (Subject.DTYPE, Subject.REDOP)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing that is not the same, and what it is in the base and in the new run; None if it has none.
-
-    `name` is an NCCL variable's, `devices` the positions in the base of those whose label differs.
-    """
-
-    subject: Subject
-    base: Fact
-    new: Fact
-    name: str = ""
-    devices: Members = ()
+_OF_COLLECTIVES: dict[str, Fact] = {
+    "dtype": (lambda run: run.settings.dtype, str),
+    "redop": (lambda run: run.settings.redop, str),
+}
+_OF_REQUESTS: dict[str, Fact] = {
+    "processes": (lambda run: run.settings.processes, str),
+    "command": (lambda run: run.settings.command_name, str),
+    "sizes": (
+        lambda run: run.settings.requested_sizes,
+        lambda sizes: ", ".join(map(format_size, sizes or ())) or "default",
+    ),
+    "copies": (lambda run: run.settings.copies, _listed),
+    "collectives": (lambda run: run.settings.collectives, _listed),
+    "layout": (_layout, lambda layout: " ".join(map(str, layout))),
+    "quick": (lambda run: run.settings.quick, _yes),
+    "precision": (lambda run: run.settings.precision, _or_default("{:.2%}".format)),
+    "budget": (lambda run: run.settings.budget_seconds, _or_default("{:.1f} s".format)),
+    "iterations": (lambda run: run.settings.iterations, _or_default()),
+    "warm-up": (lambda run: run.settings.warmup, _or_default()),
+    "verification": (lambda run: run.settings.verify, _yes),
+    "root": (lambda run: run.settings.root, str),
+    "NCCL config": (
+        lambda run: sorted(run.settings.nccl_config.items()),
+        lambda config: _listed(f"{name}={value}" for name, value in config),
+    ),
+    "devices": (lambda run: tuple(device.name for device in run.devices), counted),
+}
+_OF_RUNS: dict[str, Fact] = {
+    "disturbed trials": (_flags, lambda flags: _listed(f"{count} {kind}" for kind, count in flags)),
+    "data points that failed": (lambda run: sum(bool(one.failure) for one in run.measurements), str),
+    "complete": (lambda run: run.complete, _yes),
+    "collbench": (lambda run: run.version, str),
+    STARTED: (lambda run: run.started, str),
+}
 
 
 def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
-    """Return what differs, in the order of Subject; `positions` are the new run's devices as the base's."""
+    """Return what differs, the likeliest causes first; `positions` are the new run's devices as the base's."""
+
+    def unlike(facts: Mapping[str, Fact]) -> Iterator[Difference]:
+        for what, (of, text_of) in facts.items():
+            if of(base) != of(new):
+                yield Difference(what, text_of(of(base)), text_of(of(new)))
+
     old, now = base.settings.environment, new.settings.environment
-    variables = sorted({*old, *now} - _IDLE)
     collectives = any(operation.is_collective for operation in base.settings.operations)
-    found = [
-        *(Difference(subject, of(base), of(new)) for subject, of in _FACTS.items()),
-        *(Difference(Subject.VARIABLE, old.get(name), now.get(name), name) for name in variables),
+    return (
+        *unlike(_OF_MACHINES),
+        *(
+            Difference(name, old.get(name, "not set"), now.get(name, "not set"))
+            for name in sorted({*old, *now} - _IDLE)
+            if old.get(name) != now.get(name)
+        ),
+        *(unlike(_OF_COLLECTIVES) if collectives else ()),
+        *unlike(_OF_REQUESTS),
         *_of_labels(base, new, positions),
-    ]
-    order = list(Subject)
-    return tuple(
-        one
-        for one in sorted(found, key=lambda one: order.index(one.subject))
-        if one.base != one.new and (collectives or one.subject not in _OF_COLLECTIVES)
+        *unlike(_OF_RUNS),
     )
 
 
@@ -453,10 +439,11 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
     for path in new.paths:
         before = old.get(frozenset(positions.get(device, -1) for device in path.devices))
         if before is not None and before.label != path.label:
-            changed.append(Difference(Subject.LABEL, before.label, path.label, devices=tuple(before.devices)))
+            of_pair = f"label of {tags(before.devices, base.devices, '-')}"
+            changed.append(Difference(of_pair, before.label, path.label))
     yield from changed[:_MOST_LABELS]
     if len(changed) > _MOST_LABELS:
-        yield Difference(Subject.MORE_LABELS, None, len(changed) - _MOST_LABELS)
+        yield Difference("more labels", "", f"{len(changed) - _MOST_LABELS} others differ")
 
 
 # Two runs data point by data point: what is the same, better, worse or undecided, what else differs, and what only one

@@ -8,9 +8,9 @@ from itertools import pairwise
 from statistics import median
 
 from collbench.judge.compare import (
+    STARTED,
     Comparison,
     Difference,
-    Subject,
     Verdict,
     compare,
     differences,
@@ -84,7 +84,7 @@ def trend(
     for before, run in pairwise(runs):
         changed = differences(before, run, match_devices(before, run).positions)
         # The page shows each run with its date.
-        steps.append(tuple(one for one in changed if one.subject is not Subject.STARTED))
+        steps.append(tuple(one for one in changed if one.what != STARTED))
     return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 
 

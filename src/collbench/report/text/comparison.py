@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
-from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
+from collbench.judge.compare import STARTED, Change, Comparison, Difference, Group, Kind, Verdict
 from collbench.judge.outcome import outcome
 from collbench.judge.trend import Line, Trend
-from collbench.model.run import Device, Run, tags
-from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.model.run import Run, tags
+from collbench.model.units import TELLING_BYTES, amount, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
 from collbench.report.text.layout import Block, Lines, both, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -31,14 +31,9 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
     dates, lines = list[str](), list[str]()
     for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
         dates.append(f"run {number:<5} {run.started} {name}")
-        before = trend.runs[number - 2]
-        lines += [dates[-1], *(f"          {_differs(one, before)}" for one in steps)]
+        lines += [dates[-1], *(f"          {_differs(one)}" for one in steps)]
     yield from whole("header", Text("\n".join(lines)))
-    differences = [
-        f"differs   {_differs(one, trend.last.base)}"
-        for one in trend.last.differences
-        if one.subject is not Subject.STARTED
-    ]
+    differences = [f"differs   {_differs(one)}" for one in trend.last.differences if one.what != STARTED]
     yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
     # The work with the largest loss since its first run comes first.
     for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
@@ -84,11 +79,7 @@ def of_comparison(comparison: Comparison, status: int) -> str:
 
 def of_trend(trend: Trend, status: int) -> str:
     """Return a trend as JSON text: its lines, and the last run compared with the first."""
-    before = (trend.runs[0], *trend.runs)
-    runs = [
-        run_origin(run) | {"differences": _differences(steps, base)}
-        for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
-    ]
+    runs = [run_origin(run) | {"differences": plain(steps)} for run, steps in zip(trend.runs, trend.steps, strict=True)]
     body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
     return document("trend", {"exit_status": status} | body)
 
@@ -98,7 +89,7 @@ def _comparison(comparison: Comparison) -> Json:
         "base": run_origin(comparison.base),
         "new": run_origin(comparison.new),
         "devices": matched(comparison),
-        "differences": _differences(comparison.differences, comparison.base),
+        "differences": plain(comparison.differences),
         "fail_below": comparison.fail_below,
         "history": comparison.history,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
@@ -107,10 +98,6 @@ def _comparison(comparison: Comparison) -> Json:
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
-
-
-def _differences(differences: Sequence[Difference], base: Run) -> list[Json]:
-    return [dict(zip(("what", "base", "new"), described(one, base.devices), strict=True)) for one in differences]
 
 
 def run_origin(run: Run) -> Json:
@@ -184,7 +171,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     if variation := runs_vary(comparison):
         yield f"runs      {variation}"
     for difference in comparison.differences:
-        yield f"differs   {_differs(difference, base)}"
+        yield f"differs   {_differs(difference)}"
 
 
 def matched(comparison: Comparison) -> str:
@@ -221,9 +208,8 @@ def runs_vary(comparison: Comparison) -> str:
     return f"vary by {spread} at {format_size(largest)}{how}"
 
 
-def _differs(difference: Difference, base: Run) -> str:
-    what, old, now = described(difference, base.devices)
-    return f"{what}: {old or 'none'} → {now or 'none'}"
+def _differs(difference: Difference) -> str:
+    return f"{difference.what}: {difference.base or 'none'} → {difference.new or 'none'}"
 
 
 def conclusion(comparison: Comparison) -> str:
@@ -346,64 +332,3 @@ def _counts(comparison: Comparison) -> Iterator[str]:
             works = ", ".join(sorted({key.work for key in keys}))
             sizes = size_span([key.size_bytes for key in keys])
             yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
-
-
-# What differs between two runs besides their figures.
-
-_TITLES = {
-    Subject.NCCL: "NCCL",
-    Subject.NCCL_PATH: "NCCL library",
-    Subject.CUDA: "CUDA",
-    Subject.KERNEL_IMAGE: "kernels",
-    Subject.MULTICAST: "multicast (NVLS)",
-    Subject.FABRIC: "simulated machine",
-    Subject.WARMUP: "warm-up",
-    Subject.VERIFY: "verification",
-    Subject.NCCL_CONFIG: "NCCL config",
-    Subject.MORE_LABELS: "more labels",
-    Subject.FLAGS: "disturbed trials",
-    Subject.FAILED: "data points that failed",
-    Subject.VERSION: "collbench",
-}
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values)) or "none"
-
-
-def _default(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "default" if value is None else text_of(value)
-
-
-def _yes(value: bool | None) -> str:
-    return "unknown" if value is None else "yes" if value else "no"
-
-
-_TEXTS: dict[Subject, Callable[[Any], str]] = {
-    Subject.MULTICAST: _yes,
-    Subject.QUICK: _yes,
-    Subject.VERIFY: _yes,
-    Subject.COMPLETE: _yes,
-    Subject.VARIABLE: lambda value: "not set" if value is None else value,
-    Subject.SIZES: lambda sizes: ", ".join(map(format_size, sizes or ())) or "default",
-    Subject.COPIES: _listed,
-    Subject.COLLECTIVES: _listed,
-    Subject.LAYOUT: lambda layout: " ".join(map(str, layout)),
-    Subject.PRECISION: _default("{:.2%}".format),
-    Subject.BUDGET: _default("{:.1f} s".format),
-    Subject.ITERATIONS: _default(str),
-    Subject.WARMUP: _default(str),
-    Subject.NCCL_CONFIG: lambda config: _listed(f"{name}={value}" for name, value in config),
-    Subject.DEVICES: counted,
-    Subject.MORE_LABELS: lambda count: "" if count is None else f"{count} others differ",
-    Subject.FLAGS: lambda flags: _listed(f"{count} {kind}" for kind, count in flags),
-}
-
-
-def described(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
-    """Return what differs and its value in the base and in the new run, "" for none; `devices` are the base's."""
-    title = difference.name or _TITLES.get(difference.subject, str(difference.subject))
-    if difference.subject is Subject.LABEL:
-        title = f"label of {'-'.join(devices[device].tag for device in difference.devices)}"
-    text_of = _TEXTS.get(difference.subject, str)
-    return title, text_of(difference.base), text_of(difference.new)
