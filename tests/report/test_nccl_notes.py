@@ -33,6 +33,13 @@ def test_registered_memory_in_one_process_names_the_launch_that_a_job_resembles(
     assert line.endswith(" torchrun --nproc-per-node 2 -m collbench allreduce --registration buffer")
 
 
+def test_small_allreduces_name_their_own_option() -> None:
+    run = _run((Operation.ALLREDUCE, _BUFFER), (Operation.ALLREDUCE, _WINDOW))
+    run.settings = replace(run.settings, kind=CommandKind.LATENCY, layers=80)
+    (line,) = nccl_notes(run)
+    assert line.endswith(" -m collbench latency --collectives")
+
+
 def test_the_launch_has_the_devices_and_the_collectives_of_the_run() -> None:
     run = _run((Operation.ALLREDUCE, Registration.NONE), (Operation.ALLREDUCE, _BUFFER), (Operation.BROADCAST, _WINDOW))
     run.settings = replace(run.settings, kind=CommandKind.PAIRS, devices=("0", "1"))

@@ -477,8 +477,9 @@ def _not_registered_for_nvls(run: Run, works: list[Work]) -> Iterator[str]:
     if run.settings.kind is CommandKind.PAIRS:
         command += f" --operations {','.join(dict.fromkeys(work.operation for work in works))}"
     registration = next(iter(kinds)) if len(kinds) == 1 else "all"
+    command += " --collectives" if run.settings.layers else f" --registration {registration}"
     visible = f"CUDA_VISIBLE_DEVICES={','.join(device.uuid for device in run.devices)} " if run.settings.devices else ""
     yield (
         "process   one process has all ranks, so NCCL registers no buffer for NVLS, as it does in a job; measure with "
-        f"{visible}torchrun --nproc-per-node {len(run.devices)} -m collbench {command} --registration {registration}"
+        f"{visible}torchrun --nproc-per-node {len(run.devices)} -m collbench {command}"
     )
