@@ -43,7 +43,6 @@ def saved(tmp_path: Path) -> Path:
     [
         *(("heatmap", ["pairs.json"], "allreduce at 1G, busbw, GB/s", suffix) for suffix in ("png", "pdf", "SVG")),
         ("curves", ["pairs.json", "four.json"], "allreduce over message size", "svg"),
-        ("scaling", ["pairs.json", "four.json"], "allreduce at 1G over the number of GPUs", "svg"),
     ],
 )
 def test_each_kind_in_each_format(
@@ -92,7 +91,7 @@ REFUSED = [
     ("no kind", "pairs.json -o fig.svg", "missing option '--kind'"),
     ("no place", "pairs.json --kind heatmap", "missing option '-o' / '--output'"),
     ("no run", "--kind heatmap -o fig.svg", "there is no saved run"),
-    ("an unknown kind", "pairs.json --kind pie -o fig.svg", "'pie' is not one of 'heatmap', 'curves', 'scaling'"),
+    ("an unknown kind", "pairs.json --kind pie -o fig.svg", "'pie' is not one of 'heatmap', 'curves'"),
     ("an unknown suffix", "pairs.json --kind heatmap -o fig.gif", "fig.gif has no suffix of a figure: name it .svg"),
     ("no suffix", "pairs.json --kind heatmap -o fig", "fig has no suffix of a figure"),
     ("a folder", "pairs.json --kind heatmap -o dir.svg", "cannot write the figure dir.svg: it is a folder"),
@@ -108,9 +107,6 @@ REFUSED = [
     ("a map of all at once", "four.json --kind heatmap -o fig.svg", "four.json has no allreduce on links or pairs"),
     ("a map of devices", "other.json --kind heatmap --operation h2d-ce -o fig.svg", "h2d-ce host on links or pairs"),
     ("a curve of one access", "other.json --kind curves --operation chase -o fig.svg", "chase has no bandwidth"),
-    ("scaling of a link", "pairs.json --kind scaling --operation ce-write -o fig.svg", "scaling needs a collective"),
-    ("scaling of nothing", "other.json --kind scaling -o fig.svg", "other.json has no collective"),
-    ("scaling of one number", "four.json --kind scaling -o fig.svg", "was measured over 4 GPUs only"),
     ("an empty run", "empty.json --kind heatmap -o fig.svg", "empty.json holds nothing that was measured to the end"),
 ]  # fmt: skip
 

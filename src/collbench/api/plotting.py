@@ -1,4 +1,4 @@
-"""Figures of saved runs: heat maps, curves and scaling."""
+"""Figures of saved runs: heat maps and curves."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int 
         return _heatmap(runs, operations, size)
     from collbench.report.plot import curves
 
-    shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
-    return curves.draw(shown) if kind == "curves" else curves.draw_scaling(shown, size)
+    return curves.draw([(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)])
 
 
 def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
@@ -67,8 +66,6 @@ def _works(kind: str, named: Named, path: Path, operations: Sequence[str], size:
     works = list(dict.fromkeys(works or _default(kind, named, path)))
     if kind == "curves" and any(work.operation is Operation.CHASE for work in works):
         raise UsageError(f"{path}: a pointer chase has no bandwidth over size: draw it with --kind heatmap")
-    if kind == "scaling" and not all(work.operation.is_collective for work in works):
-        raise UsageError(f"{path}: {works[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
     return works if size is None else check_size(named.run, works, size, path)
 
 
@@ -77,8 +74,6 @@ def _default(kind: str, named: Named, path: Path) -> list[Work]:
 
     works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
     collectives = [work for work in works if work.operation.is_collective]
-    if not collectives and kind == "scaling":
-        raise UsageError(f"{path} has no collective, which --kind scaling needs: measure with 'collbench allreduce'")
     if not works:
         raise UsageError(f"{path} holds nothing that was measured to the end: measure again")
     return (collectives or works)[:1]

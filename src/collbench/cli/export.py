@@ -95,7 +95,7 @@ _PLOT_REFUSAL = ("write the figure", "--output")
 
 @click.command()
 @options.run_files
-@click.option("--kind", type=click.Choice(("heatmap", "curves", "scaling")), required=True, help="What to draw.")
+@click.option("--kind", type=click.Choice(("heatmap", "curves")), required=True, help="What to draw.")
 @click.option(
     "-o", "--output", metavar="FILE", type=options.FILE, required=True, help="The figure: .svg, .png or .pdf."
 )
@@ -106,7 +106,7 @@ _PLOT_REFUSAL = ("write the figure", "--output")
     multiple=True,
     help="allreduce, ce-write, …; repeat it to overlay curves.  [default: the first collective, else the first copy]",
 )
-@click.option("--size", metavar="SIZE", help="The size for heatmap and scaling.  [default: the largest]")
+@click.option("--size", metavar="SIZE", help="The size for heatmap.  [default: the largest]")
 @options.force
 def plot(
     files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
@@ -114,15 +114,13 @@ def plot(
     """Draw a figure from saved runs: SVG, PNG or PDF, the same bytes each time.
 
     heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
-    than 8 lines become a median for each tier; several runs are overlaid. scaling: bandwidth over the number of GPUs,
-    from one run that has several (--split), or from one run for each. Needs matplotlib: pip install matplotlib.
+    than 8 lines become a median for each tier; several runs are overlaid. Needs matplotlib: pip install matplotlib.
 
     \b
     Examples:
       collbench plot run.json --kind heatmap -o map.svg
       collbench plot run.json --kind curves --operation ce-write -o curves.pdf
       collbench plot old.json new.json --kind curves -o both.png
-      collbench plot two.json four.json --kind scaling --size 256M -o scaling.svg
     """
     from collbench.api.plotting import draw  # late: numpy takes as long to load as the rest of the program
     from collbench.report.plot import figure

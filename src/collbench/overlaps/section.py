@@ -120,8 +120,6 @@ def draw(kind: str, runs: Sequence[tuple[Path, Named]], operations: Sequence[str
             raise UsageError(f"{path}: no overlap was measured to the end: measure again")
     if operations or size is not None:
         raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
-    if kind == "scaling":
-        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
     if kind == "curves":
         return plot.draw_curves(named_runs)
     if len(runs) > 1:

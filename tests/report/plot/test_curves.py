@@ -1,4 +1,4 @@
-"""Curves and scaling: lines whose points are the run's, bands, theory, and when many become few."""
+"""Curves: lines whose points are the run's, bands, theory, and when many become few."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
-from collbench.report.plot import curves, figure
-from collbench.report.plot.figure import Named, Picture
+from collbench.report.plot.figure import Picture
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, paths, run_of
 from tests.report.plot.pictures import curve_picture, drawn, ink_at_the_edges, named, svg_of
@@ -113,74 +111,6 @@ def test_the_recorded_run_draws_its_own_figures() -> None:
     assert len(points) == 14
 
 
-def scaled(*runs: Named, size: int | None = None, work: Work = SUM) -> Picture:
-    with figure.drawing():
-        return curves.draw_scaling([(one, work) for one in runs], size)
-
-
-def bars(picture: Picture) -> dict[str, dict[int, float]]:
-    (axes,) = picture.figure.axes
-    return {
-        str(container.get_label()): {
-            int(x): float(y)
-            for x, y in zip(container[0].get_xdata(), container[0].get_ydata(), strict=True)
-        }
-        for container in axes.containers
-    }  # fmt: skip
-
-
-def test_runs_of_one_machine_are_one_line_over_their_ranks() -> None:
-    two, four = named(sums((0, 1), (2, 3)), "two"), named(sums((0, 1, 2, 3)), "four")
-    # busbw = algbw × 2(n−1)/n [nccl-tests, doc/PERFORMANCE.md]: 200 on 2 ranks, 300 on 4.
-    assert bars(scaled(two, four)) == {"allreduce": {2: pytest.approx(200.0), 4: pytest.approx(300.0)}}
-
-
-def test_sets_of_one_number_are_a_median_between_their_ends() -> None:
-    run = sums((0, 1), (2, 3), gbs=100.0)
-    run.measurements += sums((0, 2), gbs=180.0).measurements + sums((0, 1, 2, 3)).measurements
-    picture = scaled(named(run))
-    assert bars(picture)["allreduce"][2] == pytest.approx(100.0)
-    (segments, *_) = picture.figure.axes[0].collections
-    low, high = np.asarray(segments.get_segments()[0])[:, 1]  # type: ignore[attr-defined]
-    assert (low, high) == pytest.approx((100.0, 180.0))
-
-
-def test_two_machines_are_two_lines() -> None:
-    both = sums((0, 1), (0, 1, 2, 3))
-    other = replace(both, machine=replace(both.machine, nccl="2.30.1"))
-    assert [*bars(scaled(named(both, "a"), named(other, "b")))] == [
-        "allreduce, box (cuda, NCCL 2.28.9)",
-        "allreduce, box (cuda, NCCL 2.30.1)",
-    ]
-
-
-def test_scaling_takes_the_largest_size_that_all_have() -> None:
-    two, four = sums((0, 1)), sums((0, 1, 2, 3))
-    four.measurements.pop()  # 1 GiB
-    assert scaled(named(two, "2"), named(four, "4")).title == "allreduce at 256M over the number of GPUs"
-
-
-@pytest.mark.parametrize(
-    ("title", "runs", "size", "line"),
-    [
-        ("one number of GPUs", [sums((0, 1))], None, "allreduce at 1G was measured over 2 GPUs only; add a run"),
-        ("a size that nobody has", [sums((0, 1), (0, 1, 2))], 64, "allreduce at 64 B was measured nowhere"),
-        (
-            "no size in common",
-            [
-                run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1), 1.0, 8)]),
-                run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 1.0, 16)]),
-            ],
-            None,
-            "no size was measured on every number of GPUs: choose one with --size",
-        ),
-    ],
-)
-def test_what_does_not_scale_is_refused(title: str, runs: list[Run], size: int | None, line: str) -> None:
-    with pytest.raises(UsageError, match=line):
-        scaled(*(named(run, str(index)) for index, run in enumerate(runs)), size=size)
-
-
 def test_a_point_that_failed_is_not_drawn() -> None:
     run = sums((0, 1))
     run.measurements[0] = Measurement(run.measurements[0].point, [], failure=in_words("it hung"))
@@ -188,20 +118,15 @@ def test_a_point_that_failed_is_not_drawn() -> None:
     assert sorted(points) == [2**28, GIB]
 
 
-LOCAL = sums((0, 1), (2, 3), (0, 1, 2, 3))
-DISTANT = replace(LOCAL, machine=replace(LOCAL.machine, hostname="rack-17-node-003.cluster.example.com"))
+DISTANT = sums((0, 1), (2, 3), (0, 1, 2, 3))
+DISTANT = replace(DISTANT, machine=replace(DISTANT.machine, hostname="rack-17-node-003.cluster.example.com"))
 FLAT = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1), 300.0, size) for size in (2**28, GIB)], paths(4))
 
 
 @pytest.mark.parametrize(
     ("title", "picture"),
     [
-        ("rates that rise with the number of GPUs", lambda: scaled(named(LOCAL))),
-        (
-            "the same rate on every number",
-            lambda: scaled(named(sums((0, 1))), named(sums((0, 1, 2), gbs=150.0), "3")),  # 4/3 of algbw: 200 as well
-        ),
-        ("two machines with long names", lambda: scaled(named(LOCAL, "a"), named(DISTANT, "b"))),
+        ("two machines with long names", lambda: curve_picture([(named(DISTANT, one), SUM) for one in "ab"])),
         ("curves of many pairs", lambda: curve_picture([(named(sums(*PAIRS)), SUM)])),
         ("curves without a slope", lambda: curve_picture([(named(FLAT), SUM)])),
     ],

@@ -1,4 +1,4 @@
-"""Bandwidth over message size, a line for each set of devices or tier, and over the number of GPUs."""
+"""Bandwidth over message size, a line for each set of devices or tier."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from collbench.judge.stats import Summary
 from collbench.judge.tiers import Members, labels_of, rank_links
-from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
 from collbench.model.operations import Work
-from collbench.model.units import figure, fixed, format_size
+from collbench.model.units import fixed, format_size
 from collbench.report.families import Family, families, limits_of
 from collbench.report.plot.figure import (
     COLOURS,
@@ -24,7 +22,6 @@ from collbench.report.plot.figure import (
     Picture,
     clean,
     figure_of,
-    lines_frame,
     origins,
     quantity,
     subject,
@@ -177,7 +174,9 @@ def _limits(drawn: Iterable[tuple[Named, Family, Curves]]) -> dict[float, str]:
 
 
 def frame(axes: Axes, strokes: Sequence[Stroke], limits: Iterable[float], label: str) -> None:
-    """Set the axes of lines over message sizes, from 0 to the highest of lines, bands and limits."""
+    """Set the axes of lines over message sizes, from 0 to the highest of lines, bands and limits, grid and legend."""
+    from matplotlib.ticker import NullLocator
+
     sizes = sorted({size for line in strokes for size in line.rates})
     ends = [end for line in strokes for interval in line.band.values() for end in interval]
     top = max([*limits, *ends, *(rate for line in strokes for rate in line.rates.values())])
@@ -186,91 +185,10 @@ def frame(axes: Axes, strokes: Sequence[Stroke], limits: Iterable[float], label:
     step = max(1, math.ceil((high - low) / _MOST_TICKS))
     powers = range(low, high + 1, step)
     axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
-    lines_frame(axes, _HEADROOM * top, label)
-
-
-# Bandwidth over the number of GPUs in a communicator, from one run or several.
-
-_SCALING_SIZE = 6.4, 4.2  # inches
-_BAR_HEADROOM = 1.12  # of the highest bar: room for its number
-
-
-def draw_scaling(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
-    """Return the picture at a size, or at the largest size that every number of GPUs has.
-
-    Raises UsageError for fewer than two numbers of GPUs, or if they have no size in common.
-    """
-    size = _common_size(shown) if size_bytes is None else size_bytes
-    lines = _scaling_strokes(shown, size)
-    counts = sorted({count for line in lines for count in line.rates})
-    if max((len(line.rates) for line in lines), default=0) < 2:
-        has = f"over {counts[0]} GPUs only" if counts else "nowhere"
-        raise UsageError(
-            f"no scaling to draw: {shown[0][1]} at {format_size(size)} was measured {has}; "
-            f"add a run of another number: collbench {shown[0][1].operation} --split 2, or --devices 0,1"
-        )
-    works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
-    title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
-    plotted, axes = figure_of(_SCALING_SIZE, title, runs)
-    for number, line in enumerate(lines):
-        ends = [(rate - line.band[n][0], line.band[n][1] - rate) for n, rate in line.rates.items()]
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.errorbar(
-            [*line.rates], [*line.rates.values()], yerr=[*zip(*ends, strict=True)], color=colour, capsize=3,
-            linewidth=1.3, marker=marker, markersize=4.5, label=line.name, gid=f"line-{number}",
-        )  # fmt: skip
-        for count, rate in line.rates.items():  # above the bar
-            axes.annotate(
-                figure(rate), (count, line.band[count][1]), xytext=(0, 5), textcoords="offset points", ha="center",
-                fontsize=7.5,
-            )  # fmt: skip
-    axes.set_xscale("log", base=2)  # 2, 4, 8, … at even distances
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.margins(x=0.08)
-    axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95% interval of a single set)")
-    lines_frame(axes, _BAR_HEADROOM * max(high for line in lines for _, high in line.band.values()), quantity(works))
-    about = [
-        f"{line.name}: {', '.join(f'{fixed(rate)} GB/s on {count}' for count, rate in line.rates.items())}."
-        for line in lines
-    ]
-    return Picture(plotted, title, " ".join([*about, origins(runs)]))
-
-
-def _common_size(shown: Iterable[Shown]) -> int:
-    """Return the largest size in bytes at which each work was measured on each number of GPUs."""
-    sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
-    for named, work in shown:
-        for family in families(named.run, work):
-            for devices, curve in family.curves.items():
-                sizes[work, len(devices)] |= curve.keys()
-    common = set.intersection(*sizes.values())
-    if not common:
-        raise UsageError("no size was measured on every number of GPUs: choose one with --size")
-    return max(common)
-
-
-def _scaling_strokes(shown: Iterable[Shown], size: int) -> list[Stroke]:
-    """Return a line over numbers of GPUs for each work, machine and NCCL; their runs share it.
-
-    It has the median of several sets from the slowest to the fastest, and a single one with its interval.
-    """
-    groups: dict[tuple[str, Work], dict[int, list[Summary]]] = defaultdict(lambda: defaultdict(list))
-    for named, work in shown:
-        machine, nccl = (
-            named.run.machine,
-            f", NCCL {clean(named.run.machine.nccl, 20)}" if named.run.machine.nccl else "",
-        )
-        name = f"{clean(machine.hostname, 30)} ({named.run.backend}{nccl})"
-        if capabilities(named.run.backend).simulated:
-            name = f"sim {clean(machine.fabric, 30)}"
-        for family in families(named.run, work):
-            for devices, curve in family.curves.items():
-                if size in curve:
-                    groups[name, work][len(devices)].append(curve[size])
-    several, strokes = len({machine for machine, _ in groups}) > 1, []
-    for (name, work), sets in groups.items():
-        rates = {n: median(one.busbw for one in sets[n]) for n in sorted(sets)}
-        ends = {n: [one.busbw for one in sets[n]] + [*(sets[n][0].interval or ())] * (len(sets[n]) == 1) for n in rates}
-        band = {n: (min(ends[n]), max(ends[n])) for n in rates}
-        strokes.append(Stroke(f"{work}, {name}" if several else str(work), rates, band))
-    return strokes
+    axes.xaxis.set_minor_locator(NullLocator())
+    # matplotlib's own margin is a share of the points' range, which is nothing if all sizes are equally fast.
+    axes.set_ylim(0, _HEADROOM * top)
+    axes.set_ylabel(label)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=7.5, loc="best")

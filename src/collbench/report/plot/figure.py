@@ -127,19 +127,6 @@ def figure_of(inches: tuple[float, float], title: str, runs: Sequence[Named]) ->
     return figure, figure.add_subplot()
 
 
-def lines_frame(axes: Axes, top: float, label: str) -> None:
-    """Set the axes of lines over powers of two: from 0 to `top`, with a grid and a legend."""
-    from matplotlib.ticker import NullLocator
-
-    axes.xaxis.set_minor_locator(NullLocator())
-    # matplotlib's own margin is a share of the points' range, which is nothing if all sizes are equally fast.
-    axes.set_ylim(0, top)
-    axes.set_ylabel(label)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=7.5, loc="best")
-
-
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A drawn figure and its description; `tips` are the texts of parts by their id (gid) in the SVG."""
