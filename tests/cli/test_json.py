@@ -101,7 +101,6 @@ def test_what_is_printed_is_what_is_saved(saved: Program) -> None:
     "args",
     [
         ("select", "2", "run.json", "--any-machine", "--format", "list"),
-        ("show", "run.json", "--section", "health"),
     ],
 )
 def test_two_ways_to_print_are_refused(saved: Program, args: tuple[str, ...]) -> None:

@@ -102,11 +102,8 @@ def test_what_failed_is_on_the_first_line_of_a_page_that_fits(page: Page, name: 
     assert screen(lines) <= LINES, "\n".join(lines)
 
 
-def test_verbose_shows_more_and_a_section_only_itself(page: Page) -> None:
+def test_verbose_shows_more(page: Page) -> None:
     short = page(("show", "--ranking", "RUN"), "healthy")
     assert len(page(("show", "--ranking", "RUN", "--verbose"), "healthy")) > 2 * len(short)
     assert any("LABELS_DIFFER" in line for line in page(("check", "RUN", "-v"), "healthy"))
     assert not any("LABELS_DIFFER" in line for line in page(("check", "RUN"), "healthy"))
-    health = page(("show", "RUN", "--section", "health"), "healthy")
-    assert health[0].startswith("sim: ")
-    assert health[1:] == ["health    35 °C, no new NVLink or ECC errors"]

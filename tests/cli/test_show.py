@@ -53,7 +53,6 @@ def test_spellings_of_an_operation(saved: str, tmp_path: Path, typed: str, names
     [
         ("an operation without a ranking", ["--operation", "allreduce"], "narrow a ranking: add --ranking"),
         ("a size of what", ["--size", "1M"], "narrow a ranking: add --ranking"),
-        ("a section of a ranking", ["--ranking", "--section", "fits"], "leave out --ranking"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:

@@ -180,8 +180,6 @@ COMMANDS = {
     "show-latency": "show h200x4-latency.json",
     "show-allreduce": "show h200x4-allreduce.json",
     "error-operation": "show pairs-8.json --operation ce-write",
-    "show-section": "show throttled-8.json --section health",
-    "show-fits": "show h200x4.json --section fits",
     "show-hanging": "show hanging-8.json",
     "show-registered": "show registered.json -v",
     "show-tails": "show tails.json -v",

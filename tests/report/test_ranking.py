@@ -10,7 +10,6 @@ import pytest
 from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
 from collbench.model.run import Run, StopReason
-from collbench.report.text.measured import section
 from collbench.report.text.ranking import as_json, page
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, run_of
@@ -127,9 +126,3 @@ def test_the_json_holds_every_standing_and_fit_in_jsons_own_types() -> None:
     assert [fit["members"] for fit in work["fits"]] == [[0, 1], [0, 2], [1, 2]]
     assert work["fits"][1]["gbs"] == pytest.approx([200.0] * 3, rel=1e-4)
     assert (work["unfitted"], work["missing"], work["incomplete"]) == ([], [], [])
-
-
-@pytest.mark.parametrize("wanted", ["tiers", "fits"])
-def test_a_run_of_one_large_set_has_no_tiers_and_says_so(wanted: str) -> None:
-    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)], command=("allreduce",))
-    assert text(section(run, wanted)) == f"this run has no {wanted}\n"

@@ -17,16 +17,12 @@ from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
-from collbench.report.text.layout import SECTIONS
 from collbench.runfile import run_file as runfile_run_file
 from collbench.runfile.codec import document
 
 
 @click.command()
 @options.run_file
-@click.option(
-    "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
-)
 @click.option(
     "--ranking",
     is_flag=True,
@@ -48,7 +44,6 @@ from collbench.runfile.codec import document
 def show(
     file: Path | None,
     *,
-    section: str | None,
     ranking: bool,
     operation: str | None,
     size: str | None,
@@ -64,32 +59,23 @@ def show(
     \b
     Examples:
       collbench show run.json
-      collbench show run.json --section health
       collbench show run.json --ranking
       collbench show run.json --ranking --operation allreduce --size 64M
       collbench show job.json --run-file run.json
     """
-    parts = (operation, size, section)
+    narrowed = operation is not None or size is not None
     if file is not None and (kind := file_kinds.kind_of(file)) is not None:
-        if ranking or any(option is not None for option in parts):
+        if ranking or narrowed:
             raise UsageError(f"{file} is {kind.NAME}: it takes only --rank, --run-file, --json and --verbose")
         kind.show(file, **of_job, as_json=as_json)
     elif any(option not in (None, ()) for option in of_job.values()):
         raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
     elif ranking:
-        if section is not None:
-            raise UsageError(f"--section {section} is a part of another page: leave out --ranking")
         _show_ranking(file, operation, size, as_json=as_json)
-    elif operation is not None or size is not None:
+    elif narrowed:
         raise UsageError("--operation and --size narrow a ranking: add --ranking")
-    elif section is None:
-        RunPrinter.of(as_json=as_json).show(_load(named_or_newest(file)))
-    elif as_json:
-        raise UsageError("--json prints the whole run: leave out --section")
     else:
-        from collbench.report.text import measured  # late: numpy takes as long to load as the rest of the program
-
-        show_page(measured.section(_load(named_or_newest(file)), section))
+        RunPrinter.of(as_json=as_json).show(_load(named_or_newest(file)))
 
 
 def _load(path: Path) -> Run:
@@ -106,7 +92,7 @@ def _load(path: Path) -> Run:
 
 
 def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
-    from collbench.judge.summary import rank_summary  # late, as above
+    from collbench.judge.summary import rank_summary  # late: numpy takes as long to load as the rest of the program
     from collbench.report.text import ranking
 
     operation = None if named is None else options.parse_operation(named)

@@ -174,12 +174,12 @@ def short_answers(run: Run) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("what", "run", "which", "fast", "wrong"),
     [
-        ("all alike", by_hand(), "any of them", "300.0 GB/s", ("nothing found", "ok")),
+        ("all alike", by_hand(), "any of them", "300.0 GB/s busbw", ("nothing found", "ok")),
         (
             "one slow GPU",
             pair_run(4, lambda a, b: 100.0 if 3 in (a, b) else 300.0),
             "GPU0, GPU1",
-            "100.0–300.0 GB/s",
+            "100.0 to 300.0 GB/s busbw",
             ("1 contradiction", "warn"),
         ),
         ("nothing", run_of(gpus(2), []), "nothing to choose", "nothing measured", ("not judged", "warn")),

@@ -23,7 +23,7 @@ from collbench.machine import labels
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
-from collbench.model.units import counted, figure, fixed, format_approximate_size, format_size
+from collbench.model.units import counted, fixed, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
 from collbench.report.families import families
 from collbench.report.html.page import Group, Part, Section
@@ -185,22 +185,15 @@ def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
 
 def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     """Return the rates of the pairs that were ranked; without pairs, those of the first work at its largest size."""
-    if ranking is None:
-        timed = [one for one in run.measured() or run.measurements if one.samples]
-        if not timed:
-            return _answer("How fast", "nothing measured", [])
-        first = measured.operations_of(timed)[0]
-        line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
-        return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line])
-    best, worst = ranking.standings[0], ranking.standings[-1]
-    what = f"{ranking.operation} at {format_size(ranking.size_bytes)} on each of {len(ranking.standings)} pairs"
-    quantity = "bus bandwidth" if ranking.operation.is_collective else "slower direction"
-    rate = f"{figure(best.gbs)} GB/s"
-    if best.interval is not None:
-        rate += f" (95%: {figure(best.interval[0])}–{figure(best.interval[1])})"
-    at_best = f"best {ranking_page.name(run, ranking.work, best.members)}: {rate}"
-    rates = f"{ranking_page.figures_span([worst.gbs, best.gbs], '–')} GB/s"
-    return _answer("How fast", rates, [f"{what}, {quantity}", at_best, choice_text.tiers(ranking)])
+    timed = [one for one in run.measured() or run.measurements if one.samples]
+    if ranking is not None:
+        timed = [one for one in timed if one.point.work == ranking.work and len(one.point.members) == 2]
+    if not timed:
+        return _answer("How fast", "nothing measured", [])
+    first = measured.operations_of(timed)[0]
+    line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
+    differ = [] if ranking is None else [choice_text.tiers(ranking)]
+    return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
 
 
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:

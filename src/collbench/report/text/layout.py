@@ -16,7 +16,7 @@ from rich.text import Text
 
 from collbench.report.prose import NAME_WIDE, filled, named
 
-# A page has two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
+# A page has two lengths: the short one fits a screen; --verbose shows what it leaves out.
 
 SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
 
@@ -31,7 +31,7 @@ class On(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a page, and its name for --section, "" if it has none."""
+    """A part of a page, and the name of its section, "" if it has none."""
 
     section: str
     drawn: RenderableType

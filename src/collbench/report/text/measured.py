@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 
@@ -14,12 +14,11 @@ from rich.text import Text
 from collbench.choose.choice import Choice
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose_each, evidence
-from collbench.judge.diagnose import judge
 from collbench.judge.outcome import timed_points
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import Winner, kinds_of, ordinary, ranges, side_by_side, winners
 from collbench.judge.stats import half_width, summarize
-from collbench.judge.summary import HostShare, host_shares, rank_summary, share_of_all
+from collbench.judge.summary import HostShare, host_shares, share_of_all
 from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -27,13 +26,11 @@ from collbench.model.run import CommandKind, DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, amount, figure, format_size, sentence, span
 from collbench.report import choice_text, sections
-from collbench.report.text import ranking as ranking_page
-from collbench.report.text import verdicts
 from collbench.report.text.frame import ALARM, alarm, device_names, ending, header, headline, sim
-from collbench.report.text.layout import Block, Lines, Page, both, legend, listed, only, short, table, whole
+from collbench.report.text.layout import Block, Lines, both, legend, listed, short, table, whole
 from collbench.report.text.ranking import pair_matrix, render_bandwidths, render_matrix, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
-from collbench.report.text.topology import render_labels, render_topology
+from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
 
 # The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation.
@@ -701,7 +698,7 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
 
 
-# The page of any run, and its single sections.
+# The page of any run.
 
 _PAGES = {
     CommandKind.PAIRS: pairs_page,
@@ -734,18 +731,3 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     # No collective command measures copies, but a file may hold both.
     by_content = collectives_page if collectives_only else pairs_page
     yield from (measured_by.page if measured_by else _PAGES.get(kind, by_content))(run)
-
-
-def section(run: Run, wanted: str) -> Iterator[RenderableType]:
-    """Yield one of layout.SECTIONS of a run, or a line that the run has no such section."""
-    pages: dict[str, Callable[[], Page]] = {
-        "tiers": lambda: ranking_page.page(run, rank_summary(run)),
-        "fits": lambda: ranking_page.page(run, rank_summary(run)),
-        "verdicts": lambda: verdicts.page(run, judge(run)),
-        "labels": lambda: [Block("labels", Text(render_topology(run.devices, run.paths).rstrip("\n")))],
-    }
-    parts = list(only(pages.get(wanted, lambda: page(run))(), wanted))
-    yield from alarm(run)
-    if wanted != "header" and capabilities(run.backend).simulated:
-        yield Text(f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU")
-    yield from parts or [Text(f"this run has no {wanted}")]

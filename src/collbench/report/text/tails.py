@@ -43,7 +43,7 @@ def blocks(run: Run) -> Iterator[Block]:
             yield from whole("tails", Text(), *_ranks(run, by_size[-1]))
         yield from both("tails", end)
     if len(groups) > _FEW_GROUPS:
-        yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --section tails shows them"))
+        yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --verbose shows them"))
 
 
 def by_communicator(run: Run) -> list[list[Tails]]:
