@@ -37,7 +37,7 @@ def after_header(run: Run) -> str:
 def test_cpu_cores_say_what_they_lack() -> None:
     points = [measured(Operation.CPU_WRITE, (0, 1), 1.0, 8), taking(Operation.ALLREDUCE, (0, 1), 340.0)]
     shown = after_header(run_of(gpus(2), points, backend="host", command=("latency",)))
-    assert "pointer chase, ns" not in shown
+    assert "chase at" not in shown
     assert "launch" not in shown
     assert "\nskipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap\n" in shown
 
@@ -49,6 +49,6 @@ def test_all_lines_fit_80_columns_for_many_devices(count: int) -> None:
 
 def test_the_least_latency_has_the_best_colour() -> None:
     shown = text(page(latencies(3)), terminal=True)
-    chase = shown.partition("pointer chase")[2].partition("ce-write")[0]
+    chase = shown.partition("chase at 8 B")[2].partition("ce-write")[0]
     assert "48;5;227m  742.5" in chase
-    assert "\x1b[38;5;154m 1400.0" not in chase
+    assert "GPU0    1400.0 ±0.0%" in shown

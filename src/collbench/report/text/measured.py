@@ -28,7 +28,7 @@ from collbench.model.units import DTYPE_BYTES, amount, figure, format_size, sent
 from collbench.report import choice_text, sections
 from collbench.report.text.frame import ALARM, alarm, device_names, ending, header, headline, sim
 from collbench.report.text.layout import Block, Lines, both, legend, listed, short, table, whole
-from collbench.report.text.ranking import pair_matrix, render_bandwidths, render_matrix, unit_of, value, value_of
+from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
@@ -477,10 +477,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in operations_of(measurements):
-            work, largest = Work(operation, variant), at_largest(measurements, operation)
-            unit = unit_of(run, work, largest[0].point.size_bytes)
-            figures = _least_to_most([value_of(one, unit) for one in largest], f" {unit}")
-            rows.append((str(work), format_size(largest[0].point.size_bytes), *figures))
+            rows.append(_range_row(run, Work(operation, variant), at_largest(measurements, operation)))
     if rows:
         yield from both("notes", *normal_line(run))
         yield from short(
@@ -492,6 +489,14 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     for operation in operations_of(plain)[:1]:
         size_bytes = at_largest(plain, operation)[0].point.size_bytes
         yield from short(Text(), render_bandwidths(run, operation, size_bytes), legend())
+
+
+def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    """Return a work's row at one size: lowest, median and highest figure in the unit that says most."""
+    size_bytes = measurements[0].point.size_bytes
+    unit = unit_of(run, work, size_bytes)
+    figures = _least_to_most([value_of(one, unit) for one in measurements], f" {unit}")
+    return (str(work), format_size(size_bytes), *figures)
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
@@ -565,7 +570,8 @@ def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) ->
     operations = operations_of(measurements)
     size_bytes = max(measurement.point.size_bytes for measurement in measurements)
     unit = unit_of(run, Work(operations[0], variant), size_bytes)
-    yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({_TABLES[variant]})")
+    about = _HOST_CHASE if operations[0] is Operation.CHASE else _TABLES[variant]
+    yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({about})")
     largest = [at_largest(measurements, operation) for operation in operations]
     columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest]
     rows = (
@@ -612,7 +618,7 @@ def _middle(measurement: Measurement, unit: str) -> str:
 
 # The page of `collbench latency`: one access, one small copy, one small all-reduce.
 
-_CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
+_HOST_CHASE = "accesses to pinned host memory"
 _TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
 _LAUNCH_LEGEND = """; launch: one call
 of an ungraphed loop, as in a training step, the mean of the ranks"""
@@ -632,11 +638,13 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
     yield from whole("header", Lines(header(run)))
     yield from short(*_latency_summary(run))
-    matrices = [*_chase(run), *_copies(run)]
-    if matrices:
-        yield from both("matrices", matrices[0])
-        yield from short(legend())
-        yield from whole("matrices", *matrices[1:], legend())
+    chase = [one for one in run.measured() if one.point.operation is Operation.CHASE]
+    copies = [one for one in run.measured() if one.point.operation.is_copy]
+    for index, points in enumerate(filter(None, (chase, copies))):
+        matrices = _matrices(run, Variant.PLAIN, points)
+        yield from both("matrices", *matrices) if index == 0 else whole("matrices", *matrices)
+    if host := run.measured(Variant.HOST):
+        yield from whole("tables", *_devices(run, Variant.HOST, host))
     yield from whole("tables", *_allreduce(run))
     lacks = "skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
@@ -644,43 +652,17 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
-    medians: dict[str, str] = {}
     rows = []
     works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
         measurements = [m for m in run.measured(work.variant) if m.point.work == work]
         smallest = min(m.point.size_bytes for m in measurements)
-        scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
-        times = [summarize(m).seconds * scale for m in measurements if m.point.size_bytes == smallest]
-        figures = _least_to_most(times, unit)
-        rows.append((str(work), format_size(smallest), *figures))
-        medians[str(work)] = figures[1]
+        rows.append(_range_row(run, work, [m for m in measurements if m.point.size_bytes == smallest]))
+    medians = {row[0]: row[3] for row in rows}
     if rows:
         answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
         yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{sim(run, ', sim')})\n")
         yield table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2)
-
-
-def _chase(run: Run) -> Iterator[RenderableType]:
-    matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda measurement: summarize(measurement).seconds * 1e9)
-    host = np.full((len(run.devices), 1), np.nan)
-    for measurement in run.measured(Variant.HOST):
-        if measurement.point.operation is Operation.CHASE:
-            host[measurement.point.members[0], 0] = summarize(measurement).seconds * 1e9
-    every = np.hstack((matrix, host))
-    if np.isfinite(every).any():
-        yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, every, extra=("host",), best_is_least=True))
-
-
-def _copies(run: Run) -> Iterator[RenderableType]:
-    for operation in Operation:
-        sizes = [m.point.size_bytes for m in run.measured() if m.point.operation is operation]
-        if operation.is_copy and sizes:
-            matrix = pair_matrix(
-                run, Work(operation), min(sizes), lambda measurement: summarize(measurement).seconds * 1e6
-            )
-            text = Text(f"\n{operation} of {format_size(min(sizes))}, µs (row sends to column)\n")
-            yield text.append_text(render_matrix(run, matrix, best_is_least=True))
 
 
 def _allreduce(run: Run) -> Iterator[RenderableType]:

@@ -322,26 +322,18 @@ def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: 
     unit = unit_of(run, work, size_bytes)
     matrix = pair_matrix(run, work, size_bytes, lambda measurement: value_of(measurement, unit))
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
+    kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
     kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
     text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
     return text.append_text(render_matrix(run, matrix, best_is_least=unit in _PER_SECOND))
 
 
-def render_matrix(
-    run: Run,
-    matrix: Matrix,
-    *,
-    extra: Sequence[str] = (),
-    best_is_least: bool = False,
-) -> Text:
-    """Return a matrix with its heads, shaded by shares of the best, in blocks of at most 80 columns.
-
-    `extra` are the heads of columns beyond the devices'.
-    """
+def render_matrix(run: Run, matrix: Matrix, *, best_is_least: bool) -> Text:
+    """Return a matrix with its heads, shaded by shares of the best, in blocks of at most 80 columns."""
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
-    heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
+    heads = tags if wide else [str(device.index) for device in run.devices]
     cells = [["-" if np.isnan(value) else figure(value, decimals=int(wide)) for value in row] for row in matrix]
     least, gap = (7, 2) if wide else (4, 1)
     columns = zip(heads, zip(*cells, strict=True), strict=True)
