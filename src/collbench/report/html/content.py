@@ -19,11 +19,10 @@ from collbench.judge.outcome import outcome
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking
-from collbench.machine import labels
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
-from collbench.model.units import counted, fixed, format_approximate_size, format_size
+from collbench.model.units import counted, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
 from collbench.report.families import families
 from collbench.report.html.page import Group, Part, Section
@@ -34,7 +33,7 @@ from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
 from collbench.report.text.layout import Legend, Lines, only, shown, table
-from collbench.report.text.topology import known_limits, label_matrix
+from collbench.report.text.topology import render_topology
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
@@ -139,16 +138,9 @@ def _environment(run: Run) -> Iterator[Group]:
         for device in devices
     ]
     heads = ("device", "name", "PCI bus id", "memory", "NUMA node", "CPU affinity", "PCIe at best", "UUID")
-    names = [device.tag for device in devices]
-    matrix = [(name, *row) for name, row in zip(names, label_matrix(len(devices), run.paths), strict=True)]
     blocks: list[Part] = [[*provenance(run), *(pair for pair in asked if pair[1])]]
     blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
-    blocks += [Text("\nLabels"), table("", *names, rows=matrix), [*labels.legend(path.label for path in run.paths)]]
-    limits = [
-        (label, ": ".join(filter(None, (f"{fixed(gbs, 6)} GB/s", source))))
-        for label, gbs, source in known_limits(run.paths)
-    ]
-    yield Group(blocks + ([Text("\nTheory, one direction"), limits] if limits else []))
+    yield Group([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
 
 
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
