@@ -469,6 +469,8 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     count, width = len(bounds) - 1, rows.shape[1]
     if not width:  # a damaged stream: nothing shows that they are even
         return True
+    if len(rows) < _COVERED * count and not one.left.any():  # some have a call that others lack
+        return True
     values = np.full((count, width), np.nan)
     values[numbers] = np.where(one.known, one.pauses, np.nan)[rows]
     values[sorted(number for number in dropped if number < count), 0] = np.nan
