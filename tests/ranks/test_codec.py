@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -19,7 +19,6 @@ from collbench.ranks.messages import (
     Abandon,
     Alive,
     BadMessage,
-    Call,
     Done,
     Introduction,
     Leave,
@@ -37,13 +36,13 @@ from tests.builders import gpus, shared, throttled
 STEP = Step(Work(Operation.REDUCESCATTER, Variant.IN_PLACE, 1), ((1, 0),), 8, 3, 2, verify=False)
 ORDERS: list[Order] = [
     Call("introduce"),
-    Call("meet", gpus(3)),
-    Call("open", Opening("world0", "10.0.0.1", (0, 2), 1)),
-    Call("reserve", 2**40),
-    Call("prepare", ((0, 1), (2, 0))),
-    Call("time", STEP),
-    Call("time", Step(Work(Operation.ALLREDUCE, registration=Registration.WINDOW), ((0, 1),), 8, 3, 2)),
-    Call("paths", gpus(2)),
+    Call("meet", (gpus(3),)),
+    Call("open", (Opening("world0", "10.0.0.1", (0, 2), 1),)),
+    Call("reserve", (2**40,)),
+    Call("prepare", (((0, 1), (2, 0)),)),
+    Call("time", (STEP,)),
+    Call("time", (Step(Work(Operation.ALLREDUCE, registration=Registration.WINDOW), ((0, 1),), 8, 3, 2),)),
+    Call("paths", (gpus(2),)),
     Abandon(),
     Leave(),
     Leave("gone"),
@@ -114,7 +113,7 @@ class Executed:
         return print, ("executed",)
 
 
-WIRED = json.loads(encode(Call("time", STEP)))[2]
+WIRED = json.loads(encode(Call("time", (STEP,))))[2][0]
 
 
 @pytest.mark.parametrize(
@@ -127,20 +126,20 @@ WIRED = json.loads(encode(Call("time", STEP)))[2]
         ("nested too deep", b"[" * 100_000),
         ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
         ("an order that is none", b'["system", "true"]'),
-        ("a method that is none", b'["Call", "system", "true"]'),
-        ("a method that is not for rank 0", b'["Call", "interrupt", null]'),
-        ("a special one", b'["Call", "__class__", null]'),
+        ("a method that is none", b'["Call", "system", ["true"]]'),
+        ("a method that is not for rank 0", b'["Call", "interrupt", []]'),
+        ("a special one", b'["Call", "__class__", []]'),
         ("a rank's message instead of an order", encode(Alive())),
         ("a reason that is a list", b'["Leave", []]'),
         ("a part more", b'["Leave", "", true]'),
-        ("a value for a method without any", b'["Call", "introduce", 8]'),
-        ("none for a method that takes one", b'["Call", "reserve", null]'),
-        ("a text instead of a number", b'["Call", "reserve", "8"]'),
-        ("a truth instead of a number", b'["Call", "reserve", true]'),
-        ("no number at all", b'["Call", "reserve", NaN]'),
-        ("a field less", b'["Call", "open", {"key": "world0"}]'),
-        ("an operation that is none", json.dumps(["Call", "time", WIRED | {"work": {"operation": "rm"}}]).encode()),
-        ("groups that are numbers", json.dumps(["Call", "time", WIRED | {"groups": [1, 2]}]).encode()),
+        ("a value for a method without any", b'["Call", "introduce", [8]]'),
+        ("none for a method that takes one", b'["Call", "reserve", []]'),
+        ("a text instead of a number", b'["Call", "reserve", ["8"]]'),
+        ("a truth instead of a number", b'["Call", "reserve", [true]]'),
+        ("no number at all", b'["Call", "reserve", [NaN]]'),
+        ("a field less", b'["Call", "open", [{"key": "world0"}]]'),
+        ("an operation that is none", json.dumps(["Call", "time", [WIRED | {"work": {"operation": "rm"}}]]).encode()),
+        ("groups that are numbers", json.dumps(["Call", "time", [WIRED | {"groups": [1, 2]}]]).encode()),
     ],
 )
 def test_invalid_orders_are_refused_and_nothing_runs(
@@ -179,7 +178,5 @@ def test_every_method_that_rank_0_may_call_has_the_types_of_the_worker() -> None
     for name, method in METHODS.items():
         hints = get_type_hints(getattr(RankWorker, name))
         returns = hints.pop("return")
-        assert (list(hints.values()), returns) == (
-            [] if method.takes is None else [method.takes],
-            type(None) if method.returns is None else method.returns,
-        )
+        expected = type(None) if method.returns is None else method.returns
+        assert (tuple(hints.values()), returns) == (method.takes, expected)

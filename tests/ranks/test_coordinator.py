@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.worker_messages import Call
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches
 from collbench.ranks import rank_worker
 from collbench.ranks.connection import pair
 from collbench.ranks.coordinator import Coordinator, slowest
-from collbench.ranks.messages import Call
 from collbench.ranks.ranks import RankLost, Ranks
 from tests.builders import gpus, throttled
 from tests.ranks.fakes import Board, FakeRankWorker, world

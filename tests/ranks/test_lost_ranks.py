@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from collbench.measurement.backends.protocol import Step
+from collbench.measurement.backends.worker_messages import Call
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
-from collbench.ranks.messages import Call
 from collbench.ranks.rank_worker import with_indices, with_positions
 from collbench.ranks.ranks import RankLost, Ranks
 from tests.ranks.fakes import Board, FakeRankWorker, world
@@ -119,9 +119,9 @@ def test_a_rank_that_dies_while_idle_is_noticed() -> None:
 
 def test_indices_in_a_ranks_answer_become_positions_again() -> None:
     members = (0, 2, 5)
-    assert with_indices(Call("time", step((5, 0), (2,))), members) == Call("time", step((2, 0), (1,)))
-    assert with_indices(Call("prepare", ((5, 0),)), members) == Call("prepare", ((2, 0),))
-    assert with_indices(Call("time", step((1, 0))), (0, 1)) == Call("time", step((1, 0)))
+    assert with_indices(Call("time", (step((5, 0), (2,)),)), members) == Call("time", (step((2, 0), (1,)),))
+    assert with_indices(Call("prepare", (((5, 0),),)), members) == Call("prepare", (((2, 0),),))
+    assert with_indices(Call("time", (step((1, 0)),)), (0, 1)) == Call("time", (step((1, 0)),))
     because = Failure(FailureKind.ERROR, Cause.REPORTED, (1,))
     failure = Failure(FailureKind.CRASH, Cause.DIED, (2,), groups=((2, 0),), because=because)
     converted = with_positions(StepFailed("x", failure=failure), members)

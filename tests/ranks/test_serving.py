@@ -5,14 +5,14 @@ import threading
 import pytest
 
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
-from collbench.ranks.messages import Abandon, Alive, Call, Leave, Opening, Order
+from collbench.ranks.messages import Abandon, Alive, Leave, Opening, Order
 from collbench.ranks.rank_worker import serve
 from tests.ranks.fakes import PATIENCE_S, FakeRankWorker
 
-STEP = Call("time", Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 1, 1))
+STEP = Call("time", (Step(Work(Operation.ALLREDUCE), ((0, 1),), 8, 1, 1),))
 
 
 class Serving:
@@ -103,7 +103,7 @@ def test_a_worker_that_was_about_to_start_when_it_was_abandoned_ends_too() -> No
     """Otherwise its rank would wait for a lost one as long as workers may take to connect: a minute."""
     worker = StartsLate()
     serving = Serving(worker)
-    serving.connection.send(Call("open", Opening("world0", "", (0,), 0)))
+    serving.connection.send(Call("open", (Opening("world0", "", (0,), 0),)))
     assert worker.opening.wait(PATIENCE_S)
     serving.connection.send(Abandon())
     messages: list[object] = [serving.connection.recv()]

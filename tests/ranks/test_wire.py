@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from collbench.machine.launchers import LaunchEnvironment
+from collbench.measurement.backends.worker_messages import Call
 from collbench.model.errors import BackendError
 from collbench.ranks import connection
 from collbench.ranks.connection import (
@@ -21,7 +22,7 @@ from collbench.ranks.connection import (
     to_rank_0,
 )
 from collbench.ranks.factory import _address, _own_address
-from collbench.ranks.messages import BadMessage, Call, Done, Leave
+from collbench.ranks.messages import BadMessage, Done, Leave
 from collbench.ranks.ranks import RankLost, Ranks
 from collbench.ranks.store import interface_of
 

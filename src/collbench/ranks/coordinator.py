@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -22,7 +22,7 @@ from collbench.model.errors import (
 from collbench.model.failures import Cause, Failure
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, RankLaunches, Refusal, SkipKind
-from collbench.ranks.messages import Call, Done, Opening
+from collbench.ranks.messages import Done, Opening
 from collbench.ranks.ranks import RankLost, Ranks
 from collbench.ranks.store import Publisher
 
@@ -84,7 +84,7 @@ class Coordinator(Backend):
         self._world_ranks = self._ranks.present
         try:
             calls = {
-                rank: Call("open", Opening(key, self._addresses[rank], self._world_ranks, index))
+                rank: Call("open", (Opening(key, self._addresses[rank], self._world_ranks, index),))
                 for index, rank in enumerate(self._world_ranks)
             }
             self._facts = self._ranks.values(self._ranks.ask(calls), "open")
@@ -112,7 +112,7 @@ class Coordinator(Backend):
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
-        self._set_up_now(Call("reserve", largest_bytes))
+        self._set_up_now(Call("reserve", (largest_bytes,)))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why a copy cannot run here."""
@@ -122,7 +122,7 @@ class Coordinator(Backend):
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Start making the groups' communicators on every rank."""
-        self._set_up_now(Call("prepare", groups))
+        self._set_up_now(Call("prepare", (groups,)))
 
     def time(self, step: Step) -> Timing:
         """Time a collective on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError for copies."""
@@ -135,7 +135,7 @@ class Coordinator(Backend):
         for rank in chain.from_iterable(step.groups):
             if rank in lost:
                 raise StepFailed(str(lost[rank]), failure=replace(lost[rank].failure, rank=rank))
-        replies = self._ranks.ask(dict.fromkeys(self._world_ranks, Call("time", step)))
+        replies = self._ranks.ask(dict.fromkeys(self._world_ranks, Call("time", (step,))))
         failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, CollbenchError)}
         if failed:
             self._broken = True
@@ -200,8 +200,8 @@ class Coordinator(Backend):
 
     def _set_up(self, call: Call) -> None:
         match call:
-            case Call("prepare", tuple() as groups):
-                call = Call("prepare", tuple(group for group in groups if set(group) <= set(self._world_ranks)))
+            case Call("prepare", (tuple() as groups,)):
+                call = Call("prepare", (tuple(group for group in groups if set(group) <= set(self._world_ranks)),))
         self._ranks.values(self._ranks.ask(dict.fromkeys(self._world_ranks, call)), call.method)
 
     def _reopen(self, step: Step) -> None:

@@ -18,7 +18,7 @@ from typing import Self
 from collbench.machine import cuda_variables, lifeline
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.measurement.backends.protocol import Opened
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.measurement.plan import Request, check_nccl_options
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
@@ -26,7 +26,7 @@ from collbench.model.run import Machine
 from collbench.ranks import connection, introductions
 from collbench.ranks.connection import KEY_BYTES, Listener, connect
 from collbench.ranks.coordinator import Coordinator
-from collbench.ranks.messages import Call, Introduction
+from collbench.ranks.messages import Introduction
 from collbench.ranks.rank_worker import RankWorker, serve
 from collbench.ranks.ranks import SILENCE_S, RankLost, Ranks
 from collbench.ranks.store import UNSAID_S, Store, still_waiting
@@ -178,7 +178,7 @@ class World:
         for text in introductions.shared_gpus(introduced):
             self._say(text)
         devices = introductions.devices_of(introduced)
-        ranks.ask(dict.fromkeys(ranks.everyone, Call("meet", devices)))
+        ranks.ask(dict.fromkeys(ranks.everyone, Call("meet", (devices,))))
         backend = Coordinator(
             introduced[0].backend, ranks, self._store, devices, introductions.addresses(introduced, ends)
         )
@@ -189,7 +189,7 @@ class World:
         leaders = introductions.host_leaders(introduced)
         answers = ranks.ask(
             {
-                first: Call("paths", tuple(introduced[rank].device for rank in host_ranks))
+                first: Call("paths", (tuple(introduced[rank].device for rank in host_ranks),))
                 for first, host_ranks in leaders.items()
             }
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
 
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.model.errors import (
     BackendError,
     CollbenchError,
@@ -64,37 +64,29 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of RankWorker: the types of its argument and of its result, None for none.
+    """A method of RankWorker: the types of its arguments, and of its result, None for none.
 
     `alone`: each rank answers by itself, so nobody waits for one that is lost meanwhile.
     """
 
-    takes: object
+    takes: tuple[object, ...]
     returns: object
     alone: bool = False
 
 
 # What rank 0 may call: what arrives is built as these types, and calls nothing else.
 METHODS: Mapping[str, Method] = {
-    "introduce": Method(None, Introduction, alone=True),
-    "meet": Method(tuple[Device, ...], None, alone=True),
-    "make_id": Method(None, str, alone=True),
-    "open": Method(Opening, Facts),
-    "reserve": Method(int, None),
-    "prepare": Method(tuple[tuple[int, ...], ...], None),
-    "time": Method(Step, Timing),
-    "paths": Method(tuple[Device, ...], tuple[Path, ...], alone=True),
-    "health": Method(None, tuple[Health, ...], alone=True),
-    "ports": Method(None, tuple[NetworkPort, ...], alone=True),
+    "introduce": Method((), Introduction, alone=True),
+    "meet": Method((tuple[Device, ...],), None, alone=True),
+    "make_id": Method((), str, alone=True),
+    "open": Method((Opening,), Facts),
+    "reserve": Method((int,), None),
+    "prepare": Method((tuple[tuple[int, ...], ...],), None),
+    "time": Method((Step,), Timing),
+    "paths": Method((tuple[Device, ...],), tuple[Path, ...], alone=True),
+    "health": Method((), tuple[Health, ...], alone=True),
+    "ports": Method((), tuple[NetworkPort, ...], alone=True),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Calls a method of the rank's worker; its result, or the error that it raises, is the answer."""
-
-    method: str
-    argument: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +146,8 @@ class BadMessage(BackendError):
 def encode(message: Order | RankMessage) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
     match message:
-        case Call(method, argument):
-            fields: list[object] = ["Call", method, argument]
+        case Call(method, arguments):
+            fields: list[object] = ["Call", method, arguments]
         case Leave(failure):
             fields = ["Leave", failure]
         case Done(method, value, flags):
@@ -172,8 +164,13 @@ def decode_order(data: bytes) -> Order:
     """Parse an order of rank 0. Raises BadMessage."""
     try:
         match _parsed(data):
-            case ["Call", str(method), argument] if method in METHODS:
-                return Call(method, _built(METHODS[method].takes, argument, method))
+            case ["Call", str(method), [*arguments]] if method in METHODS:
+                takes = METHODS[method].takes
+                if len(arguments) != len(takes):
+                    raise ValueError(f"{method} takes {len(takes)} arguments")
+                return Call(
+                    method, tuple(build(kind, value, method) for kind, value in zip(takes, arguments, strict=True))
+                )
             case ["Abandon"]:
                 return Abandon()
             case ["Leave", str(failure)]:
@@ -193,7 +190,10 @@ def decode_rank_message(data: bytes) -> RankMessage:
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
                 return cast("RankMessage", _failure(_FAILURES[kind], text, fact))
             case ["Done", str(method), value, flags] if method in METHODS:
-                built = _built(METHODS[method].returns, value, method)
+                returns = METHODS[method].returns
+                if returns is None and value is not None:
+                    raise ValueError(f"{method} with a value")
+                built = None if returns is None else build(returns, value, method)
                 return Done(method, built, build(tuple[Flag, ...], flags, "flags"))
             case _:
                 raise ValueError("neither an answer nor a heartbeat")
@@ -219,13 +219,6 @@ def _failure(kind: type[CollbenchError], text: str, fact: object) -> CollbenchEr
     if fact is not None:
         raise ValueError("a failure that has no facts")
     return kind(text)
-
-
-def _built(kind: object, data: object, where: str) -> object:
-    """Return data as this type, None of no type. Raises ValueError."""
-    if kind is None and data is not None:
-        raise ValueError(f"{where} with a value")
-    return None if kind is None else build(kind, data, where)
 
 
 def _parsed(data: bytes) -> object:

@@ -24,25 +24,13 @@ from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, ex
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
-from collbench.measurement.backends.worker_messages import Facts, World
+from collbench.measurement.backends.worker_messages import Call, Facts, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready
-from collbench.ranks.messages import (
-    METHODS,
-    Abandon,
-    Alive,
-    BadMessage,
-    Call,
-    Done,
-    Introduction,
-    Leave,
-    Opening,
-    Order,
-    Reply,
-)
+from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
 from collbench.ranks.store import Store, interface_of, prefix
 
 
@@ -344,8 +332,9 @@ class _Server:
         """Answer one call in another thread, while this thread listens for Abandon."""
         done, notify_done = socket.socketpair()
         with done, notify_done:
-            if isinstance(call.argument, Opening):
-                self._positions = call.argument.positions
+            match call.arguments:
+                case (Opening() as opening,):
+                    self._positions = opening.positions
             answer = self._worker.submit(_answer, self._rank_worker, with_indices(call, self._positions))
             answer.add_done_callback(lambda _answer: notify_done.send(b"."))
             self._wait_until(done)
@@ -385,10 +374,10 @@ def with_indices(call: Call, positions: Sequence[int]) -> Call:
         return tuple(tuple(index_of[position] for position in group) for group in groups)
 
     match call:
-        case Call("time", Step() as step):
-            return Call("time", replace(step, groups=converted(step.groups)))
-        case Call("prepare", tuple() as groups):
-            return Call("prepare", converted(groups))
+        case Call("time", (Step() as step,)):
+            return Call("time", (replace(step, groups=converted(step.groups)),))
+        case Call("prepare", (tuple() as groups,)):
+            return Call("prepare", (converted(groups),))
     return call
 
 
@@ -416,8 +405,7 @@ def _failure_with_positions(failure: Failure, positions: Sequence[int]) -> Failu
 def _answer(rank_worker: RankWorker, call: Call) -> Reply:
     """Return the answer; an error becomes an answer."""
     try:
-        arguments = () if METHODS[call.method].takes is None else (call.argument,)
-        value = getattr(rank_worker, call.method)(*arguments)
+        value = getattr(rank_worker, call.method)(*call.arguments)
         return Done(call.method, value, rank_worker.flags() if call.method == "time" else ())
     except CollbenchError as error:
         return error

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from collbench.measurement.backends.worker_messages import Call
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.ranks.connection import RankConnection, framed
-from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Call, Done, Leave, Reply
+from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Done, Leave, Reply
 
 # Ranks send Alive every 2 s while they work. A longer silence means a stopped process or a cut network.
 SILENCE_S = 30.0

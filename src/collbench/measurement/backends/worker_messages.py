@@ -1,4 +1,7 @@
-"""The messages between the GPU worker and its parent. It imports little, because the parent waits for the worker."""
+"""The messages between the GPU worker and its parent; rank 0 calls other ranks by `Call`, too.
+
+It imports little, because the parent waits for the worker.
+"""
 
 from __future__ import annotations
 
