@@ -12,7 +12,6 @@ TYPE_CHECKING = False  # typing's, whose import takes milliseconds: Ctrl-C here 
 if TYPE_CHECKING:
     from collbench.api.inspecting import doctor as doctor
     from collbench.api.inspecting import topo as topo
-    from collbench.api.measuring import measure as measure
     from collbench.api.runs import check as check
     from collbench.api.runs import compare as compare
     from collbench.api.runs import explain as explain
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collbench.api.runs import tails as tails
     from collbench.api.selecting import select as select
     from collbench.api.training import train_command as train_command
+    from collbench.cli.calls import measure as measure
     from collbench.cluster.api import nodes as nodes
     from collbench.jobs.api import import_job as import_job
     from collbench.jobs.api import load_job as load_job
@@ -42,7 +42,7 @@ _HOMES = {
     "import_job": "jobs.api",
     "load": "api.runs",
     "load_job": "jobs.api",
-    "measure": "api.measuring",
+    "measure": "cli.calls",
     "nodes": "cluster.api",
     "overlap": "overlaps.api",
     "predict": "jobs.predict.api",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.cli import collectives, copies
+from collbench.cli import measuring
 from collbench.cli.measuring import RunPrinter
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
@@ -46,8 +46,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, program: Program) -> RecordingPro
         recorder.request, recorder.path, recorder.printer = request, path, printer
 
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
-    for module in (collectives, copies, copies):
-        monkeypatch.setattr(module, "measure_and_show", record)
+    monkeypatch.setattr(measuring, "measure_and_show", record)
     return recorder
 
 

@@ -275,8 +275,7 @@ def test_files_named_in_a_foreign_run_are_not_touched(
     def judged(measure_options: MeasureOptions) -> Run:
         return run_file.load(measured(make_request("check", measure_options, measuring.check), measure_options.file))
 
-    for module in ("copies", "collectives"):
-        monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
+    monkeypatch.setattr("collbench.cli.measuring.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
     monkeypatch.setattr("collbench.api.peer_mapping.examine", lambda *_, **__: None)

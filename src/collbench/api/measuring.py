@@ -1,33 +1,28 @@
-"""`collbench.measure`, and what each measuring command times: from the options that all of them share to a request."""
+"""What each measuring command times: from the options that all of them share to a request."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collbench import untrusted
-from collbench.api import keywords, sessions
+from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, requested
-from collbench.model.capabilities import BACKENDS, capabilities
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.nccl_options import checked_config
-from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, Device
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
-from collbench.model.units import REDOPS, parse_dtype, parse_sizes
+from collbench.model.units import parse_sizes
 from collbench.runfile import run_file
-
-if TYPE_CHECKING:
-    from collbench.api.measured_run import MeasuredRun
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
@@ -74,45 +69,32 @@ class MeasureOptions(RunOptions):
         return self.resume or self.output
 
 
-# Returns a request with what a command times added to what all of them are asked.
-Timed = Callable[[Request], Request]
-
-
 def request_of(
-    command: str,
-    options: MeasureOptions,
-    command_line: Sequence[str],
-    notices: Notices = SILENT,
-    timed: Timed = lambda request: request,
+    command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
 ) -> Request:
-    """Return what the shared options ask for of a command, whose name says what can be resumed; `timed` adds its own.
+    """Return what the shared options ask for of a command, whose name says what can be resumed.
 
     With `resume` it is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.
     """
-    for name, value in (("precision", options.precision), ("budget", options.budget)):
-        if options.quick and value is not None:
-            raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
     if options.resume is not None:
         request = _resumed(command, options, options.resume)
         return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
-    return timed(
-        Request(
-            backend=resolved_backend(options.backend, options.fabric, notices),
-            devices=options.devices,
-            sizes=options.sizes,
-            dtype=options.dtype,
-            redop=options.redop,
-            nccl=named_nccl(options.nccl),
-            seed=new_seed() if options.seed is None else options.seed,
-            command=tuple(command_line),
-            precision=options.precision,
-            budget_seconds=_SECONDS_FOR_PRECISION if options.precision and options.budget is None else options.budget,
-            quick=options.quick,
-            force=options.force,
-            fabric=options.fabric,
-            kind=CommandKind.of(command),
-        )
+    return Request(
+        backend=resolved_backend(options.backend, options.fabric, notices),
+        devices=options.devices,
+        sizes=options.sizes,
+        dtype=options.dtype,
+        redop=options.redop,
+        nccl=named_nccl(options.nccl),
+        seed=new_seed() if options.seed is None else options.seed,
+        command=tuple(command_line),
+        precision=options.precision,
+        budget_seconds=_SECONDS_FOR_PRECISION if options.precision and options.budget is None else options.budget,
+        quick=options.quick,
+        force=options.force,
+        fabric=options.fabric,
+        kind=CommandKind.of(command),
     )
 
 
@@ -258,11 +240,6 @@ def small_allreduces(request: Request, layers: int) -> Request:
     )
 
 
-def collective(operation: Operation) -> Timed:
-    """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
-    return lambda request: replace(request, collectives=(Work(operation),), launches=True)
-
-
 # One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
 # long on old ones. Cores show it at a quarter of that.
 _SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
@@ -280,15 +257,6 @@ def check(request: Request) -> Request:
         copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
         return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
-
-
-COMMANDS: dict[str, Timed] = {
-    "pairs": pairs,
-    "copies": copies,
-    "latency": latency,
-    "check": check,
-    **{operation.value: collective(operation) for operation in COLLECTIVES},
-}
 
 
 _MOST_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits
@@ -346,120 +314,3 @@ def _block_bytes(name: str, text: str) -> int:
     if not 0 <= value < 2**62:  # not a number is none of these
         raise UsageError(f"--skew {name}: '{text}' is not a number of bytes: write 0 or more")
     return int(value) // BLOCK_UNIT * BLOCK_UNIT
-
-
-# The Python call.
-
-# What only some commands take: its value where it is left out, and those commands.
-_WITH_COLLECTIVES = ("pairs", *COLLECTIVES)
-_TAKEN_BY: dict[str, tuple[object, Collection[str]]] = {
-    "sizes": (None, ("copies", "check", *_WITH_COLLECTIVES)),
-    "dtype": ("float32", _WITH_COLLECTIVES),
-    "redop": ("sum", _WITH_COLLECTIVES),
-    "registration": ("none", _WITH_COLLECTIVES),
-    "nccl_config": ({}, _WITH_COLLECTIVES),
-    "latency": (None, COLLECTIVES),
-    "layers": (None, ("latency",)),
-    "skew": ("uniform", (Operation.ALLTOALLV,)),
-}
-
-
-def measure(  # noqa: PLR0913 - keywords, each an option of the command line
-    command: str = "pairs",
-    *,
-    devices: Iterable[int | str] | None = None,
-    sizes: Iterable[int | str] | None = None,
-    backend: str = "auto",
-    fabric: str | os.PathLike[str] | None = None,
-    dtype: str = "float32",
-    redop: str = "sum",
-    precision: float | None = None,
-    budget: float | None = None,
-    quick: bool = False,
-    latency: int | None = None,
-    layers: int | None = None,
-    nccl: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
-    registration: str = "none",
-    nccl_config: Mapping[str, int] | None = None,
-    skew: str = "uniform",
-    output: str | os.PathLike[str] | None = None,
-    save: bool = True,
-) -> MeasuredRun:
-    """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
-
-    `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
-    `latency` a number of single launches, as the options of these names. `registration` ("none", "buffer", "window",
-    "all") and `nccl_config`, fields of ncclConfig_t, apply to collectives and pairs; `skew` ("uniform", "zipf:1.2" or a
-    matrix file) to alltoallv. With a model's `layers`, "latency" measures what `--collectives` does. A worker process
-    uses the GPUs; this process does not start CUDA. The run is saved as `output`, or as a new file that `runs` lists,
-    unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
-    """
-    keywords.check_only_process("measure")
-    command = keywords.named("command", command, COMMANDS)
-    size_list = keywords.optional(keywords.listed, "sizes", sizes)
-    config = checked_config(keywords.mapping("nccl_config", nccl_config or {}))
-    keywords.text("registration", registration, choices=(*Registration, EVERY_REGISTRATION))
-    parsed_skew = parse_skew(keywords.text("skew", skew))
-    given = {
-        "sizes": size_list,
-        "dtype": dtype,
-        "redop": redop,
-        "registration": registration,
-        "nccl_config": config,
-        "latency": latency,
-        "layers": layers,
-        "skew": skew if parsed_skew else "uniform",
-    }
-    for name, (left_out, commands) in _TAKEN_BY.items():
-        if given[name] != left_out and command not in commands:
-            raise UsageError(f"{command} takes no {name}: leave it out, or measure {', '.join(commands)}")
-    options = MeasureOptions(
-        devices=keywords.optional(keywords.listed, "devices", devices),
-        sizes=None if size_list is None else parse_sizes(size_list),
-        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.file_name, fabric),
-        dtype=parse_dtype(keywords.text("dtype", dtype)),
-        redop=keywords.text("redop", redop, choices=REDOPS),
-        precision=keywords.optional(keywords.number, "precision", precision, below=1),
-        budget=keywords.optional(keywords.number, "budget", budget),
-        quick=keywords.flag("quick", quick),
-        nccl=keywords.optional(keywords.file_name, nccl),
-        seed=keywords.seed(seed),
-    )
-    launches = keywords.optional(keywords.whole, "latency", latency, least=1)
-    of_token = keywords.optional(keywords.whole, "layers", layers, least=1)
-    words = [command, "--backend", backend]
-    words += ["--dtype", dtype, "--op", redop] if command in _WITH_COLLECTIVES else []
-    command_line = keywords.command_line(
-        words,
-        {
-            "--devices": options.devices,
-            "--sizes": size_list,
-            "--fabric": options.fabric,
-            "--precision": None if precision is None else f"{precision:f}",
-            "--budget": None if budget is None else f"{budget:f}s",
-            "--quick": options.quick,
-            "--latency": None if launches is None else str(launches),
-            "--collectives": of_token is not None,
-            "--layers": None if of_token is None else str(of_token),
-            "--registration": None if registration == "none" else registration,
-            "--skew": None if skew == "uniform" else skew,
-            "--nccl-config": ",".join(f"{name}={value}" for name, value in config.items()) or None,
-        },
-    )
-
-    def timed(request: Request) -> Request:
-        if of_token is not None:
-            return small_allreduces(request, of_token)
-        request = with_nccl(COMMANDS[command](request), registration, config, parsed_skew)
-        return replace(request, latency=launches or 0)
-
-    request = request_of(command, options, command_line, timed=timed)
-    path = keywords.run_path(command, request.backend, output, save)
-    done = sessions.measure(request, path, SILENT, f"measuring {command}")
-    if done.failure is not None:
-        raise done.failure
-    from collbench.api.measured_run import MeasuredRun  # late: the command line shows a run by its page
-
-    return MeasuredRun.of(run_file.again(done.run))

@@ -15,7 +15,7 @@ from collbench.api.checking import ToolTexts, refuse_cores, shortfall
 from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, make_request, measured, measuring_options
+from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
@@ -48,7 +48,7 @@ _expect = click.option("--expect", metavar="N", type=click.IntRange(min=1), help
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
-@click.command()
+@click.command(cls=MeasuringCommand, plan=lambda request, **_own: measuring.check(request))
 @_file
 @measuring_options(_topology, _p2p, _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import click
 
 from collbench.api import measuring
 from collbench.api.keywords import MOST_COUNT
-from collbench.api.measuring import MeasureOptions, parse_skew, present_devices
+from collbench.api.measuring import parse_skew, present_devices
 from collbench.cli import options
-from collbench.cli.measuring import (
-    RunPrinter,
-    make_request,
-    measure_and_show,
-    measuring_options,
-    nccl_config,
-    registration,
-)
+from collbench.cli.measuring import MeasuringCommand, measuring_command, nccl_config, registration
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
@@ -91,82 +82,61 @@ def _option(flag: _Flag) -> options.Command:
 _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
 _MOST_SIZES = 256
-_DECIMAL = re.compile(r"(\d{1,9}\.\d{1,9})([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclFlags:
-    """The values of nccl-tests' flags that no shared option has, by their long names there; None: not typed."""
+def with_flags(request: Request, flags: Mapping[str, Any], processes: int = 1) -> Request:
+    """Return the request with the values of nccl-tests' flags, by their long names there, in so many processes.
 
-    minbytes: int | None = None
-    maxbytes: int | None = None
-    stepbytes: int | None = None
-    stepfactor: int | None = None
-    iters: int | None = None
-    warmup_iters: int | None = None
-    check: int | None = None
-    cudagraph: int | None = None
-    ngpus: int | None = None
-    nthreads: int | None = None
-    root: int = 0
+    A value of None was not typed. Raises UsageError if two options contradict each other.
+    """
+    return replace(
+        request,
+        root=flags["root"],
+        sizes=_sizes(request, *(flags[name] for name in ("minbytes", "maxbytes", "stepbytes", "stepfactor"))),
+        devices=_devices(request, processes, flags["ngpus"], flags["nthreads"]),
+        iterations=flags["iters"],
+        warmup=flags["warmup_iters"],
+        verify=flags["check"] is None or flags["check"] > 0,
+        graph=flags["cudagraph"] or 0,
+    )
 
-    def applied(self, request: Request, processes: int = 1) -> Request:
-        """Return the request with the flags applied, in a launch of this many processes.
 
-        Raises UsageError if two options contradict each other.
-        """
-        return replace(
-            request,
-            root=self.root,
-            sizes=self._sizes(request),
-            devices=self._devices(request, processes),
-            iterations=self.iters,
-            warmup=self.warmup_iters,
-            verify=self.check is None or self.check > 0,
-            graph=self.cudagraph or 0,
+def _sizes(
+    request: Request, minbytes: int | None, maxbytes: int | None, stepbytes: int | None, stepfactor: int | None
+) -> tuple[int, ...] | None:
+    """Return the sizes of -b, -e, -i and -f: with both ends nccl-tests' steps, with one our range, doubling."""
+    if minbytes is maxbytes is stepbytes is stepfactor is None:
+        return request.sizes
+    both = minbytes is not None and maxbytes is not None
+    if minbytes is not None and maxbytes is not None and minbytes > maxbytes:
+        raise UsageError(
+            f"-b {format_size(minbytes)} is larger than -e {format_size(maxbytes)}: write the smaller one as -b"
         )
+    default = default_sizes(request.backend)
+    first = minbytes or min(default[0], maxbytes or default[0])
+    last = maxbytes or max(default[-1], first)
+    factor = stepfactor or (2 if stepbytes is None and not both else 1)
+    return _stepped(first, last, factor, stepbytes or _STEP)
 
-    def _sizes(self, request: Request) -> tuple[int, ...] | None:
-        """Return the sizes of -b, -e, -i and -f: with both ends nccl-tests' steps, with one our range, doubling."""
-        low, high = self.minbytes, self.maxbytes
-        if low is high is self.stepbytes is self.stepfactor is None:
-            return request.sizes
-        if request.sizes is not None:
-            raise UsageError("--sizes and -b/-e/-i/-f both say which sizes to measure: use only one")
-        if low is not None and high is not None and low > high:
-            raise UsageError(
-                f"-b {format_size(low)} is larger than -e {format_size(high)}: write the smaller one as -b"
-            )
-        default = default_sizes(request.backend)
-        both = low is not None and high is not None
-        first = low or min(default[0], high or default[0])
-        last = high or max(default[-1], first)
-        factor = self.stepfactor or (2 if self.stepbytes is None and not both else 1)
-        return _stepped(first, last, factor, self.stepbytes or _STEP)
 
-    def _devices(self, request: Request, processes: int) -> str | None:
-        """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
-        flag_values = (("-g", self.ngpus), ("-t", self.nthreads))
-        flags = " ".join(f"{flag} {value}" for flag, value in flag_values if value is not None)
-        if not flags:
-            return request.devices
-        count = (self.ngpus or 1) * (self.nthreads or 1)
-        if request.devices is not None:
-            raise UsageError(f"--devices and {flags} both say which devices to measure: use only one")
-        if processes > 1:
-            if count > 1:
-                raise UsageError(
-                    f"{flags}: each of the {processes} processes has one device; start more processes instead"
-                )
-            return None
-        if count < 2:
-            raise UsageError(
-                f"{flags} is one device, and a collective needs two: write -g 2, or start one process per device"
-            )
-        present = present_devices(request.backend, request.fabric)
-        if count > len(present):
-            raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
-        return ",".join(str(device.index) for device in present[:count])
+def _devices(request: Request, processes: int, ngpus: int | None, nthreads: int | None) -> str | None:
+    """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
+    flags = " ".join(f"{flag} {value}" for flag, value in (("-g", ngpus), ("-t", nthreads)) if value is not None)
+    if not flags:
+        return request.devices
+    count = (ngpus or 1) * (nthreads or 1)
+    if processes > 1:
+        if count > 1:
+            raise UsageError(f"{flags}: each of the {processes} processes has one device; start more processes instead")
+        return None
+    if count < 2:
+        raise UsageError(
+            f"{flags} is one device, and a collective needs two: write -g 2, or start one process per device"
+        )
+    present = present_devices(request.backend, request.fabric)
+    if count > len(present):
+        raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
+    return ",".join(str(device.index) for device in present[:count])
 
 
 def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
@@ -184,14 +154,6 @@ def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _parse_bytes(text: str) -> int:
-    """Return the bytes of "8", "64K", "1g" or "1.5G", as nccl-tests reads them. Raises UsageError."""
-    match = _DECIMAL.fullmatch(text.strip())
-    if match is None:
-        return parse_size(text)
-    return parse_size(str(int(float(match[1]) * parse_size(f"1{match[2]}"))))
-
-
 def _dtype(text: str) -> str:
     """Return our name of the type. Raises UsageError."""
     if text == "all":
@@ -200,15 +162,13 @@ def _dtype(text: str) -> str:
 
 
 def _redop(text: str) -> str:
-    """Return the reduction. Raises UsageError, with --output for what looks like a file."""
+    """Return the reduction. Raises UsageError."""
     if text.lower() in REDOPS:
         return text.lower()
     if text == "all":
-        raise UsageError("-o all: a run has one reduction; loop over them: for o in sum max avg; do … -o $o; done")
+        raise UsageError("--op all: a run has one reduction; loop over them: for o in sum max avg; do … --op $o; done")
     if text == "mulsum":
-        raise UsageError("-o mulsum is not measured: -o sum moves the same bytes")
-    if "/" in text or "." in text:
-        raise UsageError(f"-o is the reduction here, as in nccl-tests: save the run with --output {text}")
+        raise UsageError("--op mulsum is not measured: --op sum moves the same bytes")
     raise UsageError(f"reduction '{text}' is unknown: choose from {', '.join(REDOPS)}")
 
 
@@ -221,41 +181,10 @@ def _root(root: int) -> int:
     return root
 
 
-# -o is the only letter of nccl-tests that means something else in collbench: the run's file. With
-# --format nccl-tests it means the reduction.
-_OUTPUT, _REDUCTION = "-o", "--op"
-_REDUCTIONS = (*REDOPS, "all", "mulsum")
-
-
-def translated(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments with -o changed to --op if they ask for nccl-tests' meaning of it.
-
-    Raises UsageError if they do not, and -o is followed by a reduction.
-    """
-    as_in_nccl_tests = f"--format={options.NCCL_TESTS}" in arguments or ("--format", options.NCCL_TESTS) in pairwise(
-        arguments
-    )
-    if as_in_nccl_tests:
-        return [_REDUCTION if argument == _OUTPUT else _spelt_out(argument) for argument in arguments]
-    for argument, following in pairwise([*arguments, ""]):
-        value = ""
-        if argument.startswith(_OUTPUT):
-            value = argument.removeprefix(_OUTPUT) or following
-        if value in _REDUCTIONS:
-            raise UsageError(
-                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add --format "
-                f"{options.NCCL_TESTS}"
-            )
-    return list(arguments)
-
-
-def _spelt_out(argument: str) -> str:
-    """Return "-omax" as "--op=max"."""
-    return f"{_REDUCTION}={argument.removeprefix(_OUTPUT)}" if argument.startswith(_OUTPUT) else argument
-
-
 _BYTES, _COUNT = "BYTES", options.COUNT
-_size = options.parsed(_parse_bytes)
+# -o is the only letter of nccl-tests that means something else in collbench.
+_REDUCTION, _REDUCTIONS = "--op", (*REDOPS, "all", "mulsum")
+_size = options.parsed(parse_size)
 NCCL_FLAGS = (
     click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
     click.option(
@@ -301,7 +230,7 @@ NCCL_FLAGS = (
         default="sum",
         show_default=True,
         callback=options.parsed(_redop),
-        help=f"Reduction: {', '.join(REDOPS)}; also -o with --format nccl-tests.",
+        help=f"Reduction: {', '.join(REDOPS)}. nccl-tests' -o is the run's file here.",
     ),
     click.option(
         "-r",
@@ -379,15 +308,17 @@ _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
     """
 
 
-class CollectiveCommand(click.Command):
+class CollectiveCommand(MeasuringCommand):
     """A command that takes nccl-tests' flags, and shows them, which have one letter, in a section of their own."""
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Make the context after translating nccl-tests' flags. Raises UsageError."""
-        arguments = list(args) if extra.get("resilient_parsing") else translated(args)
-        return super().make_context(info_name, arguments, parent, **extra)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options. Raises UsageError, too, where -o, the run's file, is followed by a reduction."""
+        rest = super().parse_args(ctx, args)
+        if ctx.params["pairs"] and ctx.params["root"] > 1:
+            raise UsageError(f"--root {ctx.params['root']} is not a rank of a pair: write 0 or 1")
+        if (file := ctx.params.get("output")) is not None and str(file) in _REDUCTIONS:
+            raise UsageError(f"-o {file}: -o is the run's file, as in every command: write --op {file}")
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write our options first, then nccl-tests'."""
@@ -403,14 +334,22 @@ class CollectiveCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _command(operation: Operation) -> click.Command:
+def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-
     ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
+    text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
 
-    @measuring_options(*((_skew,) if row.irregular else ()), *ours, options.layout, options.json, *NCCL_FLAGS)
-    def measure(  # noqa: PLR0913 - options
-        measure_options: MeasureOptions,
+    @measuring_command(
+        *((_skew,) if row.irregular else ()),
+        *ours,
+        options.layout,
+        *NCCL_FLAGS,
+        name=operation.value,
+        text=text,
+        cls=CollectiveCommand,
+    )
+    def command(  # noqa: PLR0913 - options
+        request: Request,
         *,
         pairs: bool,
         split: int,
@@ -420,36 +359,27 @@ def _command(operation: Operation) -> click.Command:
         nccl_config: dict[str, int] | None,
         algorithms: bool,
         layout: str,
-        as_json: bool,
         skew: Skew | None = None,
         **flags: Any,
-    ) -> None:
-        nccl_flags = NcclFlags(**flags)
-        if pairs and split > 1:
-            raise UsageError("--pairs and --split both say which sets to time: use only one")
-        if pairs and nccl_flags.root > 1:
-            raise UsageError(f"--root {nccl_flags.root} is not a rank of a pair: write 0 or 1")
-        printer = RunPrinter.of(layout, as_json=as_json)
+    ) -> Request:
+        launch = find_launch(os.environ)
+        request = with_flags(request, flags, launch.world_size if launch else 1)
+        # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
+        works, inside = [Work(operation)], Work(operation, Variant.IN_PLACE)
+        possible = not capabilities(request.backend).cores or inside.verifiable
+        if in_place or (layout == options.NCCL_TESTS and possible):
+            works.append(inside)
+        request = replace(
+            request,
+            collectives=tuple(works),
+            launches=True,
+            pairs=pairs,
+            split=split,
+            latency=latency or 0,
+            algorithms=algorithms,
+        )
+        return measuring.with_nccl(request, registration, nccl_config, skew)
 
-        def timed(request: Request) -> Request:
-            launch = find_launch(os.environ)
-            request = nccl_flags.applied(measuring.collective(operation)(request), launch.world_size if launch else 1)
-            # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
-            inside = Work(operation, Variant.IN_PLACE)
-            possible = not capabilities(request.backend).cores or inside.verifiable
-            if in_place or (printer.layout == options.NCCL_TESTS and possible):
-                request = replace(request, collectives=(*request.collectives, inside))
-            request = replace(request, pairs=pairs, split=split, latency=latency or 0, algorithms=algorithms)
-            return measuring.with_nccl(request, registration, nccl_config, skew)
-
-        request = make_request(operation.value, measure_options, timed)
-        measure_and_show(request, measure_options.file, printer)
-
-    command = click.command(
-        operation.value,
-        cls=CollectiveCommand,
-        help=_HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example),
-    )(measure)
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
     for option in command.params:
         if isinstance(option, click.Option) and option.name in idle:

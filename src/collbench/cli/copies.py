@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import click
 
 from collbench.api import measuring
-from collbench.api.measuring import PATTERNS, MeasureOptions
+from collbench.api.measuring import PATTERNS
 from collbench.cli import options
-from collbench.cli.measuring import (
-    RunPrinter,
-    make_request,
-    measure_and_show,
-    measuring_options,
-    nccl_config,
-    registration,
-)
+from collbench.cli.measuring import measuring_command, nccl_config, registration
 from collbench.measurement.plan import Request
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
@@ -55,9 +47,8 @@ _sizes = click.option(
 )
 
 
-@click.command()
-@measuring_options(_patterns, options.json, sized=_sizes)
-def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
+@measuring_command(_patterns, sized=_sizes)
+def copies(request: Request, *, patterns: tuple[Variant, ...] | None) -> Request:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all others
@@ -73,8 +64,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    request = make_request("copies", measure_options, lambda request: measuring.copies(request, patterns))
-    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
+    return measuring.copies(request, patterns)
 
 
 _collectives = click.option(
@@ -90,9 +80,8 @@ _layers = click.option(
 )
 
 
-@click.command()
-@measuring_options(_collectives, _layers, options.json, sized=None)
-def latency(measure_options: MeasureOptions, *, collectives: bool, layers: int | None, as_json: bool) -> None:
+@measuring_command(_collectives, _layers, sized=None)
+def latency(request: Request, *, collectives: bool, layers: int | None) -> Request:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), and each read gives the address
@@ -109,13 +98,9 @@ def latency(measure_options: MeasureOptions, *, collectives: bool, layers: int |
       collbench latency --devices 0,1 --precision 1%
       collbench latency --collectives --layers 32
     """
-    if layers is not None and not collectives:
-        raise UsageError("--layers is for --collectives: add it, or leave out --layers")
-    timed: measuring.Timed = measuring.latency
     if collectives:
-        timed = functools.partial(measuring.small_allreduces, layers=layers or measuring.DEFAULT_LAYERS)
-    request = make_request("latency", measure_options, timed)
-    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
+        return measuring.small_allreduces(request, layers or measuring.DEFAULT_LAYERS)
+    return measuring.latency(request)
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -129,18 +114,14 @@ _operations = click.option(
 )
 
 
-@click.command()
-@measuring_options(
-    _operations, options.dtype, options.redop, registration, nccl_config, options.json, sized=options.survey_sizes
-)
+@measuring_command(_operations, options.dtype, options.redop, registration, nccl_config, sized=options.survey_sizes)
 def pairs(
-    measure_options: MeasureOptions,
+    request: Request,
     *,
     operations: tuple[Operation | None, ...],
     registration: str,
     nccl_config: dict[str, int] | None,
-    as_json: bool,
-) -> None:
+) -> Request:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
     It times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
@@ -154,11 +135,5 @@ def pairs(
       collbench pairs --operations allreduce --backend host
     """
     on_pairs = [operation for operation in operations if operation is not None]
-
-    def timed(request: Request) -> Request:
-        return measuring.with_nccl(
-            measuring.pairs(request, on_pairs, raw=None in operations), registration, nccl_config
-        )
-
-    request = make_request("pairs", measure_options, timed)
-    measure_and_show(request, measure_options.file, RunPrinter.of(as_json=as_json))
+    request = measuring.pairs(request, on_pairs, raw=None in operations)
+    return measuring.with_nccl(request, registration, nccl_config)

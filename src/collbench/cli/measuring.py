@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, Timed, request_of
+from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, request_of
 from collbench.api.sessions import Measured, OpenSession, RequestSession
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
@@ -70,6 +70,45 @@ _SAID_AGAIN = ("nccl", "fabric", "topology", "p2p", "layout", "as_json", "expect
 
 
 _SHARED = [field.name for field in fields(MeasureOptions)]
+# Adds what a command times to the request of the shared options; it gets the command's own options by name.
+Plan = Callable[..., Request]
+
+
+# Options that say the same in two ways.
+_EXCLUSIVE = (
+    *(("quick", name, "how long to measure") for name in ("precision", "budget")),
+    *(("sizes", name, "which sizes to measure") for name in ("minbytes", "maxbytes", "stepbytes", "stepfactor")),
+    *(("devices", name, "which devices to measure") for name in ("ngpus", "nthreads")),
+    ("pairs", "split", "which sets to time"),
+)
+
+
+class MeasuringCommand(click.Command):
+    """A command that measures what its plan adds to a request."""
+
+    def __init__(self, *arguments: Any, plan: Plan, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.plan = plan
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options. Raises UsageError for two that exclude each other, and for one that --resume answers."""
+        rest = super().parse_args(ctx, args)
+        typed = options.typed(ctx)
+        for one, other, what in _EXCLUSIVE:
+            if one in typed and other in typed:
+                raise UsageError(f"{typed[one]} and {typed[other]} both say {what}: use only one")
+        if "layers" in typed and "collectives" not in typed:
+            raise UsageError("--layers is for --collectives: add it, or leave out --layers")
+        others = [word for name, word in typed.items() if name not in ("resume", *_SAID_AGAIN)]
+        if others and "resume" in typed:
+            raise UsageError(f"--resume takes all options from {ctx.params['resume']}: leave out {', '.join(others)}")
+        return rest
+
+
+def divided(option_values: Mapping[str, Any]) -> tuple[MeasureOptions, dict[str, Any]]:
+    """Return the options that measuring commands share, and a command's own by name."""
+    shared = {name: option_values[name] for name in _SHARED if name in option_values}
+    return MeasureOptions(**shared), {name: value for name, value in option_values.items() if name not in shared}
 
 
 def measuring_options(
@@ -77,8 +116,7 @@ def measuring_options(
 ) -> Callable[[options.Command], options.Command]:
     """Return the options of every command that measures, with the command's own after the sizes.
 
-    The command gets the shared ones as its first argument, MeasureOptions, and its own by name. With --resume it
-    refuses those that the file answers.
+    The command gets the shared ones as its first argument, MeasureOptions, and its own by name.
     """
     first = (options.devices,) if sized is None else (options.devices, sized)
     run = (options.backend, options.fabric, options.output, options.force, options.resume, options.nccl, options.seed)
@@ -87,23 +125,47 @@ def measuring_options(
     def decorate(function: options.Command) -> options.Command:
         @functools.wraps(function)
         def command(**option_values: Any) -> Any:
-            measure_options = MeasureOptions(
-                **{name: option_values.pop(name) for name in _SHARED if name in option_values}
-            )
-            if measure_options.resume is not None and (others := options.typed_besides(("resume", *_SAID_AGAIN))):
-                raise UsageError(
-                    f"--resume takes all options from {measure_options.resume}: leave out {', '.join(others)}"
-                )
-            return function(measure_options, **option_values)
+            measure_options, own = divided(option_values)
+            return function(measure_options, **own)
 
         return add_options(command)
 
     return decorate
 
 
-def make_request(command: str, measure_options: MeasureOptions, timed: Timed) -> Request:
-    """Return what the shared options ask for, and what the command times. Raises UsageError, RunFileError."""
-    return request_of(command, measure_options, options.command_line(command), NOTICES, timed)
+def measuring_command(
+    *own_options: options.Command,
+    sized: options.Command | None = options.sizes,
+    name: str | None = None,
+    text: str | None = None,
+    cls: type[MeasuringCommand] = MeasuringCommand,
+) -> Callable[[Plan], MeasuringCommand]:
+    """Return a decorator: a plan becomes the command that measures it, prints the run, and leaves with its status.
+
+    The command's name and help are the plan's, or `name` and `text`.
+    """
+
+    def decorate(plan: Plan) -> MeasuringCommand:
+        command_name = name or plan.__name__
+
+        @measuring_options(*own_options, options.json, sized=sized)
+        def command(measure_options: MeasureOptions, *, as_json: bool, **own: Any) -> None:
+            printer = RunPrinter.of(own.get("layout", TABLE), as_json=as_json)
+            request = make_request(command_name, measure_options, functools.partial(plan, **own))
+            measure_and_show(request, measure_options.file, printer)
+
+        return click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
+
+    return decorate
+
+
+def make_request(command: str, measure_options: MeasureOptions, plan: Plan) -> Request:
+    """Return what the shared options ask for and the plan adds, or what the run to resume was asked for.
+
+    Raises UsageError, RunFileError.
+    """
+    request = request_of(command, measure_options, options.command_line(command), NOTICES)
+    return request if request.resume else plan(request)
 
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format

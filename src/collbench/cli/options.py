@@ -106,14 +106,18 @@ resume = click.option(
 )
 
 
-def typed_besides(allowed: Collection[str]) -> list[str]:
-    """Return the options that were typed, of all but those with these parameters' names."""
-    context = click.get_current_context()
-    return [
-        param.opts[-1]
+def typed(context: click.Context) -> dict[str, str]:
+    """Return the options that were typed, by their parameters' names."""
+    return {
+        param.name or "": param.opts[-1]
         for param in context.command.params
-        if param.name not in allowed and context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-    ]
+        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    }
+
+
+def typed_besides(allowed: Collection[str]) -> list[str]:
+    """Return the options of this command that were typed, of all but those with these parameters' names."""
+    return [word for name, word in typed(click.get_current_context()).items() if name not in allowed]
 
 
 COUNT = click.IntRange(1, MOST_COUNT)
