@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.choose.restrict import part
+from collbench.choose.restrict import part, spread
 from collbench.choose.select import choose
+from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Health, InterferenceCheck, Path
 from tests.builders import pair_run
@@ -48,3 +49,13 @@ def test_all_of_them_are_the_run_itself() -> None:
     whole = pair_run(3, rate)
     assert part(whole, whole.devices) is whole
     assert replace(whole, health_before=()).health_before == part(whole, whole.devices[:2]).health_before == ()
+
+
+def test_a_run_of_some_of_them_names_the_same_devices_among_all() -> None:
+    every, some = pair_run(4, rate), pair_run(2, rate)
+    failure = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), groups=((0, 1),))
+    some.measurements = [replace(some.measurements[0], samples=[], failure=failure)]
+    (found,) = spread(some, every.devices, (1, 3)).measurements
+    assert found.point.members == (1, 3)
+    assert found.failure is not None
+    assert (found.failure.devices, found.failure.groups) == ((3,), ((1, 3),))

@@ -129,7 +129,7 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
             "base.json slow.json --operation allreduce",
             "have no data point of allreduce in common",
         ),
-        ("no such operation", "base.json slow.json --operation teleport", "--operation 'teleport' is unknown"),
+        ("no such operation", "base.json slow.json --operation teleport", "--operation='teleport' is unknown"),
         ("a share in words", "base.json slow.json --fail-below much", "--fail-below 'much' is not a share"),
         ("a share of everything", "base.json slow.json --fail-below 100%", "--fail-below '100%' is not a share"),
         ("a negative share", "base.json slow.json --fail-below=-1%", "--fail-below '-1%' is not a share"),

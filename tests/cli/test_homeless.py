@@ -14,7 +14,8 @@ import pytest
 
 from collbench.api import suitable_run
 from collbench.api.notices import SILENT
-from collbench.api.select_by_run import FinalistRequest, measure_finalists
+from collbench.api.select_by_run import measure_finalists
+from collbench.api.selecting import SelectRequest
 from collbench.api.sessions import Measured
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
@@ -143,8 +144,8 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
 
     monkeypatch.setattr("collbench.measurement.session.Session", FakeSession)
     monkeypatch.setattr("collbench.measurement.backends.factory.begin", lambda *_: None)
-    finalists = FinalistRequest("cuda", gpus(4), ((0, 1), (2, 3)), 2**20, None)
-    assert measure_finalists(finalists, SILENT)[1] is None
+    links = pair_run(4, lambda *_: 300.0)
+    assert measure_finalists(SelectRequest(count=2), links, SILENT, ((0, 1), (2, 3)))[1] is None
     assert measured == [None]
 
 

@@ -51,7 +51,7 @@ def test_one_operation_at_one_size(program: Program, word: str) -> None:
 @pytest.mark.parametrize(
     ("title", "args", "line"),
     [
-        ("no such operation", ["--operation", "teleport"], "--operation 'teleport' is unknown: choose from ce-write"),
+        ("no such operation", ["--operation", "teleport"], "--operation='teleport' is unknown: write one of ce-write"),
         ("no such size", ["--size", "x"], "size 'x' is not a number of bytes"),
         (
             "an operation that was not measured",

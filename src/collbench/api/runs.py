@@ -86,7 +86,7 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
 def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool = True) -> Path:
     """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links.
 
-    Raises UsageError if none is saved, or if all are simulated and `simulated` is False.
+    With `simulated` False only of real machines. Raises UsageError if there is none.
     """
     believed = saved_runs.believed()
     if believed.ignored:
@@ -95,13 +95,11 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     if not simulated:
-        measured = [path for path in files if not is_simulated(saved_runs.backend_of(path))]
-        if not measured:
+        every, files = files, [path for path in files if not is_simulated(saved_runs.backend_of(path))]
+        if not files:
             raise UsageError(
-                f"all saved runs are simulated: name one to predict from it, {files[0]}, or measure with "
-                "'collbench pairs' first"
+                f"all saved runs are simulated: name one, {every[0]}, or measure with 'collbench pairs' first"
             )
-        files = measured
     notices.say(f"the newest saved run, {files[0]}")
     return files[0]
 

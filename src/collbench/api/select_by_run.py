@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from collbench.api.notices import Notices
 from collbench.api.selecting import Selected, SelectRequest, excluded, named
 from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.suitable_run import RunCriteria, SuitableRun
+from collbench.choose.restrict import spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.measurement.backends import factory
@@ -30,7 +31,7 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.operations import Operation, Work
-from collbench.model.run import CommandKind, Device, Run
+from collbench.model.run import CommandKind, Run
 from collbench.model.units import format_size
 from collbench.runfile import run_file, saved_runs
 
@@ -43,16 +44,13 @@ _ADVICE = "measure again, or add --any-machine to judge it as another machine's"
 
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     """Return the choice by a run of any machine. Raises UsageError, RunFileError."""
-    from collbench.choose.select import Origin, choose  # late: numpy
-    from collbench.report import choice_text
+    from collbench.choose.select import Origin  # late: numpy
 
     run = run_file.load(Path(file))
-    with choice_text.refusals():
-        choice = choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
+    choice = _chosen(request, run)
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     source = f"{mark}{torchrun.saved_run(run.started, file)}"
-    origin = Origin.of(run, run.backend, source)
-    return _answer(run, choice, origin)
+    return _answer(run, choice, Origin.of(run, run.backend, source))
 
 
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
@@ -62,47 +60,44 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
         settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, ("select",))
     found, run = _suitable_run(request, criteria, notices)
-    from collbench.choose.select import Origin, choose  # late: numpy
-    from collbench.report import choice_text
+    from collbench.choose.select import Origin  # late: numpy
 
-    with choice_text.refusals():
-        choice = choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
+    choice = _chosen(request, run)
     origin = Origin.of(run, criteria.backend, found.source)
     if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
         settled = settle_by(choice, run)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.decision)
-    while True:
-        # A set in which something failed cannot win, and measuring it may hang again.
-        sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
-        if not _worth_measuring(request, choice, sets, criteria.backend):
-            return _answer(run, choice, origin)
-        finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
-        measured = partial(_measured_sets, finalists, notices)
+    while _worth_measuring(request, choice, criteria.backend):
         try:
-            choice, files = by_finalists(choice, run, measured)
+            choice, files = by_finalists(choice, run, partial(measure_finalists, request, run, notices))
         except FinalistsFailed as error:
-            known = outcome(run)
-            if all(known.failed(some) for some in outcome(error.run).device_sets):
-                raise  # nothing new to avoid
+            run = _with_failures(run, error)
             notices.say(f"{error}; another set is chosen")
-            failed = [one for one in error.run.measurements if one.failure is not None]
-            run = replace(run, measurements=[*run.measurements, *failed], skipped=[*run.skipped, *error.run.skipped])
-            with choice_text.refusals():
-                choice = choose(
-                    run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy
-                )
+            choice = _chosen(request, run)
             if choice.failed:
                 raise
-            continue
-        origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
-        return _answer(run, choice, origin)
+        else:
+            origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
+            break
+    return _answer(run, choice, origin)
 
 
-def _measured_sets(
-    finalists: FinalistRequest, notices: Notices, sets: Iterable[tuple[int, ...]]
-) -> tuple[Run, Path | None]:
-    return measure_finalists(replace(finalists, sets=tuple(sets)), notices)
+def _chosen(request: SelectRequest, run: Run) -> Choice:
+    from collbench.choose.select import choose  # late: numpy
+    from collbench.report import choice_text
+
+    with choice_text.refusals():
+        return choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
+
+
+def _with_failures(run: Run, error: FinalistsFailed) -> Run:
+    """Return the run with what failed on finalists. Raises the error if it shows nothing new to avoid."""
+    known = outcome(run)
+    if all(known.failed(some) for some in outcome(error.run).device_sets):
+        raise error
+    failed = [one for one in error.run.measurements if one.failure is not None]
+    return replace(run, measurements=[*run.measurements, *failed], skipped=[*run.skipped, *error.run.skipped])
 
 
 def by_finalists(
@@ -177,10 +172,12 @@ def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notice
     return suitable_run.find(replace(criteria, all_wanted=count == len(present)), present, notices)
 
 
-def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[int, ...], ...], backend: str) -> bool:
+def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:
+    """Return whether to measure the sound finalists; one in which something failed cannot win, and may hang again."""
+    sound = sum(finalist.sound for finalist in choice.finalists)
     if request.verify is not None:
-        return request.verify and bool(sets)
-    return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(sets) > 1
+        return request.verify and sound > 0
+    return not capabilities(backend).cores and request.count > 1 and not choice.tied and sound > 1
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None = None) -> Selected:
@@ -195,18 +192,6 @@ def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None 
 # The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
 
 
-@dataclass(frozen=True, slots=True)
-class FinalistRequest:
-    """What one measuring of finalists needs: the devices that a choice's positions mean, sets, a size, an NCCL."""
-
-    backend: str
-    devices: Sequence[Device]
-    sets: tuple[tuple[int, ...], ...]
-    size_bytes: int
-    nccl: str | None
-    fabric: str | None = None
-
-
 class FinalistsFailed(NotTrusted):
     """Sets that hung, failed or delivered wrong data; `run` has them, over all of the devices."""
 
@@ -215,62 +200,49 @@ class FinalistsFailed(NotTrusted):
         self.run = run
 
 
-def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
-    """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
+def measure_finalists(
+    request: SelectRequest, run: Run, notices: Notices, finalists: Iterable[Sequence[int]]
+) -> tuple[Run, Path | None]:
+    """Return the finalists' all-reduces as a run over all devices of `run`, and the file that keeps it, if one can.
 
     Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
     Interrupted.
     """
-    used = sorted({position for members in request.sets for position in members})
+    sets = tuple(finalists)
+    used = sorted({position for members in sets for position in members})
     path = None
-    if not capabilities(request.backend).simulated:
+    if not capabilities(run.backend).simulated:
         # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
-        path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
-    notices.say(f"measuring {len(request.sets)} sets at {format_size(request.size_bytes)}")
+        path = saved_runs.new_run("select", run.backend, notices.say, saved_runs.FINALISTS)
+    notices.say(f"measuring {len(sets)} sets at {format_size(request.size_bytes)}")
+    asked = Request(
+        backend=run.backend,
+        devices=",".join(run.devices[member].uuid for member in used),
+        sizes=(request.size_bytes,),
+        collectives=(Work(Operation.ALLREDUCE),),
+        nccl=named_nccl(request.nccl),
+        seed=new_seed(),
+        command=("select", str(request.count)),
+        kind=CommandKind.SELECT,
+        sets=tuple(tuple(map(used.index, members)) for members in sets),
+        fabric=request.fabric,
+        around_faults=True,
+    )
     try:
-        measured = measure(_finalists_request(request, used), path, notices, "measuring the finalists")
+        measured = measure(asked, path, notices, "measuring the finalists")
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
     except DataCorruption:
         raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
-    run = run_file.again(measured.run)
-    if status := outcome(run).status:
+    own = run_file.again(measured.run)
+    over_all = spread(own, run.devices, used)
+    if status := outcome(own).status:
         from collbench.report.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""
-        text = "; ".join([f"the finalists: {headline(run)}", *wrong_data_of(run)])
-        raise FinalistsFailed(f"{text}; {advice}{saved}", status, _over_all(run, request.devices, used))
-    return _over_all(run, request.devices, used), measured.path
-
-
-def _finalists_request(request: FinalistRequest, used: Sequence[int]) -> Request:
-    position = {member: number for number, member in enumerate(used)}
-    return Request(
-        backend=request.backend,
-        devices=",".join(request.devices[member].uuid for member in used),
-        sizes=(request.size_bytes,),
-        collectives=(Work(Operation.ALLREDUCE),),
-        nccl=named_nccl(request.nccl),
-        seed=new_seed(),
-        command=("select", str(len(request.sets[0]))),
-        kind=CommandKind.SELECT,
-        sets=tuple(tuple(position[member] for member in members) for members in request.sets),
-        fabric=request.fabric,
-        around_faults=True,
-    )
-
-
-def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
-    """Return the run with its members as positions in `devices`."""
-    measurements = [
-        replace(
-            measurement,
-            point=replace(measurement.point, members=tuple(used[position] for position in measurement.point.members)),
-        )
-        for measurement in run.measurements
-    ]
-    skipped = [replace(left, members=tuple(used[position] for position in left.members)) for left in run.skipped]
-    return replace(run, devices=tuple(devices), paths=(), measurements=measurements, skipped=skipped)
+        text = "; ".join([f"the finalists: {headline(own)}", *wrong_data_of(own)])
+        raise FinalistsFailed(f"{text}; {advice}{saved}", status, over_all)
+    return over_all, measured.path

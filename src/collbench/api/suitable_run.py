@@ -16,6 +16,7 @@ from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.choose import freshness
 from collbench.choose.restrict import part
 from collbench.judge.outcome import outcome
+from collbench.launch import torchrun
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
@@ -131,10 +132,10 @@ def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) 
     """
     refused, failed = "", False
     if not capabilities(criteria.backend).simulated and not criteria.fresh:
-        machine, now = here(criteria, present), datetime.now(UTC)
+        machine = here(criteria, present)
         if criteria.run is not None:
-            return _named(criteria, criteria.run, machine, now)
-        found, refused, failed = _newest_that_fits(criteria, machine, now, notices)
+            return _named(criteria, criteria.run, present, machine)
+        found, refused, failed = _newest_that_fits(criteria, present, machine, notices)
         if found is not None:
             return found
     if criteria.all_wanted and not criteria.fresh and not failed:
@@ -142,36 +143,36 @@ def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) 
     return _measured_now(criteria, refused, notices)
 
 
-def _named(criteria: RunCriteria, path: str, machine: freshness.Here, now: datetime) -> SuitableRun:
+def _named(criteria: RunCriteria, path: str, present: Sequence[Device], machine: freshness.Here) -> SuitableRun:
     run = run_file.load(Path(path))
-    if refusal := freshness.refusal(run, machine, now, criteria.max_age):
+    if refusal := freshness.refusal(run, machine, datetime.now(UTC), criteria.max_age):
         raise RunFileError(f"{path} cannot choose devices here: {refusal}; {criteria.advice}")
-    return SuitableRun(part(run, machine.devices), _saved(run, path))
+    return SuitableRun(part(run, present), torchrun.saved_run(run.started, path))
 
 
 def _newest_that_fits(
-    criteria: RunCriteria, machine: freshness.Here, now: datetime, notices: Notices
+    criteria: RunCriteria, present: Sequence[Device], machine: freshness.Here, notices: Notices
 ) -> tuple[SuitableRun | None, str, bool]:
     """Return the newest saved run that fits, restricted to the present devices; without one, why not.
 
     None is believed that is older than one that does not fit but shows a failure on these devices, which the last value
     tells: only a probe can show whether it is still there.
     """
-    refused = "no saved run fits: "
+    refused, now = "no saved run fits: ", datetime.now(UTC)
     explained = failed = False
-    for path in _candidates(criteria, machine.devices, now, notices):
+    for path in _candidates(criteria, present, now, notices):
         try:
             run = run_file.load(path)
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
         if not refusal and not failed:
-            return SuitableRun(part(run, machine.devices), _saved(run, str(path))), "", False
+            return SuitableRun(part(run, present), torchrun.saved_run(run.started, str(path))), "", False
         if refusal and not explained:
             subject, _, clause = refusal.partition(" ")
             whose = {"it": "the newest", "its": "the newest's"}[subject]
             refused, explained = f"{refused}{whose} {clause}: ", True
-        failed = failed or bool(outcome(part(run, machine.devices)).device_sets)
+        failed = failed or bool(outcome(part(run, present)).device_sets)
     return None, refused, failed
 
 
@@ -200,15 +201,7 @@ def _candidates(criteria: RunCriteria, present: Sequence[Device], now: datetime,
 
 def _measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
-    from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
-
-    return SuitableRun(probe(criteria, why, notices), QUICK_PROBE, probed=True)
-
-
-def _saved(run: Run, path: str) -> str:
-    from collbench.launch.torchrun import saved_run  # late, as above
-
-    return saved_run(run.started, path)
+    return SuitableRun(probe(criteria, why, notices), torchrun.QUICK_PROBE, probed=True)
 
 
 def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:

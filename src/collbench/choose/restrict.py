@@ -57,6 +57,18 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
     )
 
 
+def spread(run: Run, devices: Sequence[Device], positions: Sequence[int]) -> Run:
+    """Return the run as one of more devices, among which its own stand at these positions; it has no paths."""
+    new = dict(enumerate(positions))
+    return replace(
+        run,
+        devices=tuple(devices),
+        paths=(),
+        measurements=[renumbered(measurement, new) for measurement in run.measurements],
+        skipped=[_skipped(left, new) for left in run.skipped],
+    )
+
+
 def renumbered(measurement: Measurement, new: Mapping[int, int]) -> Measurement:
     """Return a measurement with other positions for its devices: of the data point, failure, flags and marks."""
     point = replace(measurement.point, members=_renumbered(measurement.point.members, new))

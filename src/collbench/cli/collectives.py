@@ -154,33 +154,6 @@ def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _dtype(text: str) -> str:
-    """Return our name of the type. Raises UsageError."""
-    if text == "all":
-        raise UsageError("-d all: a run has one type; loop over them: for t in float half bfloat16; do … -d $t; done")
-    return parse_dtype(text)
-
-
-def _redop(text: str) -> str:
-    """Return the reduction. Raises UsageError."""
-    if text.lower() in REDOPS:
-        return text.lower()
-    if text == "all":
-        raise UsageError("--op all: a run has one reduction; loop over them: for o in sum max avg; do … --op $o; done")
-    if text == "mulsum":
-        raise UsageError("--op mulsum is not measured: --op sum moves the same bytes")
-    raise UsageError(f"reduction '{text}' is unknown: choose from {', '.join(REDOPS)}")
-
-
-def _root(root: int) -> int:
-    """Return the root's rank. Raises UsageError, for nccl-tests' -1 too."""
-    if root == -1:
-        raise UsageError("-r -1: a run has one root; loop over them: for r in 0 1; do … -r $r; done")
-    if root < -1:
-        raise UsageError(f"-r {root} is not a rank: ranks count from 0")
-    return root
-
-
 _BYTES, _COUNT = "BYTES", options.COUNT
 # -o is the only letter of nccl-tests that means something else in collbench.
 _REDUCTION, _REDUCTIONS = "--op", (*REDOPS, "all", "mulsum")
@@ -220,26 +193,17 @@ NCCL_FLAGS = (
         metavar="TYPE",
         default="float32",
         show_default=True,
-        callback=options.parsed(_dtype),
+        callback=options.parsed(parse_dtype),
         help=f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",
     ),
-    click.option(
-        "--op",
-        "redop",
-        metavar="OP",
-        default="sum",
-        show_default=True,
-        callback=options.parsed(_redop),
-        help=f"Reduction: {', '.join(REDOPS)}. nccl-tests' -o is the run's file here.",
-    ),
+    options.redop,
     click.option(
         "-r",
         "--root",
         metavar="RANK",
-        type=int,
+        type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        callback=options.parsed(_root),
         help="Rank of the root.",
     ),
     click.option("-c", "--check", metavar="0|1", type=click.IntRange(min=0), help="Verify the data.  [default: 1]"),

@@ -71,10 +71,8 @@ def compare(
     _check_alike([*runs, *earlier], [*run_files, *history])
     if reference:
         status = _reference(runs[0], operation, as_json=as_json)
-    elif len(runs) == 2:
-        status = _two(runs, run_files, limit, operation, earlier, as_json=as_json)
     else:
-        status = _many(runs, run_files, limit, operation, earlier, as_json=as_json)
+        status = _changes(runs, run_files, limit, operation, earlier, as_json=as_json)
     leave(status)
 
 
@@ -105,7 +103,7 @@ def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
             )
 
 
-def _two(
+def _changes(
     runs: Sequence[Run],
     paths: Sequence[Path],
     limit: float,
@@ -114,44 +112,30 @@ def _two(
     *,
     as_json: bool,
 ) -> int:
+    """Print what changed between two runs, in this order, or from date to date of several; return the status."""
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.compare import compare as compared
-    from collbench.report.text import comparison
-
-    comparison_result = compared(runs[0], runs[1], limit, wanted, history)
-    status = comparison_result.status
-    if not comparison_result.changes:
-        _nothing(runs, paths, wanted)
-    if as_json:
-        echo(comparison.of_comparison(comparison_result, status), end="")
-    else:
-        show_page(comparison.page(comparison_result, (one_line(str(paths[0])), one_line(str(paths[1])))))
-    return status
-
-
-def _many(
-    runs: Sequence[Run],
-    paths: Sequence[Path],
-    limit: float,
-    wanted: Operation | None,
-    history: Sequence[Run],
-    *,
-    as_json: bool,
-) -> int:
     from collbench.judge.trend import by_date
     from collbench.judge.trend import trend as trended
     from collbench.report.text import comparison
 
-    order = by_date(runs)
-    trend = trended([runs[index] for index in order], limit, wanted, history)
-    status = trend.last.status
-    if not trend.last.changes:
-        _nothing([runs[index] for index in order], [paths[index] for index in order], wanted)
-    if as_json:
-        echo(comparison.of_trend(trend, status), end="")
+    trend = None
+    if len(runs) == 2:
+        last = compared(runs[0], runs[1], limit, wanted, history)
     else:
-        show_page(comparison.trend_page(trend, tuple(one_line(str(paths[index])) for index in order)))
-    return status
+        order = by_date(runs)
+        runs, paths = [runs[index] for index in order], [paths[index] for index in order]
+        trend = trended(runs, limit, wanted, history)
+        last = trend.last
+    if not last.changes:
+        _nothing(runs, paths, wanted)
+    names = [one_line(str(path)) for path in paths]
+    if as_json:
+        answer = comparison.of_trend(trend, last.status) if trend else comparison.of_comparison(last, last.status)
+        echo(answer, end="")
+    else:
+        show_page(comparison.trend_page(trend, tuple(names)) if trend else comparison.page(last, (names[0], names[1])))
+    return last.status
 
 
 def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.keywords import MOST_COUNT, as_typed
+from collbench.api.keywords import MOST_COUNT, named
 from collbench.cli.terminal import NOTICES, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -38,10 +38,7 @@ def _checked_seed(seed_given: int) -> int:
 
 def parse_operation(text: str) -> Operation:
     """Return the operation that a word names. Raises UsageError."""
-    for known in Operation:
-        if as_typed(text) == as_typed(known):
-            return known
-    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
+    return named("--operation", text, Operation)
 
 
 class _File(click.Path):
