@@ -41,6 +41,17 @@ def test_a_file_is_read_once_and_again_if_it_changed(
     assert read == ["mine.json"] * 2
 
 
+def test_where_all_devices_are_wanted_a_fresh_probe_names_the_link_that_hangs(program: Program) -> None:
+    bad = replace(fabrics.load("dgx-1v"), name="bad", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
+    pathlib.Path("bad.json").write_text(fabric_text(bad), encoding="utf-8")
+    args = ("select", "8", "--backend", "sim", "--fabric", "bad.json")
+    unprobed, probed = program(*args), program(*args, "--fresh")
+    assert (unprobed.status, probed.status) == (0, 4)
+    assert "of the simulated machine bad (sim)" in unprobed.out
+    assert "links not probed" in unprobed.out
+    assert "FAILED: the set includes GPU0, GPU1 (sim)" in probed.out
+
+
 def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
     mine = replace(fabrics.load("titan-rtx-nv2"), name="mine", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
     pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")

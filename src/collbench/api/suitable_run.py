@@ -212,7 +212,8 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
         operations=(), sizes=(), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={}
     )
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    machine = replace(factory.here(), fabric=fabric or "")
+    simulated = factory.simulated(fabric).name if capabilities(backend).simulated else ""
+    machine = replace(factory.here(), fabric=simulated)
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
     return SuitableRun(run, "no choice to make, links not probed")
 
