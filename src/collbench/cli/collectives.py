@@ -278,6 +278,8 @@ class CollectiveCommand(MeasuringCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options. Raises UsageError, too, where -o, the run's file, is followed by a reduction."""
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:
+            return rest
         if ctx.params["pairs"] and ctx.params["root"] > 1:
             raise UsageError(f"--root {ctx.params['root']} is not a rank of a pair: write 0 or 1")
         if (file := ctx.params.get("output")) is not None and str(file) in _REDUCTIONS:

@@ -93,6 +93,8 @@ class MeasuringCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options. Raises UsageError for two that exclude each other, and for one that --resume answers."""
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # a shell completes the line
+            return rest
         typed = options.typed(ctx)
         for one, other, what in _EXCLUSIVE:
             if one in typed and other in typed:
