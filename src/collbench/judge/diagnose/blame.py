@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from collbench.judge.diagnose.elements import Element, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links
-from collbench.judge.diagnose.words import on
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, on
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, tags
 

@@ -10,8 +10,7 @@ from itertools import combinations, permutations
 from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, first_link, fix_of, nccl_or_link, verdict_on
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways
-from collbench.judge.diagnose.words import indices, names
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, indices, names
 from collbench.judge.physics import DEGRADED
 from collbench.model.run import tags
 

@@ -9,8 +9,7 @@ from collbench.judge.diagnose.blame import UnhealthyDevices, blames, verdict_on
 from collbench.judge.diagnose.elements import STAGED_FASTER
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, both_ways
-from collbench.judge.diagnose.words import names, on, slots
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key

@@ -11,8 +11,7 @@ from statistics import median
 from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, fix_of, verdict_on
 from collbench.judge.diagnose.elements import OUTLYING, Part
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, directed_links
-from collbench.judge.diagnose.words import names, on
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind

@@ -34,8 +34,7 @@ from collbench.judge.diagnose.elements import (
 )
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, directed_links
-from collbench.judge.diagnose.words import names, on, slots
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, directed_links, names, on, slots
 from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import rank_key

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from collbench.judge.diagnose.blame import UnhealthyDevices
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict
-from collbench.judge.diagnose.words import on
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, on
 from collbench.judge.stats import FEWEST_TRIALS, student, trial_seconds
 from collbench.model.run import tags
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from collbench.judge.diagnose.blame import blames
 from collbench.judge.diagnose.limits import VIRTUAL
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways
-from collbench.judge.diagnose.words import on
+from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
 
