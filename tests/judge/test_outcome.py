@@ -141,7 +141,7 @@ def check_never_trusted(run: Run) -> None:
     assert any(tag in first for tag in tags) or not tags
     printed = "\n".join(str(block) for block in pairs_page(run))
     assert "All pairs tie" not in printed
-    for ranked in rank_summary(run).works:
+    for ranked in rank_summary(run):
         for ranking in ranked.rankings:
             touched = [p for p in failed if any(set(p) == set(one) for one in (*ranking.failed, *ranking.lacking))]
             assert not (touched and ranking.all_tied)
@@ -201,5 +201,5 @@ def test_less_evidence_never_makes_more_pairs_judged_or_tied(seed: int, order: i
     assert set(coverage(less).judged) <= set(coverage(whole).judged)
     excused = {one.pair for one in coverage(whole).missed if one.absence.by_design}
     assert {one.pair for one in coverage(less).missed if one.absence.by_design} <= excused
-    for ranked in rank_summary(less).works:
+    for ranked in rank_summary(less):
         assert not any(ranking.all_tied and ranking.lacking for ranking in ranked.rankings)

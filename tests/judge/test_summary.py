@@ -20,7 +20,7 @@ def sums(sizes: dict[int, int], count: int = 4) -> list[Measurement]:
 
 
 def only(run: Run, size: int | None = None) -> RankedWork:
-    (ranked,) = rank_summary(run, SUM, size).works
+    (ranked,) = rank_summary(run, SUM, size)
     return ranked
 
 
@@ -62,7 +62,7 @@ def test_what_lacks_is_named_with_its_reason() -> None:
 def test_a_link_lacks_in_its_own_direction() -> None:
     links = [link for link in permutations(range(3), 2) if link != (2, 0)]
     run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 390.0) for link in links])
-    (ranked,) = rank_summary(run).works
+    (ranked,) = rank_summary(run)
     assert [lack.members for lack in ranked.missing] == [(2, 0)]
 
 
@@ -70,13 +70,12 @@ def test_all_works_come_in_the_models_order_and_sets_of_more_are_left_out() -> N
     points = [*sums({GIB: 6}), measured(SUM, (0, 1, 2, 3), 300.0)]
     points += [measured(Operation.CE_READ, (0, 1), 390.0), measured(Operation.CE_WRITE, (0, 1), 390.0)]
     found = rank_summary(run_of(gpus(4), points))
-    assert [ranked.work for ranked in found.works] == [
+    assert [ranked.work for ranked in found] == [
         Work(Operation.CE_WRITE),
         Work(Operation.CE_READ),
         Work(SUM),
     ]
-    assert found.devices == ("GPU0", "GPU1", "GPU2", "GPU3")
 
 
 def test_a_run_without_pairs_has_nothing() -> None:
-    assert rank_summary(run_of(gpus(4), [measured(SUM, (0, 1, 2, 3), 300.0)])).works == ()
+    assert rank_summary(run_of(gpus(4), [measured(SUM, (0, 1, 2, 3), 300.0)])) == ()

@@ -92,23 +92,24 @@ def _load(path: Path) -> Run:
 
 
 def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
-    from collbench.judge.summary import rank_summary  # late: numpy takes as long to load as the rest of the program
+    # late: numpy takes as long to load as the rest of the program
+    from collbench.judge.summary import is_judged, rank_summary
     from collbench.report.text import ranking
 
     operation = None if named is None else options.parse_operation(named)
     size_bytes = None if size is None else parse_size(size)
     run_file = named_or_newest(file, of_links=True)
     run = _load(run_file)
-    summary = rank_summary(run, operation, size_bytes)
-    if not any(ranked.rankings for ranked in summary.works):
+    works = rank_summary(run, operation, size_bytes)
+    if not any(ranked.rankings for ranked in works):
         raise UsageError(
             f"{run_file} has nothing to rank{_of_operation_at_size(operation, size_bytes)}: {_present(run)}"
         )
     if as_json:
-        echo(document("ranking", ranking.as_json(run, summary)), end="")
+        echo(document("ranking", ranking.as_json(run, works)), end="")
     else:
-        show_page(ranking.page(run, summary))
-    leave(max(outcome(run).status, ExitStatus.DONE if summary.judged else ExitStatus.FAILED))
+        show_page(ranking.page(run, works))
+    leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
 
 
 def _of_operation_at_size(operation: Operation | None, size_bytes: int | None) -> str:

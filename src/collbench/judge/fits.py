@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.judge.tiers import Members, labels_of, points_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import SMALL_BYTES
+from collbench.model.units import SMALL_BYTES, fixed
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
@@ -48,23 +47,13 @@ class Fit:
     sizes: int
 
 
-class NoLine(StrEnum):
-    """Why measured times show no line."""
-
-    FEW_SIZES = auto()
-    NARROW = auto()
-    ONE_TRIAL = auto()
-    FLAT = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Unfitted:
-    """A link without a fit, and why; `figure` is how many sizes it has (FEW_SIZES), or their largest ratio (NARROW)."""
+    """A link without a fit, and why, as a clause."""
 
     members: Members
     label: str
-    why: NoLine
-    figure: float = 0.0
+    why: str
 
 
 def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
@@ -80,9 +69,8 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     fits: dict[Members, Fit | Unfitted] = {}
     alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
     for members, curve in curves.items():
-        why, figure = _no_line(curve)
-        if why is not None:
-            fits[members] = Unfitted(members, labels[members], why, figure)
+        if why := _no_line(curve):
+            fits[members] = Unfitted(members, labels[members], why)
         else:
             shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
             alike[len(members), shape].append(members)
@@ -94,16 +82,16 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     return tuple(fits[members] for members in sorted(fits))
 
 
-def _no_line(curve: list[Measurement]) -> tuple[NoLine | None, float]:
-    """Return why no line can be fitted to a curve, with the figure of `Unfitted`; None if one can be tried."""
+def _no_line(curve: list[Measurement]) -> str:
+    """Return why no line can be fitted to a curve, "" if one can be tried."""
     smallest, largest = curve[0].point.moved_bytes, curve[-1].point.moved_bytes
     if len(curve) < FEWEST_SIZES:
-        return NoLine.FEW_SIZES, len(curve)
+        return f"{len(curve)} of the {FEWEST_SIZES} sizes that a fit needs"
     if largest < LEAST_SPAN * smallest:
-        return NoLine.NARROW, largest / smallest
+        return f"sizes span a factor of {fixed(largest / smallest, 3)}, a fit needs {LEAST_SPAN}"
     if min(len(measurement.samples) for measurement in curve) < _FEWEST_TRIALS:
-        return NoLine.ONE_TRIAL, 0.0
-    return None, 0.0
+        return "a size has one trial; an interval needs two"
+    return ""
 
 
 def _fits(
@@ -132,7 +120,7 @@ def _fits(
     fitted = dict(zip(slopes.tolist(), zip(latencies, rates, halves, strict=True), strict=True))
     for link, members in enumerate(curves):
         if link not in fitted:
-            yield Unfitted(members, labels[members], NoLine.FLAT)
+            yield Unfitted(members, labels[members], "time does not grow with size, so there is no bandwidth")
             continue
         latency_us, gbs, half_bytes = fitted[link]
         yield Fit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))

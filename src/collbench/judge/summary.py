@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from collbench.judge.fits import Fit, Unfitted, fit_links
@@ -52,37 +52,25 @@ class RankedWork:
         return tuple(ranking for ranking in (self.bandwidth, self.latency) if ranking is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class RankSummary:
-    """All works of a run that was measured on links, pairs or devices, in the model's order. `fabric` is sim's."""
-
-    backend: str
-    fabric: str
-    hostname: str
-    devices: tuple[str, ...]
-    works: tuple[RankedWork, ...]
-
-    @property
-    def judged(self) -> bool:
-        """True if any ranking has enough trials to estimate noise."""
-        return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
-
-
 def rank_summary(
     run: Run, operation: Operation | None = None, size_bytes: int | None = None, ended: Outcome | None = None
-) -> RankSummary:
-    """Return the tiers and fits of every work, or of one operation; at one size, or at the largest and the smallest.
+) -> tuple[RankedWork, ...]:
+    """Return the tiers and fits of every work on links, pairs or devices, or of one operation, in the model's order.
 
-    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome if it is known already.
+    They are ranked at one size, or at the largest and the smallest. A work that lacks the size asked for has no ranking
+    there. `ended` is the run's outcome if it is known already.
     """
     ended = ended or outcome(run)
-    works = tuple(
+    return tuple(
         _ranked(run, ended, work, counts, size_bytes)
         for work, counts in _measured(run).items()
         if operation in (None, work.operation)
     )
-    tags = tuple(device.tag for device in run.devices)
-    return RankSummary(run.backend, run.machine.fabric, run.machine.hostname, tags, works)
+
+
+def is_judged(works: Iterable[RankedWork]) -> bool:
+    """Return whether any ranking has enough trials to estimate noise."""
+    return any(ranking.trials >= FEWEST_TRIALS for ranked in works for ranking in ranked.rankings)
 
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:

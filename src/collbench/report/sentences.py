@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from collbench.judge.diagnose import Kind, NotDone, Verdict
-from collbench.judge.fits import FEWEST_SIZES, LEAST_SPAN, NoLine, Unfitted
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
@@ -260,16 +259,3 @@ def finding(verdict: Verdict) -> str:
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
     said = "; ".join(filter(None, (rates, verdict.text, unsure)))
     return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"
-
-
-_NO_LINE = {
-    NoLine.FEW_SIZES: f"{{figure:.0f}} of the {FEWEST_SIZES} sizes that a fit needs",
-    NoLine.NARROW: f"sizes span a factor of {{factor}}, a fit needs {LEAST_SPAN}",
-    NoLine.ONE_TRIAL: "a size has one trial; an interval needs two",
-    NoLine.FLAT: "time does not grow with size, so there is no bandwidth",
-}
-
-
-def no_line(unfitted: Unfitted) -> str:
-    """Return why a link has no fit."""
-    return _NO_LINE[unfitted.why].format(figure=unfitted.figure, factor=fixed(unfitted.figure, 3))

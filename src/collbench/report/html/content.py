@@ -282,7 +282,7 @@ def _works(run: Run) -> list[RankedWork]:
         points[measurement.point.work].append(measurement)
     run_outcome = outcome(run)
     parts = (replace(run, measurements=[*measurements, *broken(run, measurements)]) for measurements in points.values())
-    pages = (rank_summary(part, ended=run_outcome).works for part in parts)
+    pages = (rank_summary(part, ended=run_outcome) for part in parts)
     order = [family.work for family in families(run)]
     return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 

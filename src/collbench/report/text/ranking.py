@@ -16,7 +16,7 @@ from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
 from collbench.judge.stats import FEWEST_TRIALS, summarize
-from collbench.judge.summary import Missing, RankedWork, RankSummary
+from collbench.judge.summary import Missing, RankedWork, is_judged
 from collbench.judge.tiers import Members, RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run, tags
@@ -55,32 +55,32 @@ n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
 
 
-def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
+def page(run: Run, works: Sequence[RankedWork]) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
 
     The short page has a row for each work and size, and the tiers and the heat map of a single one.
     """
     yield from alarm(run)
-    if not summary.judged:
+    if not is_judged(works):
         few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again, or finish the run with --resume")
     yield from whole("header", Lines(header(run)))
-    rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
+    rankings = [ranking for ranked in works for ranking in ranked.rankings]
     if rankings:
         yield from short(answer(run, _shown(rankings)), *_overview(run, rankings))
-    for ranked in summary.works:
+    for ranked in works:
         for ranking in ranked.rankings:
             mapped = ranking.kind != "device" and len(run.devices) > 2
             yield from whole("tiers", *section(run, ranking, mapped=mapped))
-    for ranked in summary.works:
+    for ranked in works:
         yield from whole("fits", *fits(run, ranked))
     if rankings:
         yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
-    if any(isinstance(fit, Fit) for ranked in summary.works for fit in ranked.fits):
+    if any(isinstance(fit, Fit) for ranked in works for fit in ranked.fits):
         yield from whole("fits", Text(FITS_LEGEND))
     lines = [
-        *(line for ranked in summary.works for line in _lacks(run, ranked)),
-        *no_fits(summary.works),
+        *(line for ranked in works for line in _lacks(run, ranked)),
+        *no_fits(works),
         *failures(run),
     ]
     if lines:
@@ -127,7 +127,7 @@ def _matters(ranking: Ranking) -> str:
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
 
 
-def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
+def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
     """Return the summary in JSON's own types: GB/s, seconds, bytes and ratios; members are positions in `devices`."""
     works = [
         {
@@ -136,7 +136,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             "rankings": [figures_json(ranking) for ranking in ranked.rankings],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [
-                picked(fit, "members", "label") | {"reason": sentences.no_line(fit)}
+                picked(fit, "members", "label") | {"reason": fit.why}
                 for fit in ranked.fits
                 if isinstance(fit, Unfitted)
             ],
@@ -146,10 +146,17 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             ],
             "incomplete": [{"size_bytes": size, "device_sets": count} for size, count in ranked.incomplete],
         }
-        for ranked in summary.works
+        for ranked in ranked_works
     ]
-    head = picked(summary, "backend", "fabric", "hostname") | {"started": run.started, "failed": headline(run)}
-    return head | {"devices": list(summary.devices), "works": works}
+    return {
+        "backend": run.backend,
+        "fabric": run.machine.fabric,
+        "hostname": run.machine.hostname,
+        "started": run.started,
+        "failed": headline(run),
+        "devices": [device.tag for device in run.devices],
+        "works": works,
+    }
 
 
 def figures_json(ranking: Ranking) -> dict[str, Any]:
@@ -274,7 +281,7 @@ def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     for ranked in every:
         for fit in ranked.fits:
             if isinstance(fit, Unfitted):
-                works[sentences.no_line(fit)][ranked.work] += 1
+                works[fit.why][ranked.work] += 1
     for reason, counts in works.items():
         names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
         yield f"no fit    {reason}: {names}"
