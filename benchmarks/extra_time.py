@@ -82,7 +82,7 @@ def _links(folder: Path, pattern: str) -> Links:
 
 def _by_size(title: str, job: str, bound: bool, measured: float, step: Step, gpus: int, arms: Sequence[Links]) -> Row:
     """Return the comparison of a step of which only the size is known."""
-    fast, slow = (seconds_of(links, step, tuple(range(gpus)))[0][1] for links in arms)
+    fast, slow = (seconds_of(links, step, tuple(range(gpus)))[0] for links in arms)
     longer = 1e3 * (slow - fast)
     return Row(title, job, bound, measured, 0.0, SHARE * longer, longer)
 

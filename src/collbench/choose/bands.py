@@ -24,9 +24,7 @@ from collbench.model.operations import Operation
 
 Values = NDArray[np.float64]
 _ROUNDING = 1e-6
-# From this size on a band holds: of smaller messages NCCL's protocol and algorithm change with the number of ranks.
-BANDED_BYTES = 64 * 2**20
-# What NCCL's all-reduces of such messages reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
+# What NCCL's all-reduces from 64 MiB on reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
 # 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
 # (method/choosing.md 3).
 FEW_RANKS = 4
@@ -64,7 +62,7 @@ def predict(wired: Wiring) -> Band:
                 # Each device may then send its message once.
                 most, limit = _MOST_OF_MANY_SWITCHED, limit * Operation.ALLREDUCE.busbw_factor(ranks)
         hi = max(hi, min(hi * most, limit))
-    return replace(band, lo=band.lo * least, hi=hi, of_pairs=(least, hi / band.hi if hi else 1.0))
+    return replace(band, lo=band.lo * least, hi=hi)
 
 
 def by_pairs(wired: Wiring) -> Band:

@@ -31,8 +31,7 @@ class Band:
     `rings` counts the NVLink rings (0 for any other `how`). `hops` counts the hops of a ring that go through the host
     (0 for NVLink). If bands are equal, fewer hops are better: hops may share a link there, which no measurement of
     single pairs shows. `unmeasured` counts the set's pairs without a rate. They may be slower than any other, so `lo`
-    is what the set reaches without them, 0 if that is not known. `of_pairs` is what so many ranks reach at least and at
-    most of the bandwidth that pairs show; `lo` and `hi` contain it.
+    is what the set reaches without them, 0 if that is not known.
     """
 
     lo: float
@@ -41,7 +40,6 @@ class Band:
     hops: float = 0.0
     unmeasured: int = 0
     rings: int = 0
-    of_pairs: tuple[float, float] = (1.0, 1.0)
 
 
 class TieBreak(StrEnum):
@@ -113,16 +111,12 @@ class LeftOut:
 
 
 class TooFewLeft(UsageError):
-    """Fewer devices are left than requested: `out` of `devices` are not considered.
+    """Fewer devices are left than requested: `out` of `devices` are not considered."""
 
-    `predicting`: for a prediction, which takes at least two.
-    """
-
-    def __init__(self, asked: int, devices: Sequence[Device], out: tuple[LeftOut, ...], *, predicting: bool = False):
+    def __init__(self, asked: int, devices: Sequence[Device], out: tuple[LeftOut, ...]):
         """Take the facts from which `output.sentences.refusal` makes its message."""
-        verb = "predict for" if predicting else "choose"
-        super().__init__(f"cannot {verb} {asked} of {len(devices)} devices: {len(devices) - len(out)} are left")
-        self.asked, self.devices, self.out, self.predicting = asked, tuple(devices), out, predicting
+        super().__init__(f"cannot choose {asked} of {len(devices)} devices: {len(devices) - len(out)} are left")
+        self.asked, self.devices, self.out = asked, tuple(devices), out
 
     @property
     def forgivable(self) -> bool:

@@ -324,7 +324,7 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     chosen = runs or _newest_run(job)
     prices = {} if not chosen else dict(enumerate(map(partial(_placed(chosen, job).price, job), job.calls)))
     # A column of measured figures.
-    isolated = {number: price.seconds[1] for number, price in prices.items() if price and not price.assumed}
+    isolated = {number: price.seconds for number, price in prices.items() if price and not price.assumed}
     judgement = judged(job, rank, isolated)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"

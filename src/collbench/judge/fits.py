@@ -13,7 +13,7 @@ from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
 from collbench.judge.tiers import Members, labels_of, points_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import SMALL_BYTES, fixed
+from collbench.model.units import fixed
 
 # Latency and bandwidth of a link as two numbers: time = α + size/β, fitted over sizes.
 
@@ -197,15 +197,6 @@ class Curve:
         alpha, beta = self._line
         moved = (alpha + beta * size_bytes) / (alpha + beta * nearest)
         return float(np.exp(self._logs[index])) * moved
-
-    def covers(self, size_bytes: float) -> bool:
-        """Return whether a size lies among the measured ones."""
-        return self.sizes[0] <= size_bytes <= self.sizes[-1]
-
-    @property
-    def latency(self) -> float:
-        """Seconds of the smallest message where that is small, else what the line leaves of it."""
-        return float(np.exp(self._logs[0])) if self.sizes[0] <= SMALL_BYTES else self._line[0]
 
 
 def _least_squares(sizes: _Array, times: _Array) -> tuple[float, float]:

@@ -78,10 +78,6 @@ def refusal(error: UsageError) -> str:
         return str(error)
     usable = len(error.devices) - len(error.out)
     named = [f"{error.devices[one.member].tag} ({left_out(one)})" for one in error.out]
-    if error.predicting:
-        names = "; ".join(f"without {name}" for name in named)
-        without = f" {names}" if names else ""
-        return f"cannot predict for {error.asked} of {usable} devices{without}: choose 2 to {usable}"
     advice = "choose fewer, or add --allow-busy" if error.forgivable else "choose fewer"
     left = f"{usable} {'is' if usable == 1 else 'are'} left without {'; '.join(named)}"
     return f"cannot choose {error.asked} of {len(error.devices)} devices: {left}; {advice}"

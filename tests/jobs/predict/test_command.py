@@ -10,6 +10,7 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.model.operations import Operation
+from collbench.model.run import Health
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, run_of
 from tests.cli.program import Program
@@ -85,6 +86,17 @@ def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -
     assert found.out.startswith("FAILED")
 
 
+def test_a_run_whose_links_others_used_says_so_first(program: Program, saved: Path) -> None:
+    busy = replace(NVLINK_PAIRS, health_before=tuple(Health(processes=int(gpu == 1)) for gpu in range(4)))
+    run_file.save(busy, saved / "busy.json")
+    line = "CONTENTION in busy.json: another process was on GPU1 before measuring; another job computes"
+    for command in (("busy.json", "--params", "1B"), ("job.json", "run.json", "--recorded", "busy.json")):
+        assert " ".join(program("predict", *command).out.split()).startswith(line)
+        (found,) = json.loads(program("predict", *command, "--json").out)["contention"]
+        assert found.startswith(line)
+    assert "CONTENTION" not in program("predict", "run.json", "--params", "1B").out
+
+
 def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
     answer = json.loads(program("predict", "run.json", "--params", "124M", "--gpus", "2", "--json").out)
     (case,) = answer["cases"]
@@ -106,7 +118,10 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("run.json",), "name a recorded job first, or give the network's parameters: --params 124M"),
         (("run.json", "--params", "lots"), "--params 'lots' is not a number of parameters"),
         (("run.json", "--params", "1B", "--gpus", "1"), "--gpus '1' is not a number of GPUs from 2"),
-        (("run.json", "--params", "1B", "--gpus", "9"), "cannot predict for 9 of 4 devices"),
+        (
+            ("run.json", "--params", "1B", "--gpus", "9"),
+            "cannot predict for 9 devices: no run has",
+        ),
         (("run.json", "--params", "1B", "--devices", "0,1"), "for a recorded job"),
         (("job.json", "run.json", "--params", "1B"), "--params describes a network"),
         (("job.json", "run.json", "--gpus", "2"), "--gpus describes a network"),

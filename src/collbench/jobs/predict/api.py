@@ -23,14 +23,13 @@ def predict(
     dtype: str = "bf16",
     gpus: int | Iterable[int] | None = None,
 ) -> Prediction:
-    """Return what the collectives of a training step take on the best and the worst GPUs of one machine's runs.
+    """Return what the collectives of a training step take on the fastest and the slowest measured GPUs of these runs.
 
     The keywords are the options of `collbench predict`. Raises Error.
     """
     # Late: numpy and scipy take as long to load as the rest of the program.
     from collbench.jobs.predict.links import Links
     from collbench.jobs.predict.training import predict_step
-    from collbench.report.choice_text import refusals
 
     all_runs = keywords.several(runs)
     for run in all_runs:
@@ -46,6 +45,5 @@ def predict(
     counts = None
     if gpus is not None:
         counts = tuple(keywords.whole("gpus", count, least=2) for count in keywords.several(gpus))
-    with refusals():
-        links = Links([(f"run {number}", run) for number, run in enumerate(all_runs, 1)])
-        return predict_step(links, step, counts)
+    links = Links([(f"run {number}", run) for number, run in enumerate(all_runs, 1)])
+    return predict_step(links, step, counts)

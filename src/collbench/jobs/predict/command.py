@@ -71,7 +71,7 @@ def _counts(text: str) -> tuple[int, ...]:
         "--gpus",
         metavar="LIST",
         callback=options.parsed(_counts),
-        help="Numbers of GPUs to predict for: 2,4.  [default: 2, 4, 8, … and all of the runs]",
+        help="Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
 )
@@ -89,8 +89,8 @@ def predict(
 
     With a recorded job as first file, it predicts the change of that job's step from the links that it used
     (--recorded) to those of the runs. Without a job, it predicts from the number of parameters what a step's
-    collectives take on the best and the worst GPUs. Without a run, it takes the newest saved run that was measured,
-    never a simulated one.
+    collectives take on the fastest and the slowest GPUs that were measured. Without a run, it takes the newest saved
+    run that was measured, never a simulated one.
 
     \b
     Examples:
@@ -120,21 +120,22 @@ def predict(
     from collbench.jobs import api as jobs
     from collbench.jobs.predict import page, training
     from collbench.jobs.predict.links import Links
-    from collbench.report.choice_text import refusals
-    from collbench.report.text.frame import alarm
+    from collbench.report.text.frame import ALARM, alarm
 
-    with refusals():
-        if is_job:
-            job = job_file.load(files[0])
-            run, changed = jobs.predict_job(job, runs, devices=devices, recorded=load_named(recorded))
-            blocks, fields = page.job_page(job, run, changed), page.job_json(job, run, changed)
-        else:
-            step = Step(parse_parameters(params or ""), **step_options)
-            prediction = training.predict_step(Links(runs), step, gpus)
-            blocks, fields = page.training_page(prediction), page.training_json(prediction)
+    used = load_named(recorded)
+    contended = [line for name, saved_run in (*runs, *used) for line in page.contended(name, saved_run)]
+    if is_job:
+        job = job_file.load(files[0])
+        run, changed = jobs.predict_job(job, runs, devices=devices, recorded=used)
+        blocks, fields = page.job_page(job, run, changed), page.job_json(job, run, changed)
+    else:
+        step = Step(parse_parameters(params or ""), **step_options)
+        prediction = training.predict_step(Links(runs), step, gpus)
+        blocks, fields = page.training_page(prediction), page.training_json(prediction)
     if as_json:
-        echo(json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False))
+        echo(json.dumps({**fields, "contention": contended}, indent=1, ensure_ascii=False, allow_nan=False))
     else:
         source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
-        show_page([*source, *(block for _, saved_run in runs for block in alarm(saved_run)), *blocks])
+        alarms = [block for _, saved_run in runs for block in alarm(saved_run)]
+        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in contended), *blocks])
     leave(max(outcome(saved_run).status for _, saved_run in runs))

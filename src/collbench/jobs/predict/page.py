@@ -10,9 +10,9 @@ from rich.text import Text
 from collbench.jobs.job import Job
 from collbench.jobs.page import group_text, micro, milli, size
 from collbench.jobs.predict import recorded, training
-from collbench.jobs.predict.links import Span
 from collbench.jobs.predict.recorded import PredictedJob
 from collbench.jobs.predict.training import Prediction
+from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed
 from collbench.report.prose import NARROW, filled, named
@@ -37,8 +37,8 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
         rows = table("GPUs", "best set", "worst set", "longer: least", "expected", "most")
         for case in prediction.cases:
             longer = ("-",) * 3 if case.longer is None else tuple(map(_ms, case.longer))
-            worst = "-" if case.worst_seconds is None else _figure(case.worst_seconds)
-            rows.add_row(str(case.gpus), _figure(case.best_seconds), worst, *longer)
+            worst = "-" if case.worst_seconds is None else _ms(case.worst_seconds)
+            rows.add_row(str(case.gpus), _ms(case.best_seconds), worst, *longer)
         yield from both("tables", Text(what), rows, Text(""))
         (bound, every), (few, many) = training.MEAN_ERROR_MS, training.STEPS
         lines.append(
@@ -62,8 +62,8 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
 def _sentences(prediction: Prediction, mark: str) -> Iterator[str]:
     for case in prediction.cases:
         if case.longer is None:
-            took = f"that takes {_figure(case.best_seconds)} ms{mark}, of which compute hides none to all"
-            yield f"On {case.gpus} GPUs {took}; {case.note}."
+            took = f"that takes {_ms(case.best_seconds)} ms{mark}, of which compute hides none to all"
+            yield f"On {case.gpus} GPUs {took}; one set was measured."
         else:
             least, expected, most = map(_ms, case.longer)
             yield f"On {case.gpus} GPUs the worst set lengthens a step by {expected} ms ({least} to {most}){mark}."
@@ -75,14 +75,16 @@ def _ms(seconds: float) -> str:
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
-def _figure(seconds: Span) -> str:
-    """Return the middle in ms, with the band unless its ends print alike: "1.32 (1.01–2.08)"."""
-    low, middle, high = map(_ms, seconds)
-    return middle if low == high else f"{middle} ({low}–{high})"
+def contended(name: str, run: Run) -> Iterator[str]:
+    """Yield a line for each sign that something else used the links of a run: then its times are too long."""
+    for verdict in judge(run):
+        if verdict.kind is Kind.CONTENTION:
+            found = ": ".join(filter(None, (verdict.place, verdict.text)))
+            yield f"{verdict.kind} in {name}: {found}; {verdict.cause.text}"
 
 
 def training_json(prediction: Prediction) -> dict[str, Any]:
-    """Return the prediction as JSON, in seconds; spans are [least, middle, most] (docs/predict.md)."""
+    """Return the prediction as JSON, in seconds; "longer_seconds" is [least, expected, most] (docs/predict.md)."""
     run, step = prediction.run, prediction.step
 
     def names(members: tuple[int, ...] | None) -> list[str] | None:
@@ -111,7 +113,6 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
                 "worst": names(case.worst),
                 "worst_seconds": case.worst_seconds,
                 "longer_seconds": case.longer,
-                "note": case.note,
             }
             for case in prediction.cases
         ],
@@ -133,9 +134,8 @@ def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
     rows = table("call", "bytes", "group", "recorded, µs", "here, µs", left=("call", "group"))
     for number, (before, after) in list(predicted.prices.items())[:_FEW]:
         call = job.calls[number]
-        low, middle, high = map(micro, after.seconds)
-        here = middle if low == high else f"{middle} ({low}–{high})"
-        rows.add_row(call.operation, size(call.size_bytes), group_text(job, call), micro(before.seconds[1]), here)
+        times = micro(before.seconds), micro(after.seconds)
+        rows.add_row(call.operation, size(call.size_bytes), group_text(job, call), *times)
     yield from both("tables", Text(f"{sim(run)}isolated calls, on the links of the record and on these"), rows)
     yield from both("tables", *more(len(predicted.prices) - _FEW, " calls: --json has all"))
     lines = [
@@ -156,7 +156,7 @@ def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
 
 
 def job_json(job: Job, run: Run, predicted: PredictedJob) -> dict[str, Any]:
-    """Return the prediction as JSON, in seconds; spans are [least, middle, most] (docs/predict.md)."""
+    """Return the prediction as JSON, in seconds; "longer_seconds" is [least, expected, most] (docs/predict.md)."""
     return {
         "format": "collbench-job-prediction",
         "format_version": 1,
@@ -168,7 +168,7 @@ def job_json(job: Job, run: Run, predicted: PredictedJob) -> dict[str, Any]:
             {
                 "operation": job.calls[number].operation,
                 "size_bytes": job.calls[number].size_bytes,
-                "recorded_seconds": before.seconds[1],
+                "recorded_seconds": before.seconds,
                 "seconds": after.seconds,
                 "assumed": after.assumed or before.assumed or None,
             }

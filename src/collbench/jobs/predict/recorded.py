@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
 from collbench.jobs.job import Call, Job
-from collbench.jobs.predict.links import Links, NoEvidence, Price, Span
+from collbench.jobs.predict.links import Links, NoEvidence, Price
+from collbench.jobs.predict.training import Span
 from collbench.model.errors import UsageError
 
 # The share of their change that messages of activations add to a step; two tensor-parallel jobs added 0.5 to 0.9
@@ -51,7 +52,7 @@ class Sent:
     group: int
     size_bytes: int
     before: float
-    after: Span
+    after: float
 
 
 def activations(calls: Sequence[Sent]) -> frozenset[int]:
@@ -78,23 +79,18 @@ def change(calls: Sequence[Sent]) -> Span:
     for call in calls:
         groups[call.group].append(call)
 
-    def serial(which: int) -> float:
-        return sum(call.after[which] - call.before for call in calls)
-
-    def outlasting(which: int) -> float:
-        return max(
-            sum(one.after[which] for one in own) - max(period, sum(one.before for one in own))
-            for own in groups.values()
-        )
-
-    waited = WAITED * sum(call.after[1] - call.before for call in calls if call.group in waiting)
+    serial = sum(call.after - call.before for call in calls)
+    outlasting = max(
+        sum(one.after for one in own) - max(period, sum(one.before for one in own)) for own in groups.values()
+    )
+    waited = WAITED * sum(call.after - call.before for call in calls if call.group in waiting)
     before, after = (
         [0.0 if call.group in waiting else took for call, took in zip(calls, seconds, strict=True)]
-        for seconds in ([call.before for call in calls], [call.after[1] for call in calls])
+        for seconds in ([call.before for call in calls], [call.after for call in calls])
     )
     expected = waited + _drained(calls, after) - _drained(calls, before)
-    least = max(0.0, outlasting(0)) if serial(0) > 0 else max(serial(0), -period)
-    most = max(least, serial(2), outlasting(2), 0.0)
+    least = max(0.0, outlasting) if serial > 0 else max(serial, -period)
+    most = max(least, serial, outlasting, 0.0)
     return least, min(max(expected, least), most), most
 
 
@@ -112,8 +108,8 @@ class PredictedJob:
     """A recorded step on other links, of the rank whose step changes most.
 
     `step` are its recorded seconds, `change` the seconds by which it gets longer. `waiting` are the groups whose
-    messages are taken for activations. `prices` are each call's on the links
-    that it was recorded on and on the others, by index in the job's table; the calls `kept` are in no run.
+    messages are taken for activations. `prices` are each call's on the links that it was recorded on and on the
+    others, by index in the job's table; the calls `kept` are in no run.
     """
 
     rank: int
@@ -131,6 +127,7 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
     """
     both = {at: (recorded.price(job, call), new.price(job, call)) for at, call in enumerate(job.calls)}
     prices = {at: (before, after) for at, (before, after) in both.items() if before is not None and after is not None}
+    seconds = {at: (before.seconds, after.seconds) for at, (before, after) in prices.items()}
     found: list[PredictedJob] = []
     for rank in job.ranks:
         phase = shown_phase(rank)
@@ -139,9 +136,7 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
             continue
         numbers = [position.call for position in phase.positions]
         calls = [
-            Sent(pause, job.calls[at].group, job.calls[at].size_bytes, prices[at][0].seconds[1], prices[at][1].seconds)
-            if at in prices
-            else Sent(pause, job.calls[at].group, job.calls[at].size_bytes, 0.0, (0.0, 0.0, 0.0))
+            Sent(pause, job.calls[at].group, job.calls[at].size_bytes, *seconds.get(at, (0.0, 0.0)))
             for at, pause in zip(numbers, pauses_of(phase), strict=True)
         ]
         if not prices.keys() & set(numbers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collbench.choose.choice import Members
-from collbench.jobs.predict.links import Links, NoEvidence, Span
+from collbench.jobs.predict.links import Links, NoEvidence
 from collbench.jobs.predict.step import Step
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
@@ -16,28 +16,29 @@ from collbench.model.units import abridged
 SHARE = 0.3
 MEAN_ERROR_MS, STEPS = (1.3, 4.0), (7, 20)
 
+Span = tuple[float, float, float]  # seconds: with full overlap with compute, the estimate, without overlap
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A step on the best k devices and on the worst, by position; seconds of its messages one after the other.
+    """A step on the fastest and the slowest measured set of k devices; seconds of its messages one after the other.
 
-    `worst` is None where no set is known to be worse, for which `note` has the reason.
+    `worst` is None where only one set was measured.
     """
 
     gpus: int
     best: Members
-    best_seconds: Span
+    best_seconds: float
     worst: Members | None = None
-    worst_seconds: Span | None = None
-    note: str = ""
+    worst_seconds: float | None = None
 
     @property
     def longer(self) -> Span | None:
-        """Seconds by which a step is longer on the worst set: with full overlap, the estimate, without overlap."""
+        """Seconds by which a step is longer on the worst set."""
         if self.worst_seconds is None:
             return None
-        most = max(0.0, self.worst_seconds[2] - self.best_seconds[0])
-        return 0.0, SHARE * max(0.0, self.worst_seconds[1] - self.best_seconds[1]), most
+        apart = max(0.0, self.worst_seconds - self.best_seconds)
+        return 0.0, SHARE * apart, apart
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,17 +58,18 @@ class Prediction:
         )
 
 
-def seconds_of(links: Links, step: Step, members: Members) -> tuple[Span, tuple[str, ...]]:
+def seconds_of(links: Links, step: Step, members: Members) -> tuple[float, tuple[str, ...]]:
     """Return the seconds of a step's messages one after the other, and what was assumed. Raises NoEvidence."""
     prices = [(links.price(operation, size, members), count) for (operation, size), count in step.messages.items()]
-    low, middle, high = (sum(price.seconds[at] * count for price, count in prices) for at in range(3))
-    return (low, middle, high), tuple(dict.fromkeys(price.assumed for price, _ in prices if price.assumed))
+    assumed = dict.fromkeys(price.assumed for price, _ in prices if price.assumed)
+    return sum(price.seconds * count for price, count in prices), tuple(assumed)
 
 
 def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) -> Prediction:
-    """Return what a step's messages take on the best and the worst set of so many devices; None: 2, 4, 8, … and all.
+    """Return what a step's messages take on the fastest and the slowest measured set of so many devices.
 
-    Numbers without evidence are left out if none was named. Raises UsageError if nothing can be predicted.
+    None stands for all numbers that were measured; then numbers without evidence are left out. Raises UsageError if
+    nothing can be predicted.
     """
     cases: list[Case] = []
     assumed: dict[str, None] = {}
@@ -85,7 +87,7 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
             if gpus is not None:
                 raise
             continue
-        cases.append(Case(k, sets.best, best, sets.worst, worst, sets.note))
+        cases.append(Case(k, sets.best, best, sets.worst, worst))
         assumed |= dict.fromkeys((*of_best, *of_worst))
     if not cases:
         raise refused[counts[0]]
