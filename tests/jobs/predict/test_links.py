@@ -104,7 +104,7 @@ def test_on_a_dgx_1v_the_sets_are_the_fabrics_own() -> None:
     """The simulated machine knows each pair's true bandwidth."""
     found = links_of(simulated("dgx-1v")).sets(2)
     fabric = fabrics.load("dgx-1v")
-    true = {some: allreduce_busbw(fabric, some) for some in combinations(range(8), 2)}
+    true: dict[tuple[int, ...], float] = {some: allreduce_busbw(fabric, some) for some in combinations(range(8), 2)}
     assert found.worst is not None
     assert true[found.worst] <= min(true.values()) * 1.02
     assert true[found.best] >= max(true.values()) * 0.98
