@@ -239,7 +239,7 @@ COMMANDS = {
     "predict-job": "predict ddp-job.json pairs-4.json --recorded h200x4.json",
     "predict-job-json": "predict ddp-job.json pairs-4.json --recorded h200x4.json --devices 2,3 --json",
     "replay": "replay ddp-job.json @2 --verbose",
-    "replay-fsdp2": "replay fsdp2-job.json @4 --devices 0,2 --compute recorded",
+    "replay-fsdp2": "replay fsdp2-job.json @4 --devices 0,2",
     "replay-json": "replay ddp-job.json @2 --json",
     "show-job": "show ddp-job.json",
     "show-job-run": "show fsdp2-job.json --run-file h200x4-allgather.json --verbose",

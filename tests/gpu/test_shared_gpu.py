@@ -12,10 +12,9 @@ import pytest
 
 from collbench.jobs.job import Call
 from collbench.jobs.replay.protocol import ReplayLoad
-from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
-from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
+from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import Load, OverlapPoint
 from collbench.overlaps.worlds import OverlapWorld
@@ -84,9 +83,8 @@ def test_a_call_begins_after_its_idle_time(overlap_world: OverlapWorld) -> None:
         assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
 
 
-@pytest.mark.parametrize("pauses", list(Pauses))
-def test_a_step_is_replayed_and_verified(replay_world: ReplayWorld, pauses: Pauses) -> None:
-    replay_world.prepare(schedule_of(data_parallel(ranks=2), None), pauses, Registration.NONE)
+def test_a_step_is_replayed_and_verified(replay_world: ReplayWorld) -> None:
+    replay_world.prepare(schedule_of(data_parallel(ranks=2), None))
     assert replay_world.verify() == 0
     for load in (ReplayLoad(3), ReplayLoad(2, pauses=False)):
         for times in replay_world.run(load, 1.0):
@@ -104,7 +102,7 @@ def test_each_operation_arrives_as_sent(replay_world: ReplayWorld) -> None:
         Call("alltoall", 64, 0),
     ]
     step = job_of([range(2)], [[(call, False) for call in calls]] * 2)
-    replay_world.prepare(schedule_of(step, None), Pauses.NONE, Registration.NONE)
+    replay_world.prepare(schedule_of(step, None))
     assert replay_world.verify() == 0
     for times in replay_world.run(ReplayLoad(3), 1.0):
         assert len(times.units) == len(calls)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak, Told, Undecided
 from collbench.jobs.choice import JobContest, Standing, contenders, contest, settle
-from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, ReplayTrial, replays_of
+from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
 from collbench.model.failures import Cause, Failure, FailureKind
-from collbench.model.operations import Operation, Registration
+from collbench.model.operations import Operation
 from collbench.model.run import Run
 from tests.builders import gpus, pair_run
 
@@ -25,7 +25,7 @@ HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, (1,), seconds=60.0)
 
 def trial(seconds: float) -> ReplayTrial:
     """Return a trial whose slower rank communicates for so long."""
-    return ReplayTrial((1.0, 1.0), (0.0, 0.0), (1.0, 1.0), (seconds / 2, seconds), (seconds,), 1)
+    return ReplayTrial((1.0, 1.0), (0.0, 0.0), (seconds / 2, seconds), (seconds,), 1)
 
 
 def run_of(
@@ -34,11 +34,10 @@ def run_of(
     """Return a run with the seconds of each set's trials; `failed` have so many trials before they hang."""
     calls = (ReplayedCall(Operation.ALLREDUCE.value, 64, 2, 1),)
     found = [
-        Replay("job.json", 0, some, 2, Pauses.NONE, Registration.NONE, calls, trials=list(map(trial, own)), wrong=0)
-        for some, own in times.items()
+        Replay("job.json", 0, some, 2, calls, trials=list(map(trial, own)), wrong=0) for some, own in times.items()
     ]
     for some, count in (failed or {}).items():
-        one = Replay("job.json", 0, some, 2, Pauses.NONE, Registration.NONE, calls, trials=[trial(1e-9)] * count)
+        one = Replay("job.json", 0, some, 2, calls, trials=[trial(1e-9)] * count)
         found.append(replace(one, failure=HANG))
     return replace(pair_run(4, lambda *_: 300.0), measurements=[], sections={"replays": found})
 

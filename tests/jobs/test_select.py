@@ -28,14 +28,13 @@ from collbench.jobs.replay import simulated
 from collbench.jobs.replay import worlds as backend
 from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
-from collbench.jobs.replay.results import Pauses, replays_of
+from collbench.jobs.replay.results import replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.machine import numa
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
-from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -158,7 +157,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
     tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
     arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
     (backend,) = simulated.open_replay(str(fabric), None, 77, tuple, [arm]).worlds
-    backend.prepare(schedule_of(job, len(devices)), Pauses.NONE, Registration.NONE)
+    backend.prepare(schedule_of(job, len(devices)))
     return fmean(backend.run(ReplayLoad(1, pauses=False), 1.0)[0].step for _ in range(40))
 
 
@@ -202,8 +201,7 @@ class FakeRanks:
         self.call, self.error, self.left, self.wrong = call, error, after, wrong
         self.schedule: Schedule | None = None
 
-    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
-        del pauses, registration
+    def prepare(self, schedule: Schedule) -> None:
         self.schedule = schedule
 
     def verify(self) -> int | None:

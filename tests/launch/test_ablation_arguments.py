@@ -67,7 +67,6 @@ def test_help_stands_before_what_is_wrong_elsewhere(args: list[str]) -> None:
         ("a value that is missing", ["--devices", "0,1", "--without"], "'--without' needs a value"),
         ("a value before the dashes", ["--devices", "0,1", "--without", "--", "x.py"], "'--without' needs a value"),
         ("a flag with a value", [*BASE, "--json=yes", "train.py"], "takes no value"),
-        ("compute of a script", [*BASE, "--compute", "recorded", "train.py"], "--compute is for a recorded job"),
         ("a machine for a script", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric is for a recorded job"),
         ("no devices", ["--without", "p2p", "train.py"], "no GPUs asked for"),
     ],

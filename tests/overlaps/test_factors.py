@@ -126,8 +126,6 @@ def test_conditions_keep_their_order_and_sizes_ascend() -> None:
         ("gemm:8192", GEMM),
         (" GEMM:4096 ", Compute(ComputeKind.GEMM, 4096)),
         ("memory:512", COPY),
-        ("attention-like", Compute(ComputeKind.ATTENTION, 4096)),
-        ("attention-like:1024", Compute(ComputeKind.ATTENTION, 1024)),
     ],
 )
 def test_words_of_compute_are_read(text: str, compute: Compute) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from collbench.model.errors import BackendError
+from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Operation
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
-from collbench.overlaps.protocol import OPERATIONS, UNIT_LAUNCHES, Load, OverlapPoint
+from collbench.overlaps.compute import Compute, ComputeKind
+from collbench.overlaps.protocol import OPERATIONS, Load, OverlapPoint
 from collbench.overlaps.simulated import open_overlap, overlapped, unit_seconds
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.sim.fabrics import OverlapFactors
@@ -91,86 +91,24 @@ def test_a_call_begins_after_its_idle_time(world: OverlapWorld) -> None:
         assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
 
 
-def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-untyped-def]  # the type loads torch
-    import torch
+def rank_alone(monkeypatch: pytest.MonkeyPatch, call: Any = None) -> Any:
+    """Return a rank without others on a core, whose calls are this one."""
+    from collbench.measurement.backends.torch_streams import Core
+    from collbench.overlaps import worker as overlap_worker
 
-    from collbench.overlaps.worker import Messages
-
-    filled = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
-    filled.fill(0)
-    return filled
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_expected_results_are_what_the_other_ranks_send(ranks: int) -> None:
-    """Computed here from what each rank sends, without a library."""
-    import torch
-
-    sent = {
-        operation: [messages(operation, ranks, rank).slots[1].fresh for rank in range(ranks)]
-        for operation in OPERATIONS
-    }
-    for rank in range(ranks):
-        expected = {operation: messages(operation, ranks, rank).slots[1].expected for operation in OPERATIONS}
-        block = 96 // 2
-        own_block = slice(rank * block, (rank + 1) * block)
-        assert torch.equal(expected[Operation.ALLREDUCE], sum(sent[Operation.ALLREDUCE]))
-        assert torch.equal(expected[Operation.BROADCAST], sent[Operation.BROADCAST][0])
-        assert torch.equal(expected[Operation.ALLGATHER], torch.cat(sent[Operation.ALLGATHER]))
-        assert torch.equal(expected[Operation.REDUCESCATTER], sum(sent[Operation.REDUCESCATTER])[own_block])
-        assert torch.equal(
-            expected[Operation.ALLTOALL], torch.cat([buffer[own_block] for buffer in sent[Operation.ALLTOALL]])
-        )
-    assert not torch.equal(sent[Operation.ALLREDUCE][0], sent[Operation.ALLREDUCE][1])
-
-
-@pytest.mark.parametrize(
-    ("title", "ranks", "uses", "wrong"),
-    [
-        ("not used: nothing to compare", 2, 0, None),
-        ("once", 3, 1, 1),
-        ("again and again, exact for a power of two", 4, 5, 1),
-        ("not exact for three", 3, 2, None),
-        ("beyond the exponent", 2, 101, None),
-    ],
-)
-def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: int | None) -> None:
-    filled = messages(Operation.ALLREDUCE, ranks, 0)
-    slot = filled.slots[0]
-    slot.uses = uses
-    slot.received.copy_(slot.expected * ranks ** max(0, uses - 1) if uses < 9 else slot.expected)
-    if wrong:
-        assert filled.wrong() == 0, title
-        slot.received[17] += ranks**uses
-    assert filled.wrong() == wrong, title
-
-
-def alone() -> Any:
-    """Return a core whose rank has no others."""
-    from collbench.overlaps.streams import ChunkTimes, CpuAccelerator
-
-    class Alone(CpuAccelerator):
-        def group(self, ranks, priority, ctas):  # type: ignore[no-untyped-def]
-            return object()
-
-        def run_both(self, align, collective, compute, delay_s):  # type: ignore[no-untyped-def]
-            for work in (collective, compute):
-                for number in range(work.chunks):
-                    work.chunk(number)
-            return ChunkTimes((), (), (), queued=True)
-
-    return Alone()
+    monkeypatch.setattr(Core, "group", lambda *_, **__: object())
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(overlap_worker, "call_of", lambda *_: call)
+    return overlap_worker.Rank(0, 1, Core())
 
 
 @pytest.mark.parametrize("stale", ["first", "previous"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("size_bytes", [2**16, 2**23], ids=["own slots", "one slot"])
+@pytest.mark.parametrize("size_bytes", [2**16, 2**23], ids=["own messages", "one message"])
 def test_earlier_results_are_wrong_in_every_load(
     operation: Operation, size_bytes: int, stale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank, whose library delivers in each buffer what its first call did, or the one before."""
-    from collbench.overlaps import worker as overlap_worker
-
     kept: dict[int, Any] = {}
 
     def call(sent, received):  # type: ignore[no-untyped-def]
@@ -179,47 +117,47 @@ def test_earlier_results_are_wrong_in_every_load(
         if stale == "previous" or received.data_ptr() not in kept:
             kept[received.data_ptr()] = fresh
 
-    monkeypatch.setattr(overlap_worker, "call_of", lambda *_: call)
-    rank = overlap_worker.Rank(0, 1, alone())
+    rank = rank_alone(monkeypatch, call)
     rank.allocate(OverlapPoint(operation, size_bytes, GEMM))
     rank.warm()
     once, often = Load(1, 1, 1, 1, 0.0), Load(2, 1, 1, 1, 0.0)
-    wrong = [rank.run(load).wrong for load in (once, often, once)]
-    # With slots of their own, the second message's is right: it is the first there. Where they share one, a call after
+    wrong = [(rank.run(load).wrong or 0) / (size_bytes // 2) for load in (once, often, once)]
+    # With messages of their own, the second call's is right: it is the first there. Where they share one, a call after
     # them is compared, too; of the last result before, the second has the right one.
     twice = size_bytes > 2**22 and stale == "first"
-    assert wrong == [size_bytes // 2 * times for times in (1, 1 + twice, 1)]
+    for found, times in zip(wrong, (1, 1 + twice, 1), strict=True):
+        assert 0.8 * times < found <= times  # random elements of two results may be equal
 
 
 def test_a_rank_without_room_for_a_point_still_sends_what_the_others_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from collbench.overlaps import worker as overlap_worker
+    from collbench.overlaps.worker import Rank
 
     def no_room(*_arguments: object) -> None:
         raise MemoryError
 
-    full, roomy = (overlap_worker.Rank(0, 1, alone()) for _ in range(2))
+    full, roomy = (rank_alone(monkeypatch) for _ in range(2))
     large, small = (OverlapPoint(Operation.ALLREDUCE, size, GEMM) for size in (2**13, 2**12))
     with monkeypatch.context() as patch:
-        patch.setattr(overlap_worker, "Messages", no_room)
-        assert full.allocate(large).problem
-    assert not roomy.allocate(large).problem
+        patch.setattr(Rank, "_messages", no_room)
+        with pytest.raises(MachineError, match="out of memory"):
+            full.allocate(large)
+    roomy.allocate(large)
     sent = []
     for rank in (full, roomy):
-        assert not rank.allocate(small).problem
-        assert rank._messages is not None
-        sent.append(rank._messages.slots[0].sent)
+        rank.allocate(small)
+        sent.append(rank._allocated().messages[0].sent)
     assert torch.equal(*sent)
 
 
-@pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])
+@pytest.mark.parametrize("compute", [GEMM, COPY])
 def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> None:
     import torch
 
     from collbench.overlaps.worker import unit_of
 
-    unit = unit_of(compute, torch.device("cpu"), torch.float32, heads=2, width=8)
+    unit = unit_of(compute, torch.device("cpu"))
     unit.run()
     first_result = unit.result.clone()
     unit.result.zero_()
@@ -229,26 +167,15 @@ def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> No
     assert first_result.abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "units", "at_once"),
-    [(ComputeKind.GEMM, 400, False), (ComputeKind.GEMM, 600, True), (ComputeKind.ATTENTION, 400, True)],
-)
-def test_more_launches_than_a_stream_takes_ahead_are_one(kind: ComputeKind, units: int, at_once: bool) -> None:
-    """A unit of attention is several launches, so fewer of its units fit."""
-    import torch
-
-    from collbench.overlaps.streams import CpuAccelerator
-    from collbench.overlaps.worker import Rank, unit_of
-
+@pytest.mark.parametrize(("units", "at_once"), [(400, False), (600, True)])
+def test_more_launches_than_a_stream_takes_ahead_are_one(
+    units: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured = list[int]()
-
-    class Capturing(CpuAccelerator):
-        def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
-            captured.append(times)
-            return super().as_one(work, times)
-
-    unit = unit_of(Compute(kind, 4), torch.device("cpu"), torch.float32, heads=1, width=4)
-    Rank(0, 2, Capturing())._chunk(Load(4, 1, units // 10, 10, 0.0, launches=UNIT_LAUNCHES[kind]), unit)(0)
+    rank = rank_alone(monkeypatch)
+    monkeypatch.setattr(type(rank._device), "as_one", lambda _self, _work, times: captured.append(times))
+    rank.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
+    rank._chunk(Load(4, 1, units // 10, 10, 0.0), rank._allocated())
     assert captured == ([10] if at_once else [])
 
 
@@ -304,11 +231,14 @@ def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
     """Even one that lasts longer than all requested compute: a core may be busy with other work for a while."""
     program = """
 import json, threading, time
-from collbench.overlaps.streams import CpuAccelerator, StreamWork
+from collbench.measurement.backends.torch_streams import Core
+from collbench.overlaps.streams import StreamWork, run_both
 units = [0]
 def unit(number): units[0] += 1; time.sleep(0.001)
 def call(number): time.sleep(0.05)
-times = CpuAccelerator().run_both(lambda: None, StreamWork(2, call, (0.0, 0.002)), StreamWork(3, unit), 0.0)
+core = Core()
+works = StreamWork(core.stream(), 2, call, (0.0, 0.002)), StreamWork(core.main, 3, unit)
+times = run_both(core, lambda: None, *works, 0.0)
 print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 """
     units, begins, collective, compute = json.loads(output_of(program, tmp_path))
@@ -321,21 +251,16 @@ print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 
 def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
     program = """
-from collbench.overlaps.streams import CpuAccelerator, StreamWork
+from collbench.measurement.backends.torch_streams import Core
+from collbench.overlaps.streams import StreamWork, run_both
 def fails(number): raise RuntimeError("no such group")
 for first, second in ((fails, print), (print, fails)):
-    try: CpuAccelerator().run_both(lambda: None, StreamWork(1, first, (0.0,)), StreamWork(3, second), 0.0)
+    core = Core()
+    works = StreamWork(core.stream(), 1, first, (0.0,)), StreamWork(core.main, 3, second)
+    try: run_both(core, lambda: None, *works, 0.0)
     except RuntimeError as error: print(error)
 """
     assert output_of(program, tmp_path).count("no such group") == 2
-
-
-def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:
-    world = started_world()
-    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM, Priority.HIGH))
-    with pytest.raises(BackendError, match="no priority"):
-        world.warm()
-    world.close()
 
 
 # The simulated backend.

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, ReplayTrial
+from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial
 from collbench.measurement.plan import Request
 from collbench.measurement.session import Session
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
-from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     Chosen,
     CommandKind,
@@ -95,13 +95,9 @@ def rich_run() -> Run:
     run.sections["overlaps"] = [
         Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, compute, ctas=4, trials=[overlap], wrong=0)
     ]
-    replayed = ReplayTrial(times, times, times, times, (1e-4,), 5, flags=(shared(0),))
+    replayed = ReplayTrial(times, times, times, (1e-4,), 5, flags=(shared(0),))
     call = ReplayedCall("allreduce", 2**20, 2, 3, 1e-4)
-    run.sections["replays"] = [
-        Replay(
-            "job.json", 0, (0, 1), 2, Pauses.NONE, Registration.NONE, (call,), recorded_seconds=1.0, trials=[replayed]
-        )
-    ]
+    run.sections["replays"] = [Replay("job.json", 0, (0, 1), 2, (call,), recorded_seconds=1.0, trials=[replayed])]
     run.ports_before = (NetworkPort("mlx5_0", 1, rate_gbits=400.0, counters={"symbol_error": 1}),)
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run

@@ -23,10 +23,12 @@ def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int 
     all sizes as curves. Raises UsageError for what a run lacks or the kind cannot show, and RunFileError.
     """
     runs = _load(files)
-    for _, named in runs:
+    for path, named in runs:
         measured_by = section(named.run)
-        if measured_by is not None and measured_by.draw is not None:
-            return measured_by.draw(kind, runs, operations, size)
+        if measured_by is not None:
+            raise UsageError(
+                f"{path} holds {measured_by.HELD}, of which there is no figure: 'collbench show' has tables"
+            )
     if kind == "heatmap":
         return _heatmap(runs, operations, size)
     from collbench.report.plot import curves

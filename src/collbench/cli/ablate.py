@@ -99,9 +99,6 @@ _options_in_help = options.apply(
     click.option("--repeats", metavar="N", help="Train each arm N times instead, 2 or more."),
     click.option("--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth, at least three]"),
     click.option("--step-pattern", metavar="REGEX", help="Read step times with this; name its group s, ms or us."),
-    click.option(
-        "--compute", metavar="none|recorded", help="For a job: compute in its pauses, or idle.  [default: none]"
-    ),
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
     click.option("--seed", metavar="N", help="Even or odd selects which arm runs first.  [default: random]"),
     click.option(

@@ -89,9 +89,8 @@ _ABLATE_FLAGS: _Flags = {
     "--verbose": ("verbose", True),
     "--force": ("force", True),
 }
-JOB_ONLY = frozenset({"--compute", "--fabric"})  # of `ablate` with a recorded job
 TRAIN_VALUES, TRAIN_FLAGS = frozenset(_TRAIN_VALUES), frozenset({*_TRAIN_FLAGS, "--help"})
-ABLATE_VALUES = JOB_ONLY | {*_ABLATE_VALUES, "--without", "--repeats", "--skip", "--seed"}
+ABLATE_VALUES = frozenset({*_ABLATE_VALUES, "--without", "--repeats", "--skip", "--seed", "--fabric"})
 ABLATE_FLAGS = frozenset(_ABLATE_FLAGS)
 
 
@@ -397,8 +396,8 @@ def _checked_ablation(
         raise UsageError(f"no script to train: write {example}")
     if not without and "--against" not in own_options:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
-    if replayed := sorted(own_options.keys() & JOB_ONLY):
-        raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
+    if "--fabric" in own_options:
+        raise UsageError("--fabric is for a recorded job: write collbench ablate job.json --fabric NAME")
     train_tokens = [token for option in train_options for token in option.tokens]
     return AblateArguments(
         split([*train_tokens, "--", *program]),

@@ -28,7 +28,7 @@ from collbench.overlaps.api import PRIORITIES, OverlapOptions, Overlapping, pars
         metavar="LIST",
         callback=options.parsed(parse_computes),
         help="What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
-        "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
+        "or a list.  [default: gemm:8192; host: gemm:512]",
     ),
     click.option(
         "--priority",
@@ -58,7 +58,7 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **option_valu
     Examples:
       collbench overlap
       collbench overlap --sizes 64M --priority both
-      collbench overlap allgather --compute gemm:4096,attention-like
+      collbench overlap allgather --compute gemm:4096,memory
       collbench overlap --sizes 256M --ctas 4,8,16
     """
     overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)

@@ -15,7 +15,6 @@ class ComputeKind(StrEnum):
 
     GEMM = "gemm"
     MEMORY = "memory"
-    ATTENTION = "attention-like"
 
 
 class Priority(StrEnum):
@@ -25,16 +24,16 @@ class Priority(StrEnum):
     HIGH = "high"
 
 
-# The unit's default size: of a matrix product its rows, of a copy its MiB, of attention its tokens.
-DEFAULT_SIZES = {ComputeKind.GEMM: 8192, ComputeKind.MEMORY: 1024, ComputeKind.ATTENTION: 4096}
-# Rows of a matrix, MiB, tokens: 65536² elements of bf16 are 8 GiB.
+# The unit's default size: of a matrix product its rows, of a sum the MiB of each operand.
+DEFAULT_SIZES = {ComputeKind.GEMM: 8192, ComputeKind.MEMORY: 1024}
+# Rows of a matrix, MiB: 65536² elements of bf16 are 8 GiB.
 _LARGEST = 65536
 _WORD = re.compile(r"([a-z-]+?)(?::(\d{1,6}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One kind of compute. `size`: N of a product of two N × N matrices, MiB of each operand of a sum, or tokens."""
+    """One kind of compute. `size`: N of a product of two N × N matrices, or MiB of each operand of a sum."""
 
     kind: ComputeKind
     size: Ordinal
@@ -45,7 +44,7 @@ class Compute:
 
 
 def parse_compute(text: str) -> Compute:
-    """Return the compute that "gemm", "gemm:8192", "memory:256" or "attention-like" names. Raises UsageError."""
+    """Return the compute that "gemm", "gemm:8192" or "memory:256" names. Raises UsageError."""
     match = _WORD.fullmatch(text.strip().lower())
     if match is None or match[1] not in list(ComputeKind):
         raise UsageError(f"compute '{text}' is unknown: choose from {', '.join(f'{one}:N' for one in ComputeKind)}")

@@ -20,7 +20,6 @@ from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.protocol import (
     DTYPE,
     QUEUE_ENTRIES,
-    UNIT_LAUNCHES,
     Load,
     OverlapBackend,
     OverlapOpened,
@@ -226,7 +225,7 @@ def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequ
     rests = tuple(run_up + begin * unit_seconds for begin in begins)
     needs = run_up + 2 * unit_seconds + call_seconds
     chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
-    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests, load.launches))
+    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests))
 
 
 def _delayed(load: Load) -> Load:
@@ -323,7 +322,7 @@ def measure_point(
     _verified(overlap, _run(backend, _VERIFYING))
     call = max(_seconds_of_one(times.collective, 1) for times in _run(backend, replace(_ESTIMATING, compute_chunks=0)))
     unit = max(_seconds_of_one(times.compute, 1) for times in _run(backend, replace(_ESTIMATING, collective_chunks=0)))
-    load = replace(planned(call, unit, span_seconds), launches=UNIT_LAUNCHES[point.compute.kind])
+    load = planned(call, unit, span_seconds)
     begins = moments(call, unit, trials, order)
     isolated = _isolated(backend, load, trials)
     made = lengthened = 0

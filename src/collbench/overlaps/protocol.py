@@ -8,7 +8,7 @@ from typing import Protocol
 
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.model.operations import Operation, Work
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
+from collbench.overlaps.compute import Compute, Priority
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
@@ -29,8 +29,6 @@ _ENTRIES_A_ROUND = 8
 # From half of it on, a chunk of compute is one launch, a CUDA graph. That takes more entries than a launch does
 # [2 × H100], so rounds are few enough at a time to do without.
 LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
-# Launches of one unit of compute, at most: two products, each of one or two, attention, and a copy.
-UNIT_LAUNCHES = {ComputeKind.GEMM: 1, ComputeKind.MEMORY: 1, ComputeKind.ATTENTION: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Load:
     """What every rank runs from a common start: chunks of the collective, chunks of compute, or both.
 
     The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
-    the GPU waits before the start, so that all of it is queued by then. `launches`: of one unit, at most.
+    the GPU waits before the start, so that all of it is queued by then.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
     `compute_chunks` again, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
@@ -66,16 +64,15 @@ class Load:
     units: int
     delay_s: float
     idle_s: tuple[float, ...] = ()
-    launches: int = 1
 
     @property
     def compute_launches(self) -> int:
         """The launches of compute that are queued before the common start, in all rounds, unit by unit."""
-        return max(1, len(self.idle_s)) * self.compute_chunks * self.units * self.launches
+        return max(1, len(self.idle_s)) * self.compute_chunks * self.units
 
     def parts(self) -> Iterator[Load]:
         """Yield loads of so many rounds as a stream takes ahead; each launch and each event is one of its entries."""
-        each = self.compute_chunks * self.units * self.launches
+        each = self.compute_chunks * self.units
         ahead = QUEUE_ENTRIES // (each + self.compute_chunks + _ENTRIES_A_ROUND)
         rounds = max(1, min(ahead, LAUNCHES_AHEAD // max(1, each)))
         for first in range(0, max(1, len(self.idle_s)), rounds):
@@ -115,18 +112,3 @@ class OverlapBackend(Protocol):
 
 
 OverlapOpened = OpenWorkers[OverlapBackend]
-
-
-# Between the parent and a worker.
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """Asks a worker to run both once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" if there is."""
-
-    problem: str = ""

@@ -1,24 +1,18 @@
-"""How a run of `collbench overlap` is shown: its page, its rows for other tools, its answer in HTML, its figures."""
+"""How a run of `collbench overlap` is shown: its page, its rows for other tools, its answer in HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from collbench.model.errors import UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.run import Run
-from collbench.model.units import amount, fixed
-from collbench.overlaps.factors import strongest, summarize
-from collbench.overlaps.page import answer, failed_overlap, overlap_page
+from collbench.model.units import amount, fixed, format_size
+from collbench.overlaps.factors import condition_of, strongest, summarize
+from collbench.overlaps.page import answer, condition_name, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
 from collbench.report import prose
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
-
-if TYPE_CHECKING:
-    from collbench.report.plot.figure import Named, Picture
 
 HELD = "overlaps"
 page = overlap_page
@@ -36,18 +30,27 @@ def failed(run: Run) -> str:
 
 
 def html(run: Run) -> Html:
-    """Return the data point whose collective slows down most, and a map for each operation."""
+    """Return the data point whose collective slows down most, and a line for each."""
     question = "Cost of overlap"
     if not any(one.trials for one in overlaps_of(run)):
         return Html(question, "nothing measured")
-    from collbench.overlaps.html_series import series  # late: only the HTML page has maps
-
     worst = strongest(overlaps_of(run))
     if worst is None:
-        return Html(question, "no slowdown shown", [answer(run)], series(run))
-    summary = summarize(worst)
-    lines = [answer(run), f"both together take {summary.of_max.value:.2f} × the longer time alone"]
-    return Html(question, f"{fixed(summary.collective_factor.value, 2)} × as long", lines, series(run))
+        return Html(question, "no slowdown shown", [answer(run), *_points(run)])
+    factor = f"{fixed(summarize(worst).collective_factor.value, 2)} × as long"
+    return Html(question, factor, [answer(run), *_points(run)])
+
+
+def _points(run: Run) -> Iterator[str]:
+    """Yield the figures of each data point, as the page's table has them."""
+    for point in overlaps_of(run):
+        if point.trials:
+            summary = summarize(point)
+            yield (
+                f"{condition_name(condition_of(point))}, {format_size(point.size_bytes)}: "
+                f"{summary.collective_factor.value:.2f} × as long, the compute {summary.compute_factor.value:.2f} ×; "
+                f"together {summary.of_max.value:.2f} × the longer time alone"
+            )
 
 
 # A row for each data point: fields of its summary, with the names of their columns.
@@ -71,7 +74,7 @@ COLUMNS = (
     Column("gpu_uuids", Type.TEXT, "the UUIDs of the devices, comma-separated"),
     Column("dtype", Type.TEXT, "the collective's element type"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
+    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024"),
     Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
     Column("ctas", Type.WHOLE, "thread blocks given to NCCL; empty for its own choice"),
     Column("trials", Type.WHOLE, "how often the data point was measured"),
@@ -106,22 +109,3 @@ def rows(run: Run) -> Iterator[Row]:
             for field, name, _ in _RATIOS:
                 row |= getattr(summary, field).columns(name)
         yield row
-
-
-def draw(kind: str, runs: Sequence[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
-    """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
-    from collbench.overlaps import plot  # late: matplotlib
-
-    named_runs = [named_run for _, named_run in runs]
-    for path, named_run in runs:
-        if not overlaps_of(named_run.run):
-            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in overlaps_of(named_run.run)):
-            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
-    if operations or size is not None:
-        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
-    if kind == "curves":
-        return plot.draw_curves(named_runs)
-    if len(runs) > 1:
-        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return plot.draw_heatmap(named_runs[0])

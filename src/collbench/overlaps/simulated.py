@@ -16,8 +16,6 @@ from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
 _SPAN_S = 0.025  # as on GPUs
-# A 7B layer, as in overlap_worker.
-_HIDDEN = 4096
 # The part of the slowdown by compute that remains for a collective of high priority.
 _LEFT_BY_PRIORITY = 0.5
 
@@ -30,8 +28,6 @@ def unit_seconds(compute: Compute, factors: OverlapFactors) -> float:
             return 2 * size**3 / (factors.tflops * 1e12)
         case ComputeKind.MEMORY:
             return 3 * size * 2**20 / (factors.memory_gbs * 1e9)
-        case ComputeKind.ATTENTION:  # products in and out, and the lower triangle of two between tokens
-            return (8 * size * _HIDDEN**2 + 2 * size**2 * _HIDDEN) / (factors.tflops * 1e12)
 
 
 class SimOverlap:

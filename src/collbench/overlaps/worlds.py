@@ -8,8 +8,7 @@ from collbench.machine import cuda_variables
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import MachineError
-from collbench.overlaps.protocol import Done, Load, OverlapOpened, OverlapPoint, RankTimes, Warm
+from collbench.overlaps.protocol import Load, OverlapOpened, OverlapPoint, RankTimes
 
 # Operands are made and a communicator starts; NCCL takes 1 s, longer where it first looks for networks.
 _WARM_S = 120.0
@@ -28,17 +27,15 @@ class OverlapWorld(TorchWorld):
 
     def allocate(self, point: OverlapPoint) -> None:
         """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
-        for rank, reply in enumerate(self.ask(point, _WARM_S)):
-            if isinstance(reply, Done) and reply.problem:
-                raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
+        self.ask(_WARM_S, "allocate", point)
 
     def warm(self) -> None:
         """Run both once, untimed. Raises BackendError."""
-        self.ask(Warm(), _WARM_S)
+        self.ask(_WARM_S, "warm")
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
-        return tuple(reply for reply in self.ask(load, self._load_s) if isinstance(reply, RankTimes))
+        return tuple(self.ask(self._load_s, "run", load))
 
 
 # How long each of the two runs alone in a trial, in seconds: some 17 products of 8192³ on an H200, and as many

@@ -244,7 +244,7 @@ class HostRankWorker(RankWorker):
         if self._worker is None:
             raise BackendError(f"{step.work} before the gloo worker was started")
         check(step)
-        (times,) = self._worker.ask(step, self._timeout_s + expected_seconds(step))
+        (times,) = self._worker.ask(self._timeout_s + expected_seconds(step), "time", step)
         if error := corruption(step, self._index, times):
             raise error
         mine = [self._index in group for group in step.groups]

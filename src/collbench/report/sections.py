@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench.model.run import Run
 from collbench.model.sections import SECTIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from collbench.report.plot.figure import Named, Picture
     from collbench.report.rows import Column, Row
     from collbench.report.text.layout import Page
 
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """What the HTML page shows: a question of the first screen with its answer, and maps as JSON's own types."""
+    """What the first screen of the HTML page shows: a question with its answer."""
 
     question: str
     short: str
     lines: Sequence[str] = ()
-    series: Sequence[dict[str, Any]] = ()
-
-
-# Draws figures of a kind from named runs, one of which has such a section, for these operations and this size.
-Draw: TypeAlias = "Callable[[str, Sequence[tuple[Path, Named]], Sequence[str], int | None], Picture]"
 
 
 class Section(Protocol):
@@ -41,7 +33,6 @@ class Section(Protocol):
     page: Callable[[Run], Page]  # in the terminal
     html: Callable[[Run], Html]
     failed: Callable[[Run], str]  # the worst that failed, as a clause; "" where devices and a kind of trouble say it
-    draw: Draw | None  # None where it has no figures
 
 
 def section(run: Run) -> Section | None:

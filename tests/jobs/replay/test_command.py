@@ -61,7 +61,7 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
 
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
     for name in ("a.json", "b.json"):
-        assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0
+        assert program("replay", "job.json", *SIM, "--trials", "3", "-o", name).status == 0
     first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
     assert replays_of(first) == replays_of(again)
     jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
@@ -90,7 +90,6 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
         ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "no known step"),
         ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
-        ("nothing to register", data_parallel(), (*HOST, "--registration", "buffer"), "registers no memory"),
         ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),
     ],
 )
@@ -141,7 +140,6 @@ def test_a_job_without_pauses_has_a_page(program: Program, folder: Path) -> None
     for trials in ("2", "4", "8"):
         result = program("replay", "bare.json", *SIM, "--trials", trials, "-o", f"{trials}.json")
         assert result.status == 0, result.err
-        assert re.search(r"^pauses alone +0\.000", result.out, re.MULTILINE)
 
 
 def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: Path) -> None:

@@ -10,7 +10,7 @@ import pathlib
 import signal
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,6 @@ from collbench.model.errors import BackendError, DataCorruption, MachineError, U
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.skew import Skew, SkewKind
 from collbench.model.units import DTYPE_BYTES
-
-if TYPE_CHECKING:  # every process of the suite collects all: torch is loaded where a test uses it
-    import torch
-
-    from collbench.measurement.backends import gloo_worker
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
 ALLOWED_CORES = sorted(os.sched_getaffinity(0))
@@ -223,71 +218,6 @@ def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
     assert gloo.timing_of(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
 
 
-def messages(
-    operation: Operation, dtype: str, redop: str, count: int, variant: Variant = Variant.PLAIN
-) -> list[gloo_worker.Message]:
-    """Return what each of three ranks puts into a collective of so many elements, whose root is the second."""
-    import torch
-
-    from collbench.measurement.backends.gloo_worker import Message
-
-    torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
-    plan = step(Work(operation, variant), ((0, 1, 2),), count * DTYPE_BYTES[dtype], dtype=dtype, redop=redop)
-    blocks = ((count // 3,) * 3,) * 3 if operation.irregular else ()
-    return [Message(plan, rank, 1, blocks) for rank in range(3)]
-
-
-def one_slot(tensor: torch.Tensor) -> gloo_worker.Slot:
-    from collbench.measurement.backends.gloo_worker import Slot
-
-    return Slot(tensor, tensor)
-
-
-def reduced(contributions: torch.Tensor, redop: str) -> torch.Tensor:
-    """Reduce along ranks in float64, where all of this is exact, by torch's own axis reductions."""
-    return {
-        "sum": contributions.sum(0),
-        "prod": contributions.prod(0),
-        "min": contributions.amin(0),
-        "max": contributions.amax(0),
-    }[redop]
-
-
-@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("windows", "extra_elements"), [(0, 1), (0, 4097), (1, 3)])
-def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
-    dtype: str, redop: str, windows: int, extra_elements: int
-) -> None:
-    import torch
-
-    from collbench.measurement.backends.gloo_worker import _WINDOW
-
-    count = windows * _WINDOW + extra_elements
-    ranks = messages(ALLREDUCE, dtype, redop, count)
-    contributions = torch.empty((3, count), dtype=getattr(torch, dtype))
-    for message, contribution in zip(ranks, contributions, strict=True):
-        message.fill(one_slot(contribution), steady=False)
-    result = reduced(contributions.double(), redop).to(contributions.dtype)
-    assert all(message.first_wrong(one_slot(result), steady=False) is None for message in ranks)
-    right = float(result[-1])
-    result[-1] += 1
-    assert ranks[0].first_wrong(one_slot(result), steady=False) == ((count - 1) * DTYPE_BYTES[dtype], right, right + 1)
-
-
-@pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
-def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
-    import torch
-
-    ranks = messages(ALLREDUCE, "float16", redop, 100)
-    contributions = torch.empty((3, 100), dtype=torch.float16)
-    for message, contribution in zip(ranks, contributions, strict=True):
-        message.fill(one_slot(contribution), steady=True)
-    for _ in range(50):
-        contributions[:] = reduced(contributions, redop)
-    assert ranks[2].first_wrong(one_slot(contributions[2]), steady=True) is None
-
-
 @pytest.mark.parametrize("right", [1, 3, 5])
 @pytest.mark.parametrize("operation", [BROADCAST, Operation.ALLGATHER, Operation.ALLTOALL])
 def test_earlier_results_are_seen_in_the_last_batch(
@@ -310,61 +240,6 @@ def test_earlier_results_are_seen_in_the_last_batch(
     found = [rank.time(plan).wrong is not None for _ in range(2)]
     # Each trial compares its first and its last call of four.
     assert found == [right < 4, True]
-
-
-def test_swapped_and_missing_data_are_seen() -> None:
-    import torch
-
-    receiver, root, _ = messages(BROADCAST, "uint8", "sum", 2**16)
-    sent, untouched = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
-    root.fill(one_slot(sent), steady=False)
-    receiver.fill(one_slot(untouched), steady=False)
-    assert receiver.first_wrong(one_slot(sent), steady=False) is None
-    assert receiver.first_wrong(one_slot(untouched), steady=False) is not None, "nothing arrived"
-    assert receiver.first_wrong(one_slot(sent.roll(4096)), steady=False) is not None, "pages swapped"
-    assert receiver.first_wrong(one_slot(torch.zeros_like(sent)), steady=False) is not None, "zeros arrived"
-
-
-# By the pictures of NCCL's manual ("Collective Operations"): what three ranks hold before and after, a letter a block.
-PICTURES = {
-    Operation.ALLREDUCE: (("abc", "def", "ghi"), ("a+d+g b+e+h c+f+i",) * 3),
-    Operation.BROADCAST: (("abc", "def", "ghi"), ("d e f",) * 3),
-    Operation.REDUCE: (("abc", "def", "ghi"), (None, "a+d+g b+e+h c+f+i", None)),
-    Operation.ALLGATHER: (("a", "b", "c"), ("a b c",) * 3),
-    Operation.REDUCESCATTER: (("abc", "def", "ghi"), ("a+d+g", "b+e+h", "c+f+i")),
-    Operation.ALLTOALL: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
-    Operation.ALLTOALLV: (("abc", "def", "ghi"), ("a d g", "b e h", "c f i")),
-    Operation.SENDRECV: (("abc", "def", "ghi"), ("g h i", "a b c", "d e f")),
-    Operation.GATHER: (("a", "b", "c"), (None, "a b c", None)),
-    Operation.SCATTER: ((None, "abc", None), ("a", "b", "c")),
-}
-
-
-@pytest.mark.parametrize("operation", COLLECTIVES)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_expected_results_are_those_of_nccls_manual(operation: Operation, in_place: bool) -> None:
-    import torch
-
-    sent_pictures, received_pictures = PICTURES[operation]
-    block = 5
-    ranks = messages(operation, "int32", "sum", 3 * block, Variant.IN_PLACE if in_place else Variant.PLAIN)
-    blocks: dict[str, torch.Tensor] = {}
-    for message, letters in zip(ranks, sent_pictures, strict=True):
-        slot = message.slot()
-        message.fill(slot, steady=False)
-        assert len(slot.sent) == block * len(letters or "")
-        blocks |= {letter: slot.sent[at * block :][:block].clone() for at, letter in enumerate(letters or "")}
-    for message, picture in zip(ranks, received_pictures, strict=True):
-        slot = message.slot()
-        sums = [sum(blocks[letter] for letter in term.split("+")) for term in (picture or "").split()]
-        if picture is not None:
-            slot.received[:] = torch.cat([torch.as_tensor(block_sum) for block_sum in sums])
-        assert message.first_wrong(slot, steady=False) is None
-        if picture is not None:
-            slot.received[-1] += 1
-            wrong = message.first_wrong(slot, steady=False)
-            assert wrong is not None
-            assert wrong[0] == (len(sums) * block - 1) * 4
 
 
 def test_the_users_gloo_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from collbench.jobs.calls import report
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.report.html.page import render
-from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.jobs.made import documented_job
 from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
@@ -22,7 +21,6 @@ from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_conten
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-    from tests.cli.program import Program
 
 MIB = 2**20
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
@@ -80,15 +78,6 @@ def cell(tab: Page, row: str, column: str) -> Locator:
 
 def readout(tab: Page) -> str:
     return tab.locator("article:visible .readout").inner_text()
-
-
-def test_an_overlap_runs_map_and_curves_are_drawn(opened: Open, program: Program) -> None:
-    words = ("--fabric", "dgx-1v", "--sizes", "1M,64M", "--priority", "both", "-o", "run.json")
-    assert program("overlap", "--backend", "sim", *words).status == 0
-    tab = opened(page(run_file.load(FilePath("run.json"))))
-    names = tab.locator("article:visible [role=grid] tbody th").all_inner_texts()
-    assert names == ["allreduce overlapping gemm:8192", "allreduce overlapping gemm:8192, high priority"]
-    assert tab.locator("article:visible figure svg .curve").count() == 2
 
 
 def test_cells_and_curves_hold_what_the_run_file_holds(opened: Open, recorded_page: str) -> None:

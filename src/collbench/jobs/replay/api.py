@@ -16,12 +16,10 @@ from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
-from collbench.jobs.replay.results import Pauses
-from collbench.jobs.replay.schedule import Assumption, Schedule, schedule_of
+from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
 from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import Registration
 from collbench.model.run import Device, Run
 from collbench.model.units import amount
 from collbench.runfile import run_file
@@ -42,9 +40,7 @@ class ReplayOptions(RunOptions):
     """
 
     phase: int | None = None
-    pauses: Pauses = Pauses.NONE
     without: tuple[str, ...] = ()
-    registration: Registration = Registration.NONE
     trials: int | None = None
     ranks: int | None = None
 
@@ -79,8 +75,6 @@ def request_of(
         recorded_ranks=job.world_size,
         schedule=schedule,
         arms=tuple(arms),
-        pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else options.pauses,
-        registration=options.registration,
         trials=options.trials or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
         seed=new_seed() if options.seed is None else options.seed,
         command=tuple(command),
@@ -116,8 +110,6 @@ def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Sche
     for name in _settings(options.without):
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
-    if options.registration is not Registration.NONE and not backend.nvml:
-        raise UsageError(f"the {name} backend registers no memory: leave out --registration")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
     for post in posts if backend.cores else ():
         if post.reduction == "avg" or post.dtype.startswith("float8"):
@@ -171,9 +163,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     job: Job,
     *,
     devices: Iterable[int | str] | None = None,
-    compute: str = "none",
     without: str | None = None,
-    registration: str = "none",
     phase: int | None = None,
     trials: int | None = None,
     backend: str = "auto",
@@ -191,9 +181,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     checked(job)
     options = ReplayOptions(
         phase=keywords.optional(keywords.whole, "phase", phase, least=1),
-        pauses=Pauses(keywords.text("compute", compute, choices=tuple(Pauses))),
         without=() if without is None else (keywords.text("without", without, choices=WITHOUT),),
-        registration=Registration(keywords.text("registration", registration, choices=tuple(Registration))),
         trials=keywords.optional(keywords.whole, "trials", trials, least=1),
         devices=keywords.optional(keywords.listed, "devices", devices),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
@@ -201,7 +189,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
         seed=keywords.seed(seed),
     )
     command_line = keywords.command_line(
-        ["replay", "--compute", compute, "--registration", registration, "--backend", backend],
+        ["replay", "--backend", backend],
         {"--devices": options.devices, "--without": without, "--fabric": options.fabric},
     )
     request = request_of(job, "job", options, command_line)

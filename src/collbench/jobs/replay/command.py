@@ -19,14 +19,12 @@ from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay.api import Replaying, ReplayOptions
 from collbench.jobs.replay.measure import ReplayRequest
-from collbench.jobs.replay.results import Pauses
 from collbench.launch import ablation as ablations
 from collbench.launch.arguments import AblateJobArguments, whole_option
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import Device
 from collbench.model.units import amount
@@ -41,23 +39,9 @@ from collbench.model.units import amount
         help="GPUs for the job's ranks, in rank order: nvidia-smi indices or UUIDs.  [default: the first GPUs]",
     ),
     click.option(
-        "--compute",
-        type=click.Choice([one.value for one in Pauses]),
-        default=Pauses.NONE.value,
-        show_default=True,
-        help="recorded: run matrix products in the recorded pauses; none: stay idle.",
-    ),
-    click.option(
         "--without",
         type=click.Choice(replaying.WITHOUT),
         help="Replay it also with NCCL_P2P_DISABLE=1, and compare.",
-    ),
-    click.option(
-        "--registration",
-        type=click.Choice([one.value for one in Registration]),
-        default=Registration.NONE.value,
-        show_default=True,
-        help="Registered memory, as for collectives.",
     ),
     click.option(
         "--phase",
@@ -70,9 +54,7 @@ from collbench.model.units import amount
     ),
     *options.of_workers,
 )
-def replay(
-    job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **option_values: Any
-) -> None:
+def replay(job: Path, *, without: str | None, as_json: bool, **option_values: Any) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
     JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
@@ -82,13 +64,10 @@ def replay(
     \b
     Examples:
       collbench replay job.json
-      collbench replay job.json --devices 2,3 --compute recorded
+      collbench replay job.json --devices 2,3
       collbench replay job.json --without p2p
     """
-    lacking = () if without is None else (without,)
-    replay_options = ReplayOptions(
-        pauses=Pauses(compute), registration=Registration(registration), without=lacking, **option_values
-    )
+    replay_options = ReplayOptions(without=() if without is None else (without,), **option_values)
     request = replaying.request_of(
         job_file.load(job), job.name, replay_options, options.command_line("replay"), NOTICES
     )
@@ -98,9 +77,7 @@ def replay(
 
 # `collbench ablate JOB.json`: the step in two arms.
 
-_OF_TWO_ARMS = frozenset(
-    {"--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force", "--compute", "--fabric"}
-)
+_OF_TWO_ARMS = frozenset({"--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force", "--fabric"})
 
 
 def ablate(arguments: AblateJobArguments, notices: Notices) -> None:
@@ -131,9 +108,6 @@ def options_of(arguments: AblateJobArguments) -> ReplayOptions:
     if strange:
         listed = ", ".join(dict.fromkeys(strange))
         raise UsageError(f"{arguments.file} is replayed, and nothing is trained: leave out {listed}")
-    compute = own_options.get("--compute", Pauses.NONE.value)
-    if compute not in tuple(Pauses):
-        raise UsageError(f"--compute '{compute}' is not one of {', '.join(Pauses)}")
     chosen = {option.name: option.value for option in arguments.train_options}
     backend = chosen.get("--backend") or "auto"
     if backend not in ("auto", *BACKENDS):
@@ -147,7 +121,6 @@ def options_of(arguments: AblateJobArguments) -> ReplayOptions:
             f"{', '.join(ablations.SWITCHES)}"
         )
     return ReplayOptions(
-        pauses=Pauses(compute),
         without=change.switches,
         trials=trials,
         devices=chosen.get("--devices"),

@@ -17,12 +17,12 @@ from collbench.jobs.replay.protocol import (
     ReplayTimes,
     operation_of,
 )
-from collbench.jobs.replay.results import NAME, Pauses, Replay, ReplayTrial
+from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.session import WorkersRequest
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
-from collbench.model.operations import Registration, Work
+from collbench.model.operations import Work
 from collbench.model.run import CommandKind, Run
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
@@ -49,8 +49,6 @@ class ReplayRequest(WorkersRequest):
     recorded_ranks: int
     schedule: Schedule
     arms: tuple[ReplayArm, ...]
-    pauses: Pauses
-    registration: Registration
     independent: bool = False
 
 
@@ -86,8 +84,6 @@ def measure(
             phase=request.phase,
             members=arm.members(len(opened.devices)),
             recorded_ranks=request.recorded_ranks,
-            pauses=request.pauses,
-            registration=request.registration,
             calls=request.schedule.kinds,
             without=arm.without,
             recorded_seconds=request.schedule.recorded_seconds,
@@ -128,7 +124,7 @@ def measure(
 
 def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: float) -> tuple[ReplayLoad, float]:
     """Prepare and verify an arm, and return what `_load` returns."""
-    backend.prepare(request.schedule, request.pauses, request.registration)
+    backend.prepare(request.schedule)
     _verified(arm, backend.verify())
     schedule = request.schedule
     sent = sum(unit.size_bytes * len(schedule.groups[unit.group]) for unit in schedule.ranks[0])
@@ -176,25 +172,20 @@ def _trial(
     *,
     traces: bool,
 ) -> ReplayTrial:
-    """Run the step, its pauses alone and its calls alone, in random order; also some traced steps if possible."""
-    loads = {
-        "step": load,
-        "pauses": replace(load, calls=False),
-        "calls": replace(load, pauses=False),
-    }
-    if schedule.pause_seconds <= 0:
-        del loads["pauses"]
+    """Run the step and its pauses alone, in random order; also some traced steps if possible."""
+    loads = {"step": load}
+    if schedule.pause_seconds > 0:
+        loads["pauses"] = replace(load, calls=False)
     if traces:
         loads["traced"] = replace(load, steps=min(load.steps, _TRACED_STEPS), traced=True)
     times = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
-    return trial_of(schedule, times["step"], times.get("pauses"), times["calls"], load.steps, times.get("traced", ()))
+    return trial_of(schedule, times["step"], times.get("pauses"), load.steps, times.get("traced", ()))
 
 
 def trial_of(
     schedule: Schedule,
     step: Sequence[ReplayTimes],
     pauses: Sequence[ReplayTimes] | None,
-    calls: Sequence[ReplayTimes],
     steps: int,
     traced: Sequence[ReplayTimes] = (),
 ) -> ReplayTrial:
@@ -211,7 +202,6 @@ def trial_of(
     return ReplayTrial(
         step=tuple(times.step for times in step),
         pauses=tuple(times.step for times in pauses) if pauses else (0.0,) * len(step),
-        calls=tuple(times.step for times in calls),
         communication=tuple(sum(least[unit.meeting] for unit in units) for units in schedule.ranks),
         call_seconds=tuple(map(fmean, by_kind)),
         steps=steps,

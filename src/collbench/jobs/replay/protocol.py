@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import MIXED, P2P, Schedule, Unit
 from collbench.measurement.backends.protocol import OpenWorkers
-from collbench.model.operations import Operation, Registration
+from collbench.model.operations import Operation
 
 
 def operation_of(name: str) -> Operation:
@@ -64,7 +63,7 @@ class ReplayArm:
 class ReplayBackend(Protocol):
     """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
 
-    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+    def prepare(self, schedule: Schedule) -> None:
         """Make groups and buffers. Raises MachineError if they do not fit."""
 
     def verify(self) -> int | None:
@@ -80,9 +79,6 @@ class ReplayBackend(Protocol):
 ReplayOpened = OpenWorkers[ReplayBackend]
 
 
-# Between the parent and a worker.
-
-
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """What a rank will do: the groups of all ranks, its own units, and its pause at the end of a step."""
@@ -90,24 +86,3 @@ class Prepare:
     groups: tuple[tuple[int, ...], ...]
     units: tuple[Unit, ...]
     rest: float
-    pauses: Pauses
-    registration: Registration
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The answer to Prepare; `problem` says why there is no room, "" if there is."""
-
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Asks for a step whose data is compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The answer to Verify: wrong elements, None if nothing could be compared."""
-
-    wrong: int | None

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import cast
 
 from collbench.model.failures import Failure
-from collbench.model.operations import Registration
 from collbench.model.ranges import Amount, Count, Ordinal, Positive
 from collbench.model.run import Flag, Run
 from collbench.model.sections import Result, Trial
-
-
-class Pauses(StrEnum):
-    """What a replay does in the recorded pauses between calls."""
-
-    NONE = "none"  # the GPU idles
-    RECORDED = "recorded"  # it computes matrix products for as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,6 @@ class ReplayTrial:
 
     step: tuple[Positive, ...]  # with pauses and calls
     pauses: tuple[Amount, ...]  # the pauses alone
-    calls: tuple[Positive, ...]  # the calls alone, one after another
     # Within the step: the sum over a rank's calls, each as long as on the rank that waited least.
     communication: tuple[Amount, ...]
     call_seconds: tuple[Amount, ...]  # the same for each of `Replay.calls`: a call's mean
@@ -56,8 +46,6 @@ class Replay:
     phase: Count | None  # which phase of the first rank it was, from 0; None for the step
     members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
     recorded_ranks: Ordinal
-    pauses: Pauses
-    registration: Registration
     calls: tuple[ReplayedCall, ...]
     without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
     # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.jobs.replay.results import Pauses, Replay, ReplayedCall, replays_of
+from collbench.jobs.replay.results import Replay, ReplayedCall, replays_of
 from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Registration
+from collbench.model.operations import Operation
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
@@ -26,10 +26,9 @@ from collbench.report.text.layout import Block, Lines, both, short, table, whole
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95% interval;
 exposed: step minus pauses alone; communication: sum of the calls in a step, each
-timed on the rank that waited least; back to back: the calls without pauses"""
+timed on the rank that waited least"""
 _MOST_KINDS = 12
 HELD = "a replay"
-draw = None
 
 
 def page(run: Run) -> Iterator[RenderableType | Block]:
@@ -42,7 +41,7 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
             yield Lines(sentence(line + _mark(run)))
         yield Lines(sentence(answer(run) + _mark(run)))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
-        yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
+        yield from both("tables", _arms(measured, names))
         # Of several sets only the first one's calls: a column for each set would be too wide.
         called = measured[:1] if names else measured
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
@@ -72,28 +71,23 @@ def answer(run: Run) -> str:
         change = ratio(first, other)
         if change is not None:
             where = _arm(other, names).strip()
-            text += f"; {where} its communication takes {change.communication.value:.2f}x as long"
+            text += f"; {where} its communication takes {change.value:.2f}x as long"
     return text
 
 
 def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
-    """Yield what the second of two arms costs in communication, and in the step where compute is replayed."""
+    """Yield what the second of two arms costs in communication."""
     if len(measured) != len(replays_of(run)) or len(measured) != 2:
         return
     first, other = measured
     change, names = ratio(first, other), _names(run)
     base = f"on {names[first.members]}" if names else f"with {' and '.join(map(_lacking, other.without))}"
     arms = base, _arm(other, names).strip()
-    parts = [("the communication of a step", None if change is None else change.communication)]
-    if first.pauses is Pauses.RECORDED:
-        parts.append(("a whole step", None if change is None else change.step))
-    for what, times in parts:
-        if times is None or times.interval is None:
-            yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
-        else:
-            yield effect(
-                Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without]
-            )
+    what = "the communication of a step"
+    if change is None or change.interval is None:
+        yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
+    else:
+        yield effect(Ratio(change.value, *change.interval), what, arms, [_lacking(denied) for denied in other.without])
 
 
 _Names = Mapping[tuple[int, ...], str]
@@ -127,50 +121,26 @@ def _lacking(denied: str) -> str:
 
 
 def _title(replay: Replay) -> str:
-    pauses = "idle" if replay.pauses is Pauses.NONE else "matrix products"
-    memory = "" if replay.registration is Registration.NONE else f", registered memory ({replay.registration})"
     what = "a step" if replay.phase is None else f"phase {replay.phase + 1}"
-    return f"{what} of {replay.job}, {pauses} in the pauses{memory}"
+    return f"{what} of {replay.job}, idle in the pauses"
 
 
-def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
-    """Return a row for each set of devices, in the order of the run, with its time over that of the first set."""
-    names = _names(run)
-    sets_table = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
-    for replay in measured:
-        summary, over = summarize(replay), ratio(measured[0], replay)
-        times = ""
-        if over is not None and replay is not measured[0]:
-            times = f"{over.communication.value:.2f}{half_interval(over.communication)}"
-        cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
-        sets_table.add_row(names[replay.members], *cells)
-    return sets_table
-
-
-def _figures(measured: list[Replay]) -> RenderableType:
-    """Return a row for each figure and a column for each arm; with several arms also the last one's ratio."""
-    summaries = [summarize(replay) for replay in measured]
-    change = ratio(measured[0], measured[-1]) if len(measured) > 1 else None
-    communication = [_with_half(one.communication) for one in summaries]
-    recorded = measured[0].recorded_seconds
-    rows: list[tuple[str, list[str], Figure | None]] = [
-        ("step", [_with_half(one.step) for one in summaries], change.step if change else None),
-        ("pauses alone", [_with_half(one.pauses) for one in summaries], None),
-        ("exposed", [_range(one.exposed) for one in summaries], None),
-        (
-            "communication",
-            communication,
-            change.communication if change else None,
-        ),
-        ("back to back", [_with_half(one.back_to_back) for one in summaries], None),
-    ]
+def _arms(measured: list[Replay], names: _Names) -> RenderableType:
+    """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
+    several, recorded = len(measured) > 1, measured[0].recorded_seconds
+    arms_table = table("", "communication", *(["ratio"] if several else []), "step", "exposed", left=("",))
     if recorded is not None:
-        rows.insert(-1, ("… in the job", [f"{recorded * 1e3:.3f}", *("" for _ in measured[1:])], None))
-    names = [_without(replay) if replay.without else "as it is" for replay in measured]
-    arms_table = table("", *names, *(["ratio"] if len(measured) > 1 else []), left=("",))
-    for name, cells, times in rows:
-        ratios = [f"{times.value:.2f}{half_interval(times)}" if times else ""] if len(measured) > 1 else []
-        arms_table.add_row(name, *cells, *ratios)
+        arms_table.add_row("in the job", f"{recorded * 1e3:.3f}")
+    for replay in measured:
+        summary, change = summarize(replay), ratio(measured[0], replay)
+        times = f"{change.value:.2f}{half_interval(change)}" if change and replay is not measured[0] else ""
+        arms_table.add_row(
+            _arm(replay, names).strip().removeprefix("on ") or "as it is",
+            _with_half(summary.communication),
+            *([times] if several else []),
+            _with_half(summary.step),
+            _range(summary.exposed),
+        )
     return arms_table
 
 
@@ -258,7 +228,6 @@ _FIGURES = (
     ("pauses", "the pauses alone"),
     ("exposed", "step less the pauses alone"),
     ("communication", "the calls of the rank that has most, without waiting"),
-    ("back_to_back", "the calls without pauses"),
 )
 COLUMNS = (
     Column("job", Type.TEXT, "the recorded job's file"),
@@ -266,8 +235,6 @@ COLUMNS = (
     Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
     Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
     Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
-    Column("compute", Type.TEXT, "compute in the pauses: none, or recorded (matrix products of the recorded length)"),
-    Column("registration", Type.TEXT, "registered memory: none, buffer or window"),
     Column("without", Type.TEXT, "what NCCL was denied: p2p, nvlink, shm or ib, comma-separated; empty for nothing"),
     Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
@@ -294,8 +261,6 @@ def rows(run: Run) -> Iterator[Row]:
             "phase": None if arm.phase is None else arm.phase + 1,
             "world_size": len(arm.members),
             "recorded_ranks": arm.recorded_ranks,
-            "compute": arm.pauses.value,
-            "registration": arm.registration.value,
             "without": ",".join(arm.without) or None,
             "recorded_communication_seconds": arm.recorded_seconds,
             "wrong": arm.wrong,

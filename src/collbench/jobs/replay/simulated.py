@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes, operation_of
-from collbench.jobs.replay.results import Pauses
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
-from collbench.model.operations import Registration, Work
+from collbench.model.operations import Work
 from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
 
@@ -32,13 +31,11 @@ class SimReplay:
         self._fabric, self._backend, self._members = fabric, backend, tuple(members)
         self._rng = np.random.default_rng([seed, 2, arm] if arm else [seed, 2])
         self._schedule: Schedule | None = None
-        self._computes = False
         self._seconds = 0.0
 
-    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+    def prepare(self, schedule: Schedule) -> None:
         """Store the step: any size fits."""
-        del registration
-        self._schedule, self._computes = schedule, pauses is Pauses.RECORDED
+        self._schedule = schedule
 
     def verify(self) -> int | None:
         """Return no wrong element: nothing was sent."""
@@ -47,7 +44,7 @@ class SimReplay:
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Return a load's times: each call begins when all of its ranks have reached it."""
         del expected_s
-        schedule, factors = self._schedule, self._fabric.overlap
+        schedule = self._schedule
         assert schedule is not None  # noqa: S101  # as the protocol has it
         noise = float(np.exp(self._rng.normal(0, self._fabric.noise.trial))) if load.pauses else 0.0
         # When each rank's host, or main stream, reaches each unit, and at last the end of the step.
@@ -59,12 +56,9 @@ class SimReplay:
         if not load.calls:
             self._seconds += load.steps * max(ends)
             return tuple(ReplayTimes(end) for end in ends)
-        overlaps = self._computes and load.pauses
-        took, last = self._timeline(schedule, reached, factors.collective if overlaps else 1.0)
-        # While its calls run, a rank's compute is slower.
-        more = (factors.compute - 1) / factors.compute if overlaps and factors.collective > 1 else 0.0
+        took, last = self._timeline(schedule, reached)
         # A late rank keeps the others waiting in the next step.
-        step = max(max(end + sum(own) * more, call) for end, own, call in zip(ends, took, last, strict=True))
+        step = max(*ends, *last)
         self._seconds += load.steps * step
         return tuple(ReplayTimes(step, tuple(own)) for own in took)
 
@@ -72,9 +66,7 @@ class SimReplay:
         """Return the seconds that all loads so far would have taken."""
         return self._seconds
 
-    def _timeline(
-        self, schedule: Schedule, reached: list[list[float]], slowdown: float
-    ) -> tuple[list[list[float]], list[float]]:
+    def _timeline(self, schedule: Schedule, reached: list[list[float]]) -> tuple[list[list[float]], list[float]]:
         """Return how long each unit of each rank took, its wait included, and when each rank's last call ended."""
         took = [[0.0] * len(units) for units in schedule.ranks]
         meetings: dict[int, list[tuple[int, int]]] = {}
@@ -87,7 +79,7 @@ class SimReplay:
             units_met = meetings[meeting]
             group = schedule.ranks[units_met[0][0]][units_met[0][1]].group
             starts = {rank: max(reached[rank][n], free.get((rank, group), 0.0)) for rank, n in units_met}
-            end = max(starts.values()) + slowdown * self._call_seconds(schedule, meeting, sorted(starts))
+            end = max(starts.values()) + self._call_seconds(schedule, meeting, sorted(starts))
             for rank, number in units_met:
                 took[rank][number] += end - starts[rank]
                 free[rank, group] = end

@@ -14,7 +14,7 @@ class ReplaySummary:
     """One arm, seconds a step, of the slowest rank (docs/method/collectives.md 10).
 
     `step` is with pauses and calls, `pauses` without the calls, `exposed` what the calls add, trial by trial.
-    `communication` is the sum of a rank's calls within the step, without waiting; `back_to_back` the calls alone.
+    `communication` is the sum of a rank's calls within the step, without waiting.
     `by_kind` is the seconds of one call of each of `Replay.calls`.
     """
 
@@ -22,7 +22,6 @@ class ReplaySummary:
     pauses: Figure
     exposed: Figure
     communication: Figure
-    back_to_back: Figure
     by_kind: tuple[Figure, ...]
 
 
@@ -37,31 +36,22 @@ def summarize(replay: Replay) -> ReplaySummary:
         pauses=over_trials(lambda trial: max(trial.pauses)),
         exposed=over_trials(lambda trial: step_seconds(trial) - max(trial.pauses)),
         communication=over_trials(communication_seconds),
-        back_to_back=over_trials(lambda trial: max(trial.calls)),
         by_kind=tuple(
             median_figure([trial.call_seconds[kind] for trial in replay.trials]) for kind in range(len(replay.calls))
         ),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ArmRatio:
-    """How many times as long an arm takes as the first one, trial by trial: they took turns."""
+def ratio(first: Replay, other: Replay) -> Figure | None:
+    """Return how many times as long an arm communicates as the first one, trial by trial: they took turns.
 
-    step: Figure
-    communication: Figure
-
-
-def ratio(first: Replay, other: Replay) -> ArmRatio | None:
-    """Return an arm's seconds over those of the first arm; None without a trial of both."""
+    None without a trial of both.
+    """
     pairs = list(zip(first.trials, other.trials, strict=False))
     if not pairs:
         return None
-    return ArmRatio(
-        median_figure([step_seconds(b) / step_seconds(a) for a, b in pairs]),
-        median_figure(
-            [communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]
-        ),
+    return median_figure(
+        [communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]
     )
 
 

@@ -6,25 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from collbench.jobs.replay.protocol import (
-    Prepare,
-    Prepared,
-    ReplayArm,
-    ReplayLoad,
-    ReplayOpened,
-    ReplayTimes,
-    Verified,
-    Verify,
-)
-from collbench.jobs.replay.results import Pauses
+from collbench.jobs.replay.protocol import Prepare, ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.jobs.replay.schedule import Schedule
 from collbench.machine import cuda_variables
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import Starter, TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, MachineError
-from collbench.model.operations import Registration
+from collbench.model.errors import BackendError
 
 # NCCL takes 1 s for a communicator, longer where it first looks for networks; each of a job's groups has its own.
 _PREPARE_S = 120.0
@@ -50,31 +39,24 @@ class ReplayWorld(TorchWorld):
         super().__init__("jobs.replay.worker", kind, devices, visible, settings)
         self._members = members
 
-    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+    def prepare(self, schedule: Schedule) -> None:
         """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
-        requests = [
-            Prepare(schedule.groups, units, rest, pauses, registration)
-            for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
-        ]
-        for rank, reply in enumerate(self.ask_each(requests, _PREPARE_S)):
-            if isinstance(reply, Prepared) and reply.problem:
-                raise MachineError(f"rank {rank} cannot prepare the step: {reply.problem}")
+        steps = zip(schedule.ranks, schedule.rests, strict=True)
+        self.ask_each(_PREPARE_S, "prepare", [(Prepare(schedule.groups, units, rest),) for units, rest in steps])
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
-        counts = [reply.wrong for reply in self.ask(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
-        known = [wrong for wrong in counts if wrong is not None]
+        known = [wrong for wrong in self.ask(_VERIFY_S, "verify") if wrong is not None]
         return sum(known) if known else None
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
-        timeout = _LOAD_S + _MULTIPLE * expected_s
-        return tuple(reply for reply in self.ask(load, timeout) if isinstance(reply, ReplayTimes))
+        return tuple(self.ask(_LOAD_S + _MULTIPLE * expected_s, "run", load))
 
-    def ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+    def ask_each(self, timeout_s: float, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
         try:
-            return super().ask_each(requests, timeout_s)
+            return super().ask_each(timeout_s, method, arguments)
         except BackendError as error:
             if not self._members:
                 raise

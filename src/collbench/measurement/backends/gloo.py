@@ -111,7 +111,7 @@ class GlooWorld:
                 self._workers = start_workers(self._cores, len(self._cores))
                 self._workers.join(self._timeout_s)
             # Each worker gets the step: all must take part in making a process group, whether they are in it or not.
-            return timing_of(step, self._workers.ask(step, self._timeout_s + expected_seconds(step)))
+            return timing_of(step, self._workers.ask(self._timeout_s + expected_seconds(step), "time", step))
         except BaseException:  # Ctrl-C too
             self.close()
             raise

@@ -11,20 +11,12 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from collbench.model.operations import Operation
+from collbench.model.operations import InPlace, Operation
 
 Blocks: TypeAlias = Sequence[Sequence[int]]  # elements from each rank to each, of an irregular collective
 # A collective that sends from the first tensor and receives into the second. With `async_op` it returns at once what
 # the caller must wait for; without, it returns when a caller on the same stream may use the result.
 Call: TypeAlias = Callable[..., dist.Work | None]
-
-# Knuth's multiplicative hash [The Art of Computer Programming, vol. 3, section 6.4].
-_HASH, _HASH_SHIFT = 2654435761, 16
-
-
-def hashed(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return elements [first, first + count) of a pseudo-random sequence of integers; take their lowest bits."""
-    return torch.arange(first, first + count, dtype=torch.int64, device=device) * _HASH >> _HASH_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +82,12 @@ def _segments(  # noqa: C901, PLR0912  # a case for each
                 yield from (Segment(sender * block, block, (sender,)) for sender in everyone)
         case unknown:
             raise ValueError(f"the expected data of {unknown} is not defined: it cannot be verified")
+
+
+def takes_one_buffer(operation: Operation) -> bool:
+    """Return whether torch's call takes one buffer, which holds the input: all-reduce's, broadcast's and reduce's."""
+    row = operation.collective
+    return row.sends is row.receives and row.in_place is InPlace.DEFINED
 
 
 def call_of(  # as many as torch's own calls have together

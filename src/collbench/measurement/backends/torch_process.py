@@ -1,6 +1,6 @@
 """Worker processes that load torch, one per rank, each behind a pipe. Their parent, which uses this module, does not.
 
-The workers are gloo_worker, overlap_worker and replay_worker; torch_rank.py is their side.
+The workers are gloo_worker and those of overlap and replay; torch_rank.py is their side.
 """
 
 from __future__ import annotations
@@ -89,23 +89,30 @@ class TorchWorkers:
         assert isinstance(replies[0], Joined)  # noqa: S101  # what a worker says first
         return replies[0]
 
-    def ask(self, request: object, timeout_s: float) -> list[Any]:
-        """Give every worker the same request, and return their answers by rank. Raises BackendError."""
-        return self.ask_each([request] * len(self._workers), timeout_s)
+    def ask(self, timeout_s: float, method: str, *arguments: object) -> list[Any]:
+        """Call a method of every rank, and return their answers by rank. Raises as `ask_each` does."""
+        return self.ask_each(timeout_s, method, [arguments] * len(self._workers))
 
-    def ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
-        """Give each worker its request, in the order of ranks, and return their answers. Raises BackendError."""
+    def ask_each(self, timeout_s: float, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+        """Call a method of each rank with its arguments, in the order of ranks, and return their answers.
+
+        Raises MachineError for what a rank cannot do but others may, and BackendError for one that is lost.
+        """
         if self._lost is not None:
             raise self._lost
         if not self._workers:
             raise BackendError("the workers have exited: an earlier request failed")
         try:
-            for worker, request in zip(self._workers, requests, strict=True):
-                worker.child.send(request)
-            return collected(self._workers, timeout_s)
+            for worker, given in zip(self._workers, arguments, strict=True):
+                worker.child.send((method, given))
+            answers = collected(self._workers, timeout_s)
         except BaseException:  # Ctrl-C too: an unread reply would answer the next request
             self.kill()
             raise
+        for worker, answer in zip(self._workers, answers, strict=True):
+            if isinstance(answer, MachineError):
+                raise MachineError(f"rank {worker.rank}: {answer}")
+        return answers
 
     def give_up(self, error: BackendError) -> None:
         """End the workers; every later request fails for this reason."""

@@ -2,7 +2,7 @@
 
 Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FILE [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
 cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in the open FILE, or in
-the TCPStore at HOST. gloo_worker, overlap_worker and replay_worker are such modules.
+the TCPStore at HOST. `gloo_worker` and the workers of overlap and replay are such modules.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from collbench.machine import lifeline
 from collbench.measurement.backends.torch_process import Joined
+from collbench.model.errors import MachineError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
-
-
-Device = TypeVar("Device")
-Answers: TypeAlias = Mapping[type, Callable[[Any], object]]  # what answers each type of request
 
 
 def _file_store(file: str, ranks: int) -> Store:
@@ -52,12 +50,20 @@ def joined(backend: str) -> Joined:
     return Joined(release, version, path)
 
 
-def run(
-    arguments: list[str], open_device: Callable[[str, int], Device], answers_of: Callable[[int, int, Device], Answers]
-) -> None:
-    """Join the world and answer requests until the parent closes the pipe, or is gone.
+@contextmanager
+def room() -> Iterator[None]:
+    """Raise MachineError, which leaves the rank usable, where the memory of the device or the host is full."""
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise MachineError(str(error).splitlines()[0] if str(error) else "out of memory") from error
 
-    `open_device` gets the backend and the device's number; `answers_of` the rank, the number of ranks and the device.
+
+def run(arguments: list[str], make_rank: Callable[[int, int, Any], object], open_device: Callable[..., object]) -> None:
+    """Join the world, and call methods of a rank until the parent closes the pipe, or is gone.
+
+    `open_device` gets the backend and the device's number, `make_rank` the rank, the number of ranks and the device.
+    What a method returns is the answer; if it raises MachineError, the parent raises that, and may go on asking.
     """
     lifeline.leave_signals_to_parent()
     descriptor, rank, ranks = map(int, arguments[:3])
@@ -76,10 +82,14 @@ def run(
         name = "nccl" if backend == "cuda" else "gloo"
         dist.init_process_group(name, store=store, rank=rank, world_size=ranks)
         pipe.send(joined(backend))
-        answers = answers_of(rank, ranks, device)
+        made = make_rank(rank, ranks, device)
         while True:
-            request = pipe.recv()
-            pipe.send(answers[type(request)](request))
+            method, given = pipe.recv()
+            try:
+                answer = getattr(made, method)(*given)
+            except MachineError as error:
+                answer = error
+            pipe.send(answer)
     except (EOFError, ConnectionError):
         os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
     except BaseException:  # noqa: BLE001  # the parent reads the last line of it

@@ -254,7 +254,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     where = f"simulated machine {machine.fabric}" if simulated else machine.hostname
     driver = f"driver {machine.driver}" if machine.driver else ""
     nccl = f"NCCL {machine.nccl}" if machine.nccl else ""
-    every_series = [*series(run), *(() if annex is None else annex.series)]
+    every_series = series(run)
     return {
         "id": key,
         "name": name,
