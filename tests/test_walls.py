@@ -30,12 +30,12 @@ ANNEXES = ("collbench.cluster", "collbench.jobs", "collbench.overlaps", "collben
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
-    "jobs/replay/streams.py",
     "jobs/replay/worker.py",
     "measurement/backends/gloo_worker.py",
     "measurement/backends/torch_collectives.py",
+    "measurement/backends/torch_data.py",
     "measurement/backends/torch_rank.py",
-    "overlaps/streams.py",
+    "measurement/backends/torch_streams.py",
     "overlaps/worker.py",
 }
 
