@@ -539,7 +539,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(collbench.Error, match="one for each rank"):
         collbench.import_job("trace.json", tmp_path / "job.json")
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(collbench.Error, match="not a recorded job"):
+    with pytest.raises(collbench.Error, match="not a collbench job"):
         collbench.load_job(tmp_path / "run.json")
 
 
