@@ -85,6 +85,8 @@ struct CollectiveRound {
   std::vector<bool> plain;
   bool is_plain(std::size_t group) const { return group < plain.size() && plain[group]; }
   std::size_t bytes() const { return count * bytes_of(dtype); }
+  // Whether there are calls outside of graphs, which have communicators of their own.
+  bool launches() const { return launch_iterations > 0 || single_launches > 0; }
 };
 
 // Element i of what a rank receives is the value at index `offset + i % block` of the reduction over all ranks, or,

@@ -46,13 +46,13 @@ void CollectiveTimer::wait(const LocalRank& rank) const {
   session_.gpus.threads().wait(*rank.gpu, round_.deadline, [&] { session_.communicators.check(rank.communicator); });
 }
 
-// Registers with the communicators of the graphs, then with those of the launch loop, in this order on every rank.
+// Registers with the communicators of the graphs, then with those of plain launches, in this order on every rank.
 void CollectiveTimer::register_memory() {
   std::vector<Communicator> captured, launched;
   for (const Group& group : round_.groups) {
     const std::vector<Communicator>& ours = session_.communicators[group];
     captured.insert(captured.end(), ours.begin(), ours.end());
-    if (round_.launch_iterations == 0) continue;
+    if (!round_.launches()) continue;
     const std::vector<Communicator>& loops = session_.communicators.for_launches(group);
     launched.insert(launched.end(), loops.begin(), loops.end());
   }

@@ -30,7 +30,7 @@ CollectiveTimes Collectives::time(const CollectiveRound& round) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check(round);
   session_.communicators.prepare(round.groups);
-  if (round.launch_iterations > 0 || round.single_launches > 0) session_.communicators.prepare_launches(round.groups);
+  if (round.launches()) session_.communicators.prepare_launches(round.groups);
   try {
     return CollectiveTimer(session_, round).run();
   } catch (const DeviceError&) {

@@ -24,13 +24,14 @@ def _registered(done: Outcome, kind: str) -> dict[str, list[str]]:
 
 
 @_KINDS
+@pytest.mark.parametrize("launches", ["launch_iterations=3", "single_launches=3"])
 def test_send_and_target_are_registered_once_with_each_communicator_that_is_used(
-    fakes: Fakes, tmp_path: Path, kind: str
+    fakes: Fakes, tmp_path: Path, kind: str, launches: str
 ) -> None:
     script = f"""
         held = session(open_gpus())
         for operation in ("allreduce", "allgather", "allreduce"):
-            collective(held, [[0, 1], [2, 3]], operation, registration="{kind}", launch_iterations=3, launch_warmup=1)
+            collective(held, [[0, 1], [2, 3]], operation, registration="{kind}", {launches}, launch_warmup=1)
         held.close()
     """
     done = fakes.script(script, tmp_path)
