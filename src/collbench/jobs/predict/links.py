@@ -99,17 +99,22 @@ class Links:
     def sets(self, k: int) -> Sets:
         """Return the fastest and the slowest measured set of k devices that have no fault. Raises NoEvidence."""
         faulty = {device.member for device in left_out(self.run, allow_busy=True)}
-        known = {members for operation, members in self._curves if operation in INSTEAD and len(members) == k}
-        measured = sorted(
-            (members for members in known if faulty.isdisjoint(members)),
-            key=lambda members: (self.price(Operation.ALLREDUCE, _RANKED_BYTES, members).seconds, members),
-        )
-        if not measured:
+        curves = {
+            members: curve
+            for (operation, members), curve in self._curves.items()
+            if operation in INSTEAD and len(members) == k and faulty.isdisjoint(members)
+        }
+        if not curves:
             fit = f" without {tags(tuple(sorted(faulty)), self.run.devices)} (faulty)" if faulty else ""
             raise NoEvidence(
                 f"cannot predict for {amount(k, 'device')}{fit}: no run has a collective on so many; measure it with "
                 "--devices"
             )
+        size = min(
+            max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),
+            max(one.sizes[-1] for one in curves.values()),
+        )
+        measured = sorted(curves, key=lambda members: (self.price(Operation.ALLREDUCE, size, members).seconds, members))
         return Sets(measured[0], None if len(measured) == 1 else measured[-1])
 
 

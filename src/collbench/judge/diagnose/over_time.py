@@ -25,8 +25,9 @@ _CHANCE_OF_ANY = 0.001
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
 _FEWEST_POINTS = 3  # that show what is typical, and how much it varies
 _ENOUGH_POINTS = 8
-# A few wild trials move a mean. A device that was slower for a part of a pass moves as large a part of its points.
-_LEAST_SHARE = 0.25
+# A few wild trials move a mean. A device that was slower for a part of a pass moves as large a part of its points; with
+# no points of others beside them, noise in which every tenth trial is wild moves a quarter too.
+_LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.5
 _CHANGED = Cause(
     "changed", "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 )
@@ -167,14 +168,14 @@ class _Shifts(NamedTuple):
 def _is_slower(shifts: _Shifts, touched: NDArray[np.bool_], chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
     others, slower = ~touched, shifts.slower
-    parts, least = [touched], _LEAST_ALONE
+    parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
     if others.sum() >= _FEWEST_POINTS:
         slower = slower - median(slower[others].tolist())
-        parts, least = [touched, others], _LEAST
+        parts, least, least_share = [touched, others], _LEAST, _LEAST_SHARE
     by, share = (
         float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, slower > least)
     )
-    if by <= least or share < _LEAST_SHARE:
+    if by <= least or share < least_share:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
