@@ -273,6 +273,8 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
 def _medians(values: Values, axis: int) -> Values:
     """Return medians of the known values, NaN where none is."""
     unknown = np.isnan(values).all(axis=axis)
+    if not values.shape[axis]:  # numpy would warn of it
+        return np.full(unknown.shape, np.nan)
     middle: Values = np.nanmedian(np.where(np.expand_dims(unknown, axis), 0.0, values), axis=axis)
     return np.where(unknown, np.nan, middle)
 
