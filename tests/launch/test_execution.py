@@ -98,7 +98,8 @@ def test_a_failing_module_sees_its_gpus_and_fails_as_under_torchrun(own_torch: N
     # torchrun itself ends with 1 whatever the script's status, and names that one in its report.
     assert training.returncode == 1
     assert "exitcode  : 7" in err
-    assert (tmp_path / "rank0").read_text() == "GPU-aaaa,GPU-bbbb" + repr(["-m", "x"])
+    # torchrun may end the other rank before it writes anything.
+    assert "GPU-aaaa,GPU-bbbb" + repr(["-m", "x"]) in {path.read_text() for path in tmp_path.glob("rank?")}
 
 
 @needs_torch

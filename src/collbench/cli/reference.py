@@ -17,7 +17,7 @@ from collbench.model.units import format_size, parse_size
 if TYPE_CHECKING:
     from collbench.judge.references import Figure
 
-_COUNTED = re.compile(r"\s*(\d+)\s*[x×*]\s*(.+)", re.IGNORECASE)  # "8 x H100"
+_COUNTED = re.compile(r"\s*(\d{1,3})(?:\s*[x×*]\s*|\s+)(.+)", re.IGNORECASE)  # "8 x H100", "8 H100"
 
 
 def _operation(text: str) -> Operation:
@@ -98,7 +98,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     found = [one for kind in kinds if (one := reference_at(kind, size))]
     found = [one for one in found if one.sources] or found
     if not found:
-        echo(f"{what}: {NOTHING}")
+        echo(f"{what}: {NOTHING}; 'collbench reference' lists what there is")
         return ExitStatus.FAILED
     for one in found:
         echo(placed(one, busbw))

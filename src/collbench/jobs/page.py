@@ -170,7 +170,7 @@ def headline(report: Report) -> str:
     top = dominant(report)
     if top is not None:
         clauses.append(top)
-    if report.late:
+    if report.late and report.late[0].waits * _MICRO >= 1:
         worst = report.late[0]
         each = " a step" if report.repeats else ""
         clauses.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")

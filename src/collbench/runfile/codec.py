@@ -7,6 +7,7 @@ import enum
 import functools
 import itertools
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -249,7 +250,9 @@ class FileFormat:
         except OSError as error:
             raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
+            compressed = error.object.startswith(b"\x1f\x8b")
+            fault = "it is compressed: gunzip it first" if compressed else "it is not text"
+            raise RunFileError(f"{path} is not {self._what}: {fault}") from error
 
     def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
         """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
@@ -261,7 +264,10 @@ class FileFormat:
         except (ValueError, RecursionError) as error:
             raise RunFileError(f"{name} is not {self._what}: {json_fault(error)}") from error
         if not isinstance(data, dict) or data.get("format") != self.format:
-            raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
+            found = data.get("format") if isinstance(data, dict) else None
+            ours = isinstance(found, str) and re.fullmatch("collbench-[a-z-]+", found)
+            fault = f'its format is "{found}"' if ours else f'it has no "format": "{self.format}"'
+            raise RunFileError(f"{name} is JSON but not a collbench {self.noun}: {fault}")
         number = data.get("format_version")
         if type(number) is not int or number != self.version:
             raise RunFileError(

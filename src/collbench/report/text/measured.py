@@ -235,9 +235,11 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
         if few:
             # The largest size, and below it every second, third, … size, so that all rows fit.
             sizes = sorted({measurement.point.size_bytes for measurement in measurements}, reverse=True)
-            kept = sizes[:: ceil(len(measurements) / _FEW_ROWS)]
+            every = ceil(len(measurements) / _FEW_ROWS)
+            kept = sizes[::every]
             spaced = [measurement for measurement in measurements if measurement.point.size_bytes in kept]
-            yield from short(head, _table(run, spaced, impossible_points, without=_ONLY_WHOLE))
+            left_out = [Text(f"one size of {every}; --verbose shows all {len(sizes)}")] if every > 1 else []
+            yield from short(head, _table(run, spaced, impossible_points, without=_ONLY_WHOLE), *left_out)
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_columns_legend(run, operation)))
     if run.latencies:
