@@ -87,7 +87,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format="collbench-run"), 'no "format": "collbench-fabric"'),
+        (lambda d: d.update(format="collbench-run"), 'its format is "collbench-run"'),
         (lambda d: d.update(format_version=3), "version 3"),
         (lambda d: d.pop("gpus"), "fabric has no 'gpus'"),
         (lambda d: d.update(gpus=d["gpus"][:1]), "fabric.gpus has 1 items"),
