@@ -47,19 +47,22 @@ class NcclOptions:
     def check(self, version: int) -> None:
         """Raise UsageError where an NCCL of this version, as NCCL numbers it, is too old."""
         for registration in self.registrations if self.required else ():
-            if version < registration.oldest_nccl:
-                raise UsageError(
-                    f"--registration {registration} needs NCCL {_release(registration.oldest_nccl)}, and this is "
-                    f"{format_version(version)}: leave it out, or name a newer library with --nccl PATH"
-                )
+            _refuse(f"--registration {registration}", registration.oldest_nccl, version)
         for name, value in self.config.items():
             zero = name == "CTAPolicy" and value == _CTA_POLICY_ZERO
-            oldest = _OLDEST_ZERO if zero else _FIELDS[name]
-            if version < oldest:
-                raise UsageError(
-                    f"--nccl-config {name}={value} needs NCCL {_release(oldest)}, and this is "
-                    f"{format_version(version)}: leave it out, or name a newer library with --nccl PATH"
-                )
+            _refuse(f"--nccl-config {name}={value}", _OLDEST_ZERO if zero else _FIELDS[name], version)
+
+
+def _refuse(option: str, oldest: int, version: int) -> None:
+    if needs := _needs(oldest, version):
+        raise UsageError(f"{option} {needs}: leave it out, or name a newer library with --nccl PATH")
+
+
+def _needs(oldest: int, version: int) -> str:
+    """Return "needs NCCL 2.27, and this is 2.26.2", "" if this version is new enough."""
+    if version >= oldest:
+        return ""
+    return f"needs NCCL {format_version(oldest).removesuffix('.0')}, and this is {format_version(version)}"
 
 
 def checked_config(config: Mapping[str, int]) -> dict[str, int]:
@@ -98,11 +101,6 @@ def format_version(version: int) -> str:
 
 def lacking(registration: Registration, version: str) -> str:
     """Return which NCCL a kind of memory needs, as a clause, if this version ("2.26.2") lacks it; else ""."""
-    oldest = registration.oldest_nccl
-    found = [int(part) for part in version.split(".")]
-    lacks = found < [oldest // 10000, oldest // 100 % 100, oldest % 100]
-    return f"it needs NCCL {_release(oldest)}, and this is {version}" if lacks else ""
-
-
-def _release(oldest: int) -> str:
-    return format_version(oldest).removesuffix(".0")
+    major, minor, patch = map(int, version.split("."))
+    needs = _needs(registration.oldest_nccl, major * 10000 + minor * 100 + patch)
+    return f"it {needs}" if needs else ""
