@@ -7,16 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.judge import compare
-from collbench.judge.compare import (
-    Group,
-    Kind,
-    PointPair,
-    UnjudgedGroup,
-    Verdict,
-    find_groups,
-    judge_group,
-)
+from collbench.judge.compare import Group, Kind, PointPair, Verdict, find_groups, judge_group
 from collbench.judge.data_points import Key, Named
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation, Work
@@ -40,8 +31,7 @@ def point(
 
 
 def judged(*found: PointPair, alpha: float = 0.01) -> Group:
-    points = [compare.judge_change(one, alpha, 0.05) for one in found]
-    return judge_group(UnjudgedGroup(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
+    return judge_group((Kind.WORK, "ce-write", (), [*found]), alpha, 0.05)
 
 
 READ = Operation.SM_READ
@@ -71,8 +61,8 @@ def test_what_belongs_together(
     title: str, found: list[PointPair], groups: list[tuple[str, tuple[int, ...], int]]
 ) -> None:
     made = find_groups(found)
-    assert [(group.work, group.members, len(group.pairs)) for group in made] == groups
-    assert [group.kind for group in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
+    assert [(work, members, len(pairs)) for _, work, members, pairs in made] == groups
+    assert [kind for kind, *_ in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,27 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
     yield Part(2 * common**2, min(one.common_freedom for one in runs), "runs")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of a data point, or of several together. `ratio` is new over base bandwidth.
+
+    With 99%, its `interval` and those of all data points and groups hold at the same time; None below three trials in
+    either run. `delta` is the ratio up to which a difference changes no decision. `regressed`: significantly slower by
+    more than the comparison allows.
+    """
+
+    ratio: float
+    interval: tuple[float, float] | None
+    delta: float
+    verdict: Verdict
+    regressed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Judged):
     """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
-    `ratio` is new over base bandwidth. With 99%, its `interval` and those of all data points and groups hold at the
-    same time; None below three trials in either run. `delta` is the ratio up to which a difference changes no decision.
-    `regressed`: the data point is significantly slower by more than the comparison allows. `between` is how much the
-    data point varies from run to run.
+    `between` is how much the data point varies from run to run.
     """
 
     key: Key
@@ -133,11 +146,6 @@ class Change:
     new_gbs: float
     base_seconds: float
     new_seconds: float
-    ratio: float
-    interval: tuple[float, float] | None
-    delta: float
-    verdict: Verdict
-    regressed: bool
     trials: tuple[int, int]
     between: Variation
 
@@ -173,12 +181,45 @@ def in_both(
     return [replace(one, between=seen.get(one.key, one.between)) for one in found]
 
 
+def _judged(
+    difference: float, least: float, most: float, parts: Sequence[Part], delta: float, alpha: float, fail_below: float
+) -> dict[str, Any]:
+    """Return the fields of `Judged` for a difference with these parts of its variance; none: noise is unknown.
+
+    It counts as faster only if `least` is above δ, too, and as slower only if `most` is below: few must not decide.
+    """
+    far = reach(parts, alpha) if parts else math.inf
+
+    def slower_by(limit: float) -> bool:
+        return difference + far < -limit and most < -limit
+
+    verdict = Verdict.UNDECIDED
+    if slower_by(delta):
+        verdict = Verdict.WORSE
+    elif difference - far > delta and least > delta:
+        verdict = Verdict.BETTER
+    elif parts and abs(difference) + reach(parts, _TIE_ALPHA) <= delta:
+        verdict = Verdict.SAME
+    return {
+        "ratio": math.exp(difference),
+        "interval": (math.exp(difference - far), math.exp(difference + far)) if parts else None,
+        "delta": delta,
+        "verdict": verdict,
+        "regressed": slower_by(max(delta, -math.log1p(-fail_below))),
+    }
+
+
 def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
-    """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05."""
+    """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05.
+
+    Nearly every trial has to agree, because a data point may be noisier than its pool, or disturbed for a moment.
+    """
     old, now = change.old, change.now
     before, after = summarize(change.base.measurement), summarize(change.new.measurement)
-    delta, difference = tolerance(change.key.size_bytes), change.difference
-    far = reach([*parts_of([(1.0, change)])], alpha) if change.decided else math.inf
+    least = min(now.middle - old.bounds[1], now.bounds[0] - old.middle)
+    most = max(now.middle - old.bounds[0], now.bounds[1] - old.middle)
+    parts = [*parts_of([(1.0, change)])] if change.decided else []
+    delta = tolerance(change.key.size_bytes)
     return Change(
         key=change.key,
         operation=change.base.work.operation,
@@ -186,33 +227,10 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         new_gbs=after.busbw,
         base_seconds=before.seconds,
         new_seconds=after.seconds,
-        ratio=math.exp(difference),
-        interval=(math.exp(difference - far), math.exp(difference + far)) if change.decided else None,
-        delta=delta,
-        verdict=_verdict(change, far, delta) if change.decided else Verdict.UNDECIDED,
-        regressed=change.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
         trials=(len(old.trials), len(now.trials)),
         between=change.between,
+        **_judged(change.difference, least, most, parts, delta, alpha, fail_below),
     )
-
-
-def _verdict(change: PointPair, far: float, delta: float) -> Verdict:
-    old, now = change.old, change.now
-    if _below(old, now, far, delta):
-        return Verdict.WORSE
-    if _below(now, old, far, delta):
-        return Verdict.BETTER
-    tie = abs(change.difference) + reach([*parts_of([(1.0, change)])], _TIE_ALPHA)
-    return Verdict.SAME if tie <= delta else Verdict.UNDECIDED
-
-
-def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
-    """Return whether `other` is slower than `top` by more than δ, by the interval and by nearly every trial.
-
-    The trials guard against a data point that is noisier than its pool, or that was disturbed for a moment.
-    """
-    apart = top.middle - other.middle > delta + far
-    return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
 
 
 # Groups of data points that are judged together: all works of a set of devices, and all sets of a work, at the largest
@@ -229,84 +247,60 @@ class Kind(StrEnum):
     WORK = "work"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Judged):
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    `ratio` is new over base bandwidth, the mean weighted by the data points' precision. With 99%, its `interval` and
-    those of all data points and groups hold at the same time.
+    The ratio is the mean weighted by the data points' precision.
     """
 
+    interval: tuple[float, float]
     kind: Kind
     work: str
     members: tuple[int, ...]
     points: int
     size_bytes: int
-    ratio: float
-    interval: tuple[float, float]
-    delta: float
-    verdict: Verdict
-    regressed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UnjudgedGroup:
-    """The data points of a group before they are judged."""
-
-    kind: Kind
-    work: str
-    members: tuple[int, ...]
-    pairs: tuple[PointPair, ...]
+Together = tuple[Kind, str, tuple[int, ...], list[PointPair]]  # a group before it is judged
 
 
-def find_groups(candidates: Sequence[PointPair]) -> list[UnjudgedGroup]:
-    """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
+def find_groups(candidates: Sequence[PointPair]) -> list[Together]:
+    """Return the groups of two data points or more, each with enough trials and at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
     for one in candidates:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
-    by_devices: dict[tuple[int, ...], list[PointPair]] = defaultdict(list)
-    works: dict[tuple[str, int], list[PointPair]] = defaultdict(list)
+    groups: dict[tuple[Kind, str, tuple[int, ...], int], list[PointPair]] = defaultdict(list)
     for one in candidates:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
-            by_devices[tuple(sorted(one.key.members))].append(one)
-            works[one.key.work, len(one.key.members)].append(one)
-    unjudged = [UnjudgedGroup(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
-    unjudged += [UnjudgedGroup(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
-    return [group for group in unjudged if len(group.pairs) > 1]
+            groups[Kind.DEVICES, "", tuple(sorted(one.key.members)), 0].append(one)
+            groups[Kind.WORK, one.key.work, (), len(one.key.members)].append(one)
+    return [
+        (kind, work, members, pairs) for (kind, work, members, _), pairs in sorted(groups.items()) if len(pairs) > 1
+    ]
 
 
-def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
-    """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
-    differences = [one.difference for one in group.pairs]
+def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
+    """Return what became of a group; `alpha` is what this one answer may err.
+
+    Most of its data points have to agree: a disturbed one must not decide.
+    """
+    kind, work, members, pairs = together
     # By each data point's variance; equal weights if some have none.
-    inverse = [one.of_trials + 2 * one.between.sigma**2 for one in group.pairs]
+    inverse = [one.of_trials + 2 * one.between.sigma**2 for one in pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
-    middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
-    parts = [*parts_of([*zip(weights, group.pairs, strict=True)])]
-    delta = max(change.delta for change in changes)
-    far = reach(parts, alpha)
-    # One disturbed data point must not decide: most of them have to agree.
-    typical = median(differences)
-    verdict = Verdict.UNDECIDED
-    if -middle > delta + far and typical < -delta:
-        verdict = Verdict.WORSE
-    elif middle > delta + far and typical > delta:
-        verdict = Verdict.BETTER
-    elif abs(middle) + reach(parts, _TIE_ALPHA) <= delta:
-        verdict = Verdict.SAME
-    limit = max(delta, -math.log1p(-fail_below))
+    middle = sum(weight * one.difference for weight, one in zip(weights, pairs, strict=True))
+    parts = [*parts_of([*zip(weights, pairs, strict=True)])]
+    typical = median(one.difference for one in pairs)
+    delta = max(tolerance(one.key.size_bytes) for one in pairs)
     return Group(
-        kind=group.kind,
-        work=group.work,
-        members=group.members,
-        points=len(group.pairs),
-        size_bytes=max(one.key.size_bytes for one in group.pairs),
-        ratio=math.exp(middle),
-        interval=(math.exp(middle - far), math.exp(middle + far)),
-        delta=delta,
-        verdict=verdict,
-        regressed=-middle > limit + far and typical < -limit,
+        kind=kind,
+        work=work,
+        members=members,
+        points=len(pairs),
+        size_bytes=max(one.key.size_bytes for one in pairs),
+        **_judged(middle, typical, typical, parts, delta, alpha, fail_below),
     )
 
 
@@ -521,10 +515,10 @@ def compare(
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
     paired = in_both(old, now, base.paths, earlier)
-    unjudged = find_groups(paired)
-    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(unjudged))
-    judged = {one.key: judge_change(one, alpha, fail_below) for one in paired}
-    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
+    together = find_groups(paired)
+    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(together))
+    judged = [judge_change(one, alpha, fail_below) for one in paired]
+    grouped = [judge_group(one, alpha, fail_below) for one in together]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     only_base = sorted((key for key in old if key not in now), key=_order)
@@ -534,7 +528,7 @@ def compare(
         new=new,
         match=match,
         differences=differences(base, new, match.positions),
-        changes=tuple(sorted(judged.values(), key=lambda change: (change.ratio, _order(change.key)))),
+        changes=tuple(sorted(judged, key=lambda change: (change.ratio, _order(change.key)))),
         groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
         only_base=tuple(only_base),
         only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),

@@ -99,22 +99,6 @@ class Figure:
         return re.fullmatch(self.links, label) is not None
 
 
-def check(figure: Figure) -> None:
-    """Raise ValueError where the fields of a figure do not fit each other."""
-    for pattern in (figure.gpus, figure.links):
-        re.compile(pattern)
-    if [bool(figure.measured), bool(figure.curve), figure.at_least is not None].count(True) != 1:
-        raise ValueError(f"{figure.machine}, {figure.operation}: give either 'measured', 'curve' or 'at_least'")
-    if not all(value > 0 for value in (*figure.measured, *figure.curve, figure.at_least or 1.0)):
-        raise ValueError(f"{figure.machine}, {figure.operation}: a bandwidth is above 0 GB/s")
-    if figure.curve and (len(figure.curve) < 2 or figure.sizes[1] != figure.sizes[0] << (len(figure.curve) - 1)):
-        raise ValueError(f"{figure.machine}, {figure.operation}: a curve has a value for each doubling of the size")
-    if not 0 < figure.sizes[0] <= figure.sizes[1]:
-        raise ValueError(f"{figure.machine}, {figure.operation}: sizes go from the smaller to the larger")
-    if figure.nvls not in (None, "on", "off"):
-        raise ValueError(f"{figure.machine}, {figure.operation}: 'nvls' is on, off or null")
-
-
 # The shipped files of reference figures.
 
 _NAMES = ("figures.json", "curves.json")
@@ -133,8 +117,6 @@ def _load(name: str) -> tuple[Figure, ...]:
         raise ValueError(f"{name} is not {_FORMAT} {_VERSION}")
     rows = [data.get("shared", {}) | row for row in data["figures"]]
     figures: tuple[Figure, ...] = build(tuple[Figure, ...], rows, name)
-    for figure in figures:
-        check(figure)
     return figures
 
 
@@ -302,25 +284,19 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
-    """A work of the run, on a number of members, that no figure applies to; `others` are figures at other sizes."""
-
-    work: Work
-    ranks: int
-    others: tuple[Figure, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Unjudged:
-    """The devices, links or pairs of a judged work that no figure judges: `total` is how many there are of them.
+    """The devices, links, pairs or sets of `ranks` devices of a work that no figure judges: `total` is how many it has.
 
-    Those of `labels`, each with its count, have no figure; those of `unmeasured` have one, and no data point.
+    Those of `labels`, each with its count, have no figure; those of `unmeasured` have one, and no data point. Of a work
+    that no figure judges at all, `others` are figures at other sizes.
     """
 
     work: Work
+    ranks: int
     total: int
     labels: tuple[tuple[str, int], ...]
-    unmeasured: tuple[tuple[int, ...], ...]
+    unmeasured: tuple[tuple[int, ...], ...] = ()
+    others: tuple[Figure, ...] = ()
 
     @property
     def judged(self) -> int:
@@ -335,9 +311,18 @@ class Answers:
     run: Run
     nvls: Nvls
     answers: tuple[Answer, ...]
-    unknown: tuple[Unknown, ...]
-    unjudged: tuple[Unjudged, ...]
+    left_out: tuple[Unjudged, ...]
     known: bool
+
+    @property
+    def unknown(self) -> tuple[Unjudged, ...]:
+        """The works, each on a number of ranks, that no figure judges."""
+        return tuple(one for one in self.left_out if not one.judged)
+
+    @property
+    def unjudged(self) -> tuple[Unjudged, ...]:
+        """The works that figures judge in part."""
+        return tuple(one for one in self.left_out if one.judged)
 
     @property
     def below(self) -> bool:
@@ -377,16 +362,14 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
             judging.append(found)
     matched = _conforming(judging, state)
     if not matched:
-        return Answers(run, state, (), tuple(_unknown(points, ours, set())), (), bool(ours))
+        return Answers(run, state, (), tuple(_unjudged(run, points, ours, (), labels)), bool(ours))
     works = {key.work for _, keys in matched for key in keys}  # noise is pooled within a work
     errors = estimates({key: named for key, named in points.items() if key.work in works}, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
     shown = _Evidence(points, errors, _ALPHA / tested, failures, impossible(run), labels)
     answers = tuple(_answer(reference, keys, shown, state) for reference, keys in matched)
-    answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
-    unjudged = tuple(_unjudged(run, points, answers, labels))
-    return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), unjudged, bool(ours))
+    return Answers(run, state, answers, tuple(_unjudged(run, points, ours, answers, labels)), bool(ours))
 
 
 def _unlike(figure: Figure, run: Run, memory: Collection[Registration]) -> bool:
@@ -507,45 +490,33 @@ def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
 
 
 def _unjudged(
-    run: Run, points: dict[Key, Named], answers: Sequence[Answer], labels: dict[frozenset[int], str]
+    run: Run,
+    points: dict[Key, Named],
+    figures: Sequence[Figure],
+    answers: Sequence[Answer],
+    labels: dict[frozenset[int], str],
 ) -> Iterator[Unjudged]:
-    """Yield what the answers leave out of each work that they judge, on devices, links and pairs.
-
-    Of larger sets, and of pairs that were chosen, no run has all.
-    """
-    answers_of: dict[Work, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        answers_of[Work(answer.figure.operation, answer.figure.variant)].append(answer)
-    for work, ours in answers_of.items():
-        if work.operation.is_collective and run.settings.layout is not Layout.PAIRS:
+    """Yield what the answers leave out: of works that they judge on devices, links and pairs, and whole works."""
+    measured: dict[tuple[Work, int], list[tuple[int, ...]]] = defaultdict(list)
+    for key, named in points.items():
+        measured[Work(named.work.operation, named.work.variant), len(key.members)].append(key.members)
+    for (work, ranks), places in measured.items():
+        alike = [
+            one for one in figures if (one.operation, one.variant, one.ranks) == (work.operation, work.variant, ranks)
+        ]
+        ours = [answer for answer in answers if answer.figure in alike]
+        if not ours:
+            strange = Counter(labels.get(frozenset(place), "?") for place in {*places})
+            yield Unjudged(work, ranks, strange.total(), tuple(sorted(strange.items())), others=tuple(alike))
             continue
-        measured = {
-            key.members
-            for key, named in points.items()
-            if (named.work.operation, named.work.variant) == (work.operation, work.variant)
-        }
+        if work.operation.is_collective and run.settings.layout is not Layout.PAIRS:
+            continue  # of larger sets, and of pairs that were chosen, no run has all
         settled = {one.members for answer in ours for one in answer.sets}
         settled |= {unordered(work, devices) for answer in ours for devices in answer.failed}
-        places = [*sets_of(work, range(len(run.devices)))]
-        figures = [answer.figure for answer in ours if answer.figure.ranks == len(places[0])]
-        left = [place for place in places if place not in settled and figures]
-        known = [place for place in left if any(_is_of(figure, place, labels) for figure in figures)]
-        strange = Counter(
-            labels.get(frozenset(place), "?") for place in left if place in measured and place not in known
-        )
+        every = [place for place in sets_of(work, range(len(run.devices))) if len(place) == ranks]
+        left = [place for place in every if place not in settled]
+        known = [place for place in left if any(_is_of(answer.figure, place, labels) for answer in ours)]
+        strange = Counter(labels.get(frozenset(place), "?") for place in left if place in places and place not in known)
         if known or strange:
-            total = len(settled & {*places}) + len(known) + strange.total()
-            yield Unjudged(work, total, tuple(sorted(strange.items())), tuple(known))
-
-
-def _unknown(
-    points: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
-) -> Iterator[Unknown]:
-    works: dict[tuple[str, int], Work] = {}
-    for key, named in points.items():
-        works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
-    for (_, ranks), work in works.items():
-        if (work.operation, work.variant, ranks) not in answered:
-            kind = (work.operation, work.variant)
-            others = (f for f in figures if (f.operation, f.variant) == kind and f.ranks == ranks)
-            yield Unknown(Work(work.operation, work.variant), ranks, tuple(others))
+            total = len(settled & {*every}) + len(known) + strange.total()
+            yield Unjudged(work, ranks, total, tuple(sorted(strange.items())), tuple(known))

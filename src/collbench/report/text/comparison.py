@@ -70,6 +70,10 @@ _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
     *("interval", "verdict", "trials", "between"),
 )
+_OF_A_GROUP = (
+    *("kind", "work", "members", "points", "size_bytes"),
+    *("ratio", "interval", "delta", "verdict", "regressed"),
+)
 
 
 def of_comparison(comparison: Comparison, status: int) -> str:
@@ -93,7 +97,7 @@ def _comparison(comparison: Comparison) -> Json:
         "fail_below": comparison.fail_below,
         "history": comparison.history,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
-        "groups": plain(comparison.groups),
+        "groups": [picked(group, *_OF_A_GROUP) for group in comparison.groups],
         "points": [plain(change.key) | picked(change, *_OF_A_CHANGE) for change in comparison.changes],
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),

@@ -16,7 +16,7 @@ from collbench.judge.references import (
     Figure,
     Reference,
     ReferenceVerdict,
-    Unknown,
+    Unjudged,
     judge,
     load,
     place,
@@ -184,7 +184,7 @@ def _unknown(answers: Answers, width: int) -> Iterator[str]:
         yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
 
 
-def _name(one: Unknown) -> str:
+def _name(one: Unjudged) -> str:
     many = f" on {one.ranks} GPUs" if one.work.operation.is_collective else ""
     return f"{one.work}{many}"
 
