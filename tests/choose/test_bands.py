@@ -65,7 +65,7 @@ def check(label: str, ratio: float) -> InterferenceCheck:
             48.4,
             "2 NVLink rings",
         ),
-        ("or slows all rings", wired(4, SQUARE, V100, slow={(0, 1): 20.0}), 40.0, 40.0, "2 NVLink rings"),
+        ("or slows all rings", wired(4, SQUARE, V100, slow={(0, 1): 20.0}), 40.0, 44.2, "2 NVLink rings"),
         ("NV18 to three others is a switch", wired(4, {}, {"NV18": 298.0}, "NV18"), 298.0, 298.0, "NVSwitch"),
         (
             "a ring can pass by a slow pair of a switch, and may not",

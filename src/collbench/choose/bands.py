@@ -14,7 +14,6 @@ from collbench.choose.rings import (
     Sets,
     best_ring,
     cut_bound,
-    fractional_rings,
     masks,
     most_rings,
     ring_table,
@@ -23,7 +22,6 @@ from collbench.choose.wiring import CROWDED, Wiring, uplink_limits
 from collbench.model.operations import Operation
 
 Values = NDArray[np.float64]
-_ROUNDING = 1e-6
 # What NCCL's all-reduces from 64 MiB on reach over NVLinks on three and four ranks of their busbw on two: 1.06 to
 # 1.24 on published and kept machines. On more it is 0.92 to 1.56: beyond 1.25 the switch reduces
 # (method/choosing.md 3).
@@ -95,7 +93,7 @@ def _predict(wired: Wiring) -> Band:
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
     if packed.rings:
         port = float(wired.port.min())
-        high = min(highest_total(wired.nvlink, packed.gbs), port)
+        high = min(cut_bound(wired.nvlink), port)
         return Band(min(packed.gbs, port), max(high, hi), How.NVLINK_RINGS, rings=packed.rings)
     return Band(lo, hi, How.PCIE_RING, hops)
 
@@ -159,9 +157,3 @@ def packing(nvlink: Values, links: Values) -> Packed:
     used = links > 0
     rings = most_rings(links)
     return Packed(rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0)
-
-
-def highest_total(nvlink: Values, packed_gbs: float) -> float:
-    """Return the highest total rate of rings of any size, GB/s; not computed if the cuts leave no room for more."""
-    bound = cut_bound(nvlink)
-    return packed_gbs if bound <= packed_gbs * (1 + _ROUNDING) else max(packed_gbs, fractional_rings(nvlink))

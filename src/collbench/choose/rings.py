@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 Capacities = NDArray[np.float64]
 _Arcs = NDArray[np.intp]
 
-# The 7! = 5,040 rings of eight are listed quickly; the 8! = 40,320 of nine make every linear program slow.
+# The 7! = 5,040 rings of eight are listed quickly; the 8! = 40,320 of nine are not.
 MOST_LISTED = 8
 # 2^15 cuts of 16 members; beyond, only the cuts around single members are looked at.
 _MOST_CUT = 16
-# Greedy tries (0.1 ms each) before a linear program (4 ms) is asked whether there can be more rings, and after it. With
-# the 200 no ring was missed in 40 meshes of seven and eight made to be hard, which a whole-number program (up to a
-# second each) solved for comparison; nine of them could not reach the linear program's bound.
-_FEW_TRIES, _MANY_TRIES = 8, 200
-# Steps of the search for one ring among more than eight members; a missed ring lowers the lower bound.
-_STEPS = 2000
+# Each takes a tenth of a millisecond. Twenty find all rings of every set of a DGX-1V, of all full meshes of up to eight
+# and of 200 random ones, compared with linear programs.
+_TRIES = 20
 _ROUNDING = 1e-6
 
 
@@ -61,35 +58,15 @@ def cut_bound(capacities: Capacities) -> float:
 def most_rings(links: Capacities) -> int:
     """Return how many directed rings fit concurrently if each takes one whole link of every hop.
 
-    Always a packing that exists. Beyond eight members it may not be the largest.
+    Up to eight members it is a packing that exists; beyond, the cut bound, which is never less.
     """
     bound = int(cut_bound(links) + _ROUNDING)
     if bound == 0 or len(links) < 2:
         return 0
-    if len(links) > MOST_LISTED:
-        return _count_one_by_one(links, bound)
-    arcs = _rings(links)
-    if not len(arcs):
-        return 0
-    rings = _greedy(arcs, links, bound, _FEW_TRIES)
-    if rings < bound:
-        bound = min(bound, int(_fractional(arcs, links) + _ROUNDING))
-        rings = max(rings, _greedy(arcs, links, bound, _MANY_TRIES))
-    return rings
+    return _greedy(_rings(links), links, bound) if len(links) <= MOST_LISTED else bound
 
 
-def fractional_rings(capacities: Capacities) -> float:
-    """Return the highest total rate of rings that may each use any share of their hops, in the capacities' unit.
-
-    Exact for up to eight members; beyond, the cut bound, which is never less.
-    """
-    if len(capacities) > MOST_LISTED:
-        return cut_bound(capacities)
-    arcs = _rings(capacities)
-    return _fractional(arcs, capacities) if len(arcs) else 0.0
-
-
-def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
+def _greedy(arcs: _Arcs, links: Capacities, bound: int) -> int:
     """Return the most rings, up to `bound`, found in some tries that each take the least contended ring repeatedly.
 
     An arc's contention is the number of rings that could use it, over its links. The first two tries take the least
@@ -98,7 +75,7 @@ def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
     """
     random = np.random.default_rng(0)
     best = 0
-    for attempt in range(tries):
+    for attempt in range(_TRIES):
         left, rings, fitting = links.ravel().copy(), 0, arcs
         while len(fitting := fitting[(left[fitting] >= 1).all(axis=1)]):
             contention = np.bincount(fitting.ravel(), minlength=left.size) / np.maximum(left, 1)
@@ -119,56 +96,6 @@ def _taken(ring: _Arcs, left: Capacities, *, twice: bool) -> int:
         return 1
     left[back] -= 1
     return 2
-
-
-def _fractional(arcs: _Arcs, capacities: Capacities) -> float:
-    from scipy.optimize import linprog  # late: a third of a second
-
-    use = np.zeros((capacities.size, len(arcs)))  # which arc (row) each ring (column) uses
-    use[arcs.T, np.arange(len(arcs))] = 1
-    used = np.flatnonzero(use.any(axis=1))
-    solved = linprog(-np.ones(len(arcs)), A_ub=use[used], b_ub=capacities.ravel()[used], method="highs")
-    return float(np.sum(np.asarray(solved.x)))
-
-
-def _count_one_by_one(links: Capacities, bound: int) -> int:
-    """Return how many rings a depth-first search finds one after the other, up to the bound."""
-    left = [[int(value + _ROUNDING) for value in row] for row in links]
-    for rings in range(bound):
-        ring = _one_ring(left)
-        if not ring:
-            return rings
-        for here, there in zip(ring, [*ring[1:], ring[0]], strict=True):
-            left[here][there] -= 1
-    return bound
-
-
-def _one_ring(left: list[list[int]]) -> list[int]:
-    """Return a ring over links that are left, as its members in order; empty if the search gave up.
-
-    It goes first to where most links are left, among these to the member with the fewest ways on (Warnsdorff's rule).
-    """
-    k = len(left)
-    path, steps = [0], 0
-    choices = [_next_choices(left, path)]
-    while path and steps < _STEPS:
-        steps += 1
-        if len(path) == k and left[path[-1]][0]:
-            return path
-        if choices[-1]:
-            path.append(choices[-1].pop())
-            choices.append(_next_choices(left, path))
-        else:
-            path.pop()
-            choices.pop()
-    return []
-
-
-def _next_choices(left: list[list[int]], path: list[int]) -> list[int]:
-    """Return the members that can come next, the best last."""
-    here, rest = path[-1], set(range(len(left))) - set(path)
-    onward = {there: sum(left[there][after] > 0 for after in rest) for there in rest if left[here][there]}
-    return sorted(onward, key=lambda there: (left[here][there], -onward[there], there))
 
 
 # The best ring through a set of GPUs, by its slowest hop: what NCCL runs if no packing of NVLinks is possible.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import Packed, by_pairs, highest_total, lowest_pair, over_pcie, packing, predict
+from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, packing, predict
 from collbench.choose.choice import Candidate, Members
 from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.choose.wiring import CROWDED, Wiring
@@ -192,13 +192,12 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
     over_pcie_hi = candidates.hi.copy()
     candidates.hi[meshed] = candidates.quick[meshed]
     enough = candidates.lo.max(initial=0.0) * (1 - delta)
-    keys: dict[int, bytes] = {}
     order = meshed[np.argsort(-candidates.quick[meshed], kind="stable")]
     for index in order.tolist():
         if candidates.quick[index] < enough:
             break
         nvlink, links = _ordered(wired, candidates.sets[index])
-        key = keys[index] = nvlink.tobytes()
+        key = nvlink.tobytes()
         if key not in packed:
             bound = widest[key] = cut_bound(nvlink)
             packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
@@ -206,13 +205,6 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
         candidates.lo[index] = max(candidates.lo[index], min(packed[key].gbs, port))
         candidates.hi[index] = max(min(widest[key], port), over_pcie_hi[index])
         enough = max(enough, candidates.lo[index] * (1 - delta))
-    fractional: dict[bytes, float] = {}
-    for index, key in keys.items():
-        if candidates.lo[index] >= enough:
-            if key not in fractional:
-                fractional[key] = highest_total(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
-            port = float(wired.port[candidates.sets[index]].min())
-            candidates.hi[index] = max(min(fractional[key], port), over_pcie_hi[index])
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
