@@ -9,9 +9,9 @@ from itertools import permutations
 
 import pytest
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, fix_of, unhealthy_devices
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, unhealthy_devices
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Severity, Verdict, both_ways, explained
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Severity, Verdict, both_ways, explained
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Flag, Health, Run
 from collbench.sim import fabrics
@@ -129,9 +129,8 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
     assert over_pcie.place == "all 3 PHB and PIX pairs"
 
 
-def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    verdict = Verdict(kind, (), "", "", Cause("", ""), "")
-    return Finding(verdict, frozenset(links), sure)
+def finding(kind: Kind, links: Collection[Link], *, seen: bool = False) -> Verdict:
+    return Verdict(kind, (0,), "", "", Cause("", str(kind) if seen else "", seen=seen), links=frozenset(links))
 
 
 PAIR = [(0, 1), (1, 0)]
@@ -172,7 +171,7 @@ PAIR = [(0, 1), (1, 0)]
         ),
         (
             "a collective's own cause was seen, whoever else was there",
-            [finding(Kind.CONTENTION, PAIR), finding(Kind.COLLECTIVE_CONTRADICTION, PAIR, sure=True)],
+            [finding(Kind.CONTENTION, PAIR), finding(Kind.COLLECTIVE_CONTRADICTION, PAIR, seen=True)],
             [(Kind.CONTENTION, ()), (Kind.COLLECTIVE_CONTRADICTION, ())],
         ),
         (
@@ -182,12 +181,12 @@ PAIR = [(0, 1), (1, 0)]
         ),
         (
             "a link's cause is its own",
-            [finding(Kind.CONTENTION, PAIR), finding(Kind.NV_DEGRADED, PAIR, sure=True)],
+            [finding(Kind.CONTENTION, PAIR), finding(Kind.NV_DEGRADED, PAIR, seen=True)],
             [(Kind.CONTENTION, (Kind.NV_DEGRADED,))],
         ),
         (
             "a hang explains a variable's doing",
-            [finding(Kind.HANG, PAIR), finding(Kind.NV_NOT_USED, PAIR, sure=True)],
+            [finding(Kind.HANG, PAIR), finding(Kind.NV_NOT_USED, PAIR, seen=True)],
             [(Kind.HANG, (Kind.NV_NOT_USED,))],
         ),
         (
@@ -198,15 +197,15 @@ PAIR = [(0, 1), (1, 0)]
     ],
 )
 def test_one_cause_is_one_verdict(
-    title: str, findings: list[Finding], standing: list[tuple[Kind, tuple[Kind, ...]]]
+    title: str, findings: list[Verdict], standing: list[tuple[Kind, tuple[Kind, ...]]]
 ) -> None:
-    assert [(one.verdict.kind, one.verdict.explains) for one in explained(findings)] == standing
+    assert [(one.kind, one.explains) for one in explained(findings)] == standing
 
 
 def test_a_kind_has_its_severity() -> None:
-    assert finding(Kind.HANG, []).verdict.severity is Severity.HARD
-    assert finding(Kind.FAILED, []).verdict.severity is Severity.FAILURE
-    assert finding(Kind.ASYMMETRY, []).verdict.severity is Severity.CONTRADICTION
+    assert finding(Kind.HANG, []).severity is Severity.HARD
+    assert finding(Kind.FAILED, []).severity is Severity.FAILURE
+    assert finding(Kind.ASYMMETRY, []).severity is Severity.CONTRADICTION
 
 
 def watched(
@@ -220,11 +219,13 @@ def watched(
 
 
 def throttling(gpu: int, reasons: str, when: str) -> Cause:
-    return Cause("throttled", f"GPU{gpu} was throttled ({reasons}) {when}", (gpu,), seen=True)
+    fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu}"
+    return Cause("throttled", f"GPU{gpu} was throttled ({reasons}) {when}", fix, (gpu,), seen=True)
 
 
 def errors(gpu: int, count: int) -> Cause:
-    return Cause("new_errors", f"{count} new NVLink errors on GPU{gpu}", (gpu,), seen=True)
+    fix = f"nvidia-smi nvlink -e -i {gpu}"
+    return Cause("new_errors", f"{count} new NVLink errors on GPU{gpu}", fix, (gpu,), seen=True)
 
 
 NONE = UnhealthyDevices({}, {}, {})
@@ -290,12 +291,9 @@ def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
     hot, capped = (throttling(gpu, reason, "in 1 of 2 trials") for gpu, reason in ((1, "hot"), (2, "capped")))
     first, second = (errors(gpu, gpu + 1) for gpu in (0, 1))
     seen = UnhealthyDevices({1: hot, 2: capped}, {0: "in 1 of 2 trials"}, {0: first, 1: second})
-    run = run_of(gpus(4), [])
     assert seen.cause((3,)) is None
     assert seen.cause((3, 1, 0)) is hot
-    assert fix_of(run, hot, (3, 1)) == "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 3,1"
     assert seen.cause((0, 1)) is first
-    assert fix_of(run, first, (0, 1)) == "nvidia-smi nvlink -e -i 0,1"
 
 
 @pytest.mark.parametrize("fabric", fabrics.names())

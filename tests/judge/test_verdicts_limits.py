@@ -7,7 +7,7 @@ import pytest
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.limits import ExcludedLinks, excluded_links
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Verdict
+from collbench.judge.diagnose.verdict import Cause, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.builders import GIB, gpus, nvml_says, run_of, smi_says, throttled
@@ -307,9 +307,8 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
     assert not facts.has_peers((0, 2))
 
 
-def finding(kind: Kind, label: str) -> Finding:
-    verdict = Verdict(kind, (), "", "", Cause("", ""), "", label=label)
-    return Finding(verdict, frozenset({(0, 1)}))
+def finding(kind: Kind, label: str) -> Verdict:
+    return Verdict(kind, (), "", "", Cause("", ""), label, links=frozenset({(0, 1)}))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def finding(kind: Kind, label: str) -> Finding:
     ],
 )
 def test_labels_that_mix_unlike_paths(
-    title: str, virtual: str, refused: bool, findings: list[Finding], labels: set[str]
+    title: str, virtual: str, refused: bool, findings: list[Verdict], labels: set[str]
 ) -> None:
     paths = (Path((0, 1), "PIX", cuda_peers=not refused), Path((0, 2), "PHB", cuda_peers=True))
     run = run_of(gpus(3), [], paths)

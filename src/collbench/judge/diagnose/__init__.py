@@ -24,7 +24,7 @@ def judge(run: Run) -> tuple[Verdict, ...]:
     unhealthy = unhealthy_devices(facts)
     by_limits = list(limits(facts, unhealthy))
     excluded = excluded_links(facts, by_limits)
-    findings = [
+    found = [
         *failures(facts),
         *reported(facts),
         *other_processes(facts, unhealthy),
@@ -38,11 +38,9 @@ def judge(run: Run) -> tuple[Verdict, ...]:
         *collectives(facts, excluded, unhealthy),
         *unsteady(facts, unhealthy),
     ]
-    by_elements = frozenset[Link]().union(*(finding.reach for finding in findings))
-    findings += inversions(facts, excluded, by_elements)
+    found += inversions(facts, excluded, frozenset[Link]().union(*(verdict.reach for verdict in found)))
     ranks = list(Severity)
-    standing = sorted(explained(findings), key=lambda finding: ranks.index(finding.verdict.severity))
-    return tuple(finding.verdict for finding in standing)
+    return tuple(sorted(explained(found), key=lambda verdict: ranks.index(verdict.severity)))
 
 
 def not_judged(run: Run) -> tuple[NotDone, ...]:

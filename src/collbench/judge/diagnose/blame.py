@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from collbench.judge.diagnose.elements import Element, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
@@ -32,20 +33,11 @@ class UnhealthyDevices:
         return None
 
 
-_THROTTLED = "throttled"
-
-
 def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> Cause:
     """Return throttling of a device, for these reasons as NVML names them, as a cause."""
-    tag = run.devices[position].tag
-    return Cause(_THROTTLED, f"{tag} was throttled ({', '.join(reasons)}) {when}", (position,), seen=True)
-
-
-def fix_of(run: Run, seen: Cause, devices: Sequence[int]) -> str:
-    """Return the command that shows on these devices what was seen."""
-    if seen.name == _THROTTLED:
-        return f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, devices)}"
-    return f"nvidia-smi nvlink -e{on(run, devices)}"
+    text = f"{run.devices[position].tag} was throttled ({', '.join(reasons)}) {when}"
+    fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, (position,))}"
+    return Cause("throttled", text, fix, (position,), seen=True)
 
 
 _COUNTERS = {"nvlink_errors": "NVLink errors", "nvlink_replays": "NVLink replays", "ecc_errors": "ECC errors"}
@@ -79,7 +71,8 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     for counter, name in _COUNTERS.items():
         for position, (first, last) in new_errors(run, counter).items():
             text = f"{last - first} new {name} on {run.devices[position].tag}"
-            errors.setdefault(position, Cause("new_errors", text, (position,), seen=True))
+            fix = f"nvidia-smi nvlink -e{on(run, (position,))}"
+            errors.setdefault(position, Cause("new_errors", text, fix, (position,), seen=True))
     resting = {position for position, state in enumerate(run.health_before) if _rests(state)} & shared.keys()
     holding = {position for position in resting if not only_opened(run.health_before[position])}
     resting -= _other_ends(facts, shared.keys() - resting, holding)
@@ -212,7 +205,7 @@ def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Cause) -> Cause:
     if all(facts.readings.best(link) for link in links):
         return nccl
     shows = "no copies were measured on it, which show which ('collbench pairs')"
-    return Cause("link_or_nccl", f"the link itself or NCCL's path over it: {shows}")
+    return Cause("link_or_nccl", f"the link itself or NCCL's path over it: {shows}", nccl.fix)
 
 
 def first_link(blame: Blame, readings: Collection[Reading]) -> Link:
@@ -224,22 +217,30 @@ def verdict_on(
     facts: Facts,
     kind: Kind,
     blame: Blame,
-    readings: Collection[Reading],
     text: str,
     cause: Cause,
-    fix: str,
+    readings: Collection[Reading] = (),
+    theory_gbs: float | None = None,
+    **more: Any,
 ) -> Verdict:
-    """Return the verdict on some links by what was measured on them, with the label and limit of the first of these."""
-    first = first_link(blame, readings)
-    return Verdict(
-        kind,
-        blame.members,
-        blame.place,
-        text,
-        cause,
-        fix,
-        label=facts.label(first),
-        theory_gbs=facts.limit(first),
-        measured=facts.readings.span(readings),
-        confirmed=all(reading.confirmed for reading in readings),
-    )
+    """Return a verdict on what is to blame; `readings` show it, and `more` are other fields.
+
+    Its label is that of the first link, of those with a reading if there are any, and its limit that link's.
+    """
+    first = first_link(blame, readings) if blame.links else None
+    if first is not None and readings and theory_gbs is None:
+        theory_gbs = facts.limit(first)
+    found = {
+        "label": "" if first is None else facts.label(first),
+        "theory_gbs": theory_gbs,
+        "measured": facts.readings.span(readings) if readings else None,
+        "confirmed": all(reading.confirmed for reading in readings),
+        "links": blame.links,
+        "reach": blame.reach,
+    }
+    return Verdict(kind, blame.members, blame.place, text, cause, **(found | more))
+
+
+def of_devices(facts: Facts, members: tuple[int, ...], links: Iterable[Link] = ()) -> Blame:
+    """Return the blame of some devices together for these links."""
+    return Blame(frozenset(links), members, tags(members, facts.run.devices))

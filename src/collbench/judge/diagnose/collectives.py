@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, first_link, fix_of, nccl_or_link, verdict_on
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, first_link, nccl_or_link, verdict_on
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, indices, names
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
 from collbench.judge.physics import DEGRADED
 from collbench.model.run import tags
 
@@ -47,7 +47,7 @@ SLOWING = (
 _OFF = ("", "0")
 
 
-def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the sets on which NCCL is far slower than its links, and those on which NVLinks bring nothing over PCIe."""
     if facts.on_cores:
         return  # gloo uses sockets or shared memory, not the paths between cores
@@ -60,8 +60,8 @@ def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
     for over_nvlink in (True, False):
         ours = [case for case in slow if case.over_nvlink is over_nvlink]
         unused = [case for case in ours if case.no_faster_than_pcie]
-        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, unhealthy)
-        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, unhealthy)
+        yield from _verdicts(facts, Kind.NV_NOT_USED, unused, judged, unhealthy)
+        yield from _verdicts(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, unhealthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,10 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
     return min(carried)
 
 
-def _findings(
+def _verdicts(
     facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], unhealthy: UnhealthyDevices
-) -> Iterator[Finding]:
-    """Yield a finding for each group of pairs, and for each larger set that is slow."""
+) -> Iterator[Verdict]:
+    """Yield a verdict for each group of pairs, and for each larger set that is slow."""
     pairs: dict[Link, list[_Case]] = defaultdict(list)
     for case in cases:
         if len(case.reading.members) == 2:
@@ -127,45 +127,39 @@ def _findings(
                 pairs[link].append(case)
     for blame in blames(facts, pairs, judged):
         ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
-        yield _finding(facts, kind, blame, ours, unhealthy)
+        yield _verdict(facts, kind, blame, ours, unhealthy)
     for case in cases:
         if len(case.reading.members) > 2:
             members = case.reading.members
             blame = Blame(_links(case.reading), members, f"all of {tags(members, facts.run.devices)}")
-            yield _finding(facts, kind, blame, [case], unhealthy)
+            yield _verdict(facts, kind, blame, [case], unhealthy)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Finding:
+def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Verdict:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = names(case.reading.work for case in cases)
-    cause, fix = _cause(facts, blame, unhealthy, unused=unused)
+    cause = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     text = f"NCCL reaches {worst.reading.gbs / worst.allowed:.0%} of the capacity of its slowest link ({works})"
     if unused:
         label = facts.label(first_link(blame, ours))
         text = f"NCCL is no faster than PCIe, though the label is {label} ({works})"
-    verdict = verdict_on(facts, kind, blame, ours, text, cause, fix)
-    if not unused:
-        verdict = replace(verdict, theory_gbs=worst.allowed)
-    return Finding(verdict, blame.links, sure=cause.seen)
+    return verdict_on(facts, kind, blame, text, cause, ours, None if unused else worst.allowed)
 
 
-def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> tuple[Cause, str]:
-    """Return the likely cause, and how to check it."""
-    gpus, environment = min(blame.links), facts.run.settings.environment
-    again = f"collbench allreduce --devices {indices(facts.run, gpus)} --sizes 64M"
+def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> Cause:
+    """Return the likely cause."""
+    environment = facts.run.settings.environment
+    again = f"collbench allreduce --devices {indices(facts.run, min(blame.links))} --sizes 64M"
     variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
         name, does = variable
-        return Cause(name, does, seen=True), f"env -u {name} {again}"
-    seen = unhealthy.cause(blame.members)
-    if seen is not None:
-        return seen, fix_of(facts.run, seen, gpus)
+        return Cause(name, does, f"env -u {name} {again}", seen=True)
     other_path = Cause(
         "nccl_path",
         "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
         "too few channels; its log names the path",
+        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*",
     )
-    log = f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*"
-    return nccl_or_link(facts, blame.links, other_path), log
+    return unhealthy.cause(blame.members) or nccl_or_link(facts, blame.links, other_path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from collbench.judge.diagnose.blame import UnhealthyDevices, blames, verdict_on
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, verdict_on
 from collbench.judge.diagnose.elements import STAGED_FASTER
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, both_ways, names, on, slots
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
@@ -21,27 +22,21 @@ from collbench.model.run import InterferenceCheck
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
-def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the GPUs that other people's processes used during the run: what was measured on them includes those."""
     gpus = tuple(sorted(unhealthy.shared))
     if gpus:
-        n = len(facts.run.devices)
         seen = ", ".join(f"on {facts.run.devices[gpu].tag} {unhealthy.shared[gpu]}" for gpu in gpus)
-        verdict = Verdict(
-            Kind.CONTENTION,
-            gpus,
-            place=f"another process was {seen}",
-            text="",
-            cause=Cause(
-                "other_jobs", "another job computes, copies or holds memory there; measure again when it has ended"
-            ),
-            fix=f"nvidia-smi{on(facts.run, gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
+        cause = Cause(
+            "other_jobs",
+            "another job computes, copies or holds memory there; measure again when it has ended",
+            f"nvidia-smi{on(facts.run, gpus)} --query-compute-apps=pid,name,used_memory --format=csv",
         )
-        links = both_ways((gpu, other) for gpu in gpus for other in range(n) if other != gpu)
-        yield Finding(verdict, links)
+        links = frozenset[Link]().union(*(facts.links_of(gpu) for gpu in gpus))
+        yield Verdict(Kind.CONTENTION, gpus, f"another process was {seen}", "", cause, links=links)
 
 
-def interference(facts: Facts) -> Iterator[Finding]:
+def interference(facts: Facts) -> Iterator[Verdict]:
     """Yield pairs that an interference check finds slower concurrently than isolated, although they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. The labels of longer PCIe paths
@@ -60,38 +55,38 @@ def interference(facts: Facts) -> Iterator[Finding]:
             yield _disturbed(facts, checks, over_nvlink=over_nvlink)
 
 
-def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
+def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Verdict:
     check = min(checks, key=lambda one: one.ratio)
     labels = tuple(sorted({one.label for one in checks}, key=rank_key))
     works = names(Work(one.operation, one.variant) for one in checks)
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
+    state = "nvidia-smi topo -m; nvidia-smi pmon -c 1"
     if over_nvlink:
         cause = Cause(
             "nvlink_traffic",
             "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that share another link",
+            f"{state}; nvidia-smi nvlink -gt d{on(facts.run, members[:1])}",
         )
-        last = f"nvidia-smi nvlink -gt d{on(facts.run, members[:1])}"
     else:
         cause = Cause(
             "bridge_detour",
             "copies below one bridge are routed through the root complex (ACS, an IOMMU), or other jobs load the "
             "bridge",
+            f"{state}; sudo lspci -vvv | grep ACSCtl",
         )
-        last = "sudo lspci -vvv | grep ACSCtl"
     gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
-    verdict = Verdict(
+    text = f"concurrently they reach {check.ratio:.2f} of their isolated rate ({works})"
+    return verdict_on(
+        facts,
         Kind.CONTENTION,
-        members,
-        place=f"{' and '.join(labels)} pairs",
-        text=f"concurrently they reach {check.ratio:.2f} of their isolated rate ({works})",
-        cause=cause,
-        fix=f"nvidia-smi topo -m; nvidia-smi pmon -c 1; {last}",
+        Blame(links, members, f"{' and '.join(labels)} pairs"),
+        text,
+        cause,
         label=check.label,
         theory_gbs=check.isolated_gbs,
         measured=(gbs / off, gbs, gbs * off),
     )
-    return Finding(verdict, links)
 
 
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
@@ -119,15 +114,11 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
-_FEWER_LANES = Cause(
-    "fewer_lanes", "the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"
-)
-_LOWER_GENERATION = Cause(
-    "lower_generation", "the link trained down to a lower generation, or power management holds it there under load"
-)
+_FEWER_LANES = "the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"
+_LOWER_GENERATION = "the link trained down to a lower generation, or power management holds it there under load"
 
 
-def degraded_slots(facts: Facts) -> Iterator[Finding]:
+def degraded_slots(facts: Facts) -> Iterator[Verdict]:
     """Yield the GPUs whose PCIe link is narrower or slower than its best, read with their contexts still open.
 
     A link that carried more than its state allows was only read after it had gone to rest. Resting lowers the
@@ -144,20 +135,17 @@ def degraded_slots(facts: Facts) -> Iterator[Finding]:
         low_generation = _below(now[0], best[0]) and not _beats(carried, theory.pcie(now[0], now[1] or best[1]))
         if not few_lanes and not (low_generation and seen):
             continue
-        ideal = slot(device)
-        others = [other for other in range(len(facts.run.devices)) if other != position]
-        pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]
-        verdict = Verdict(
+        ideal, fix = slot(device), slots(facts.run, (position,))
+        yield Verdict(
             Kind.PCIE_DEGRADED,
             (position,),
-            place=device.tag,
-            text=(f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"),
-            cause=_FEWER_LANES if few_lanes else _LOWER_GENERATION,
-            fix=slots(facts.run, (position,)),
+            device.tag,
+            f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}",
+            Cause("fewer_lanes", _FEWER_LANES, fix) if few_lanes else Cause("lower_generation", _LOWER_GENERATION, fix),
             theory_gbs=ideal.gbs if ideal else None,
             measured=facts.readings.interval(seen) if seen else None,
+            links=frozenset(link for link in facts.links_of(position) if not facts.over_nvlink(link)),
         )
-        yield Finding(verdict, both_ways(pcie))
 
 
 def _below(now: int | None, best: int | None) -> bool:
@@ -182,7 +170,7 @@ def _carried(facts: Facts, device: int) -> float:
     return max((facts.readings.interval(r)[0] for r in over_slot if r.gbs <= most), default=0.0)
 
 
-def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
+def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
     """Yield the links that are faster through host memory than by peer access."""
     direct = facts.readings.of(CE[0], COPY_BYTES)
     through = facts.readings.of(STAGED, COPY_BYTES)
@@ -198,18 +186,19 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
         first = min(blame.links)
         only = blame.only if len(alike) > 2 else ""
         slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
+        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
         if facts.over_nvlink(first):
-            cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path")
+            cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
         else:
             cause = Cause(
                 "peer_detour",
                 f"peer traffic takes a detour: {slow_only}ACS or the IOMMU routes it through the root complex, or the "
                 "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
+                fix,
             )
         unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
         staged = f"{facts.readings.span(vias)[1]:.1f} {unit}"
         text = f"slower by peer access than through host memory, which reaches {staged}"
-        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
-        verdict = verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, blame, plains, text, cause, fix)
         many = blame.gpu is None and not blame.only  # NCCL takes the same detour
-        yield Finding(verdict, blame.links, reach=blame.reach or (blame.links if many else frozenset()))
+        reach = blame.reach or (blame.links if many else frozenset())
+        yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)

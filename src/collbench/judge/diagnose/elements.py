@@ -83,7 +83,7 @@ _CALLED = {
 def cause_of(run: Run, part: Part, devices: tuple[int, ...]) -> Cause:
     """Return a part of a machine as the cause of slow links."""
     called, wrong = _CALLED[part]
-    return Cause(part, called.format(tags(devices, run.devices)) + wrong, devices)
+    return Cause(part, called.format(tags(devices, run.devices)) + wrong, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from statistics import median
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, fix_of, verdict_on
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, of_devices, verdict_on
 from collbench.judge.diagnose.elements import OUTLYING, Part
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, directed_links, names, on
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
-from collbench.model.run import Measurement, SkipKind, Skipped, tags
+from collbench.model.run import Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
 
@@ -24,7 +24,7 @@ _ACS = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar -e 
 _FABRIC = "sudo dmesg | grep -i -e Xid -e SXid; systemctl status nvidia-fabricmanager; nvidia-smi nvlink -e"
 
 
-def failures(facts: Facts) -> Iterator[Finding]:
+def failures(facts: Facts) -> Iterator[Verdict]:
     """Yield the devices where data was wrong, those where the work never ended, and those where it failed otherwise."""
     yield from _corruptions(facts)
     given_up = [bad for bad in facts.run.measurements if bad.failure and not bad.untried and not bad.wrong]
@@ -33,7 +33,7 @@ def failures(facts: Facts) -> Iterator[Finding]:
     yield from _given_up(facts, Kind.FAILED, [bad for bad in given_up if bad not in hung])
 
 
-def _corruptions(facts: Facts) -> Iterator[Finding]:
+def _corruptions(facts: Facts) -> Iterator[Verdict]:
     cases: dict[tuple[int, ...], Skipped | Measurement] = {}
     for left in facts.run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
@@ -45,10 +45,10 @@ def _corruptions(facts: Facts) -> Iterator[Finding]:
         text = "wrong data arrived"
         if isinstance(case, Measurement) and case.failure is None:
             text = f"wrong data arrived, {case.wrong} wrong elements of {case.point.work}"
-        yield _failure_finding(facts, Kind.DATA_CORRUPT, _within(facts, members), text, case)
+        yield _failed(facts, Kind.DATA_CORRUPT, of_devices(facts, members, permutations(members, 2)), text, case)
 
 
-def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
+def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Verdict]:
     on_links: dict[Link, list[Measurement]] = defaultdict(list)
     elsewhere: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
     for one in bad:
@@ -61,11 +61,13 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
         (blame, [one for link in sorted(blame.links) for one in on_links[link]])
         for blame in blames(facts, on_links, tried)
     ]
-    cases += [(_within(facts, members), ours) for members, ours in sorted(elsewhere.items())]
+    cases += [
+        (of_devices(facts, members, permutations(members, 2)), ours) for members, ours in sorted(elsewhere.items())
+    ]
     for blame, ours in cases:
         happened = "the work never ended" if kind is Kind.HANG else "the work failed"
         text = f"{happened} ({names(one.point.work for one in ours)})"
-        yield _failure_finding(facts, kind, blame, text, ours[0])
+        yield _failed(facts, kind, blame, text, ours[0])
 
 
 def _affected(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,42 +84,27 @@ def _pair_links(measurement: Measurement) -> tuple[Link, ...]:
     return ((a, b),) if directed else ((a, b), (b, a))
 
 
-def _within(facts: Facts, members: tuple[int, ...]) -> Blame:
-    """Return all links among some devices, which are to blame together."""
-    return Blame(frozenset(permutations(members, 2)), members, tags(members, facts.run.devices))
+def _failed(facts: Facts, kind: Kind, blame: Blame, text: str, case: Skipped | Measurement) -> Verdict:
+    """Return a verdict that rests on `case`; a hang's own failure says no more than that it hangs."""
+    failure = case.failure if isinstance(case, Measurement) and kind is not Kind.HANG else None
+    skipped = case if isinstance(case, Skipped) else None
+    return verdict_on(facts, kind, blame, text, _cause(facts, kind, blame.links), failure=failure, skipped=skipped)
 
 
-def _failure_finding(facts: Facts, kind: Kind, blame: Blame, text: str, case: Skipped | Measurement) -> Finding:
-    """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
-    cause, fix = _cause(facts, kind, blame.links)
-    verdict = Verdict(
-        kind,
-        blame.members,
-        blame.place,
-        text,
-        cause,
-        fix,
-        label=facts.label(min(blame.links)) if blame.links else "",
-        failure=case.failure if isinstance(case, Measurement) and kind is not Kind.HANG else None,
-        skipped=case if isinstance(case, Skipped) else None,
-    )
-    return Finding(verdict, blame.links)
-
-
-def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Cause, str]:
-    """Return the likely cause of a failure, and how to check it."""
+def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> Cause:
+    """Return the likely cause of a failure."""
     if kind is Kind.FAILED:
         text = "a CUDA or NCCL call, the driver or a worker process failed"
-        return Cause("call_failed", text), "sudo dmesg | grep -i -e Xid -e nvidia"
+        return Cause("call_failed", text, "sudo dmesg | grep -i -e Xid -e nvidia")
     if facts.on_cores:
         text = "this machine's memory or a core is faulty"
-        return Cause("faulty_cores", text), "sudo dmesg | grep -i -e mce -e edac; memtest86+"
+        return Cause("faulty_cores", text, "sudo dmesg | grep -i -e mce -e edac; memtest86+")
     if links and all(map(facts.over_nvlink, links)):
         text = "an NVLink, a GPU's memory or the NVSwitch fabric is faulty, or a virtual IOMMU is set up wrongly"
-        return Cause("faulty_nvlinks", text), f"{_FABRIC}; {_ACS}"
+        return Cause("faulty_nvlinks", text, f"{_FABRIC}; {_ACS}")
     does = "corrupts" if kind is Kind.DATA_CORRUPT else "stalls"
     text = f"an IOMMU or PCIe ACS {does} transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]"
-    return Cause(f"acs_{does}", text), _ACS
+    return Cause(f"acs_{does}", text, _ACS)
 
 
 # Copies against the limit of their path: slower than its NVLinks, or faster than is possible.
@@ -127,7 +114,7 @@ _HEALTHY_SHARE = 0.9
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
-def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
     # The fastest copy of each link that was measured at a size that shows bandwidth.
     pairs = permutations(range(len(facts.run.devices)), 2)
@@ -136,7 +123,7 @@ def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     yield from _too_slow(facts, links, unhealthy)
 
 
-def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
+def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
     for one in beaten:
         for link in directed_links(one.point.work, one.point.members):
@@ -146,19 +133,13 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
     for blame in _by_label(facts, hidden, links):
         vm = facts.run.machine.virtualization
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
-        verdict = verdict_on(
-            facts,
-            Kind.HIDDEN_NVLINK,
-            blame,
-            [links[link] for link in blame.links],
-            "faster than PCIe can be, though the label has no NVLink",
-            Cause(
-                "nvlinks_hidden",
-                f"{hides} hides the NVLinks or NVSwitches from the labels; the links exist and are used",
-            ),
+        cause = Cause(
+            "nvlinks_hidden",
+            f"{hides} hides the NVLinks or NVSwitches from the labels; the links exist and are used",
             f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
         )
-        yield Finding(verdict, blame.links)
+        text = "faster than PCIe can be, though the label has no NVLink"
+        yield verdict_on(facts, Kind.HIDDEN_NVLINK, blame, text, cause, [links[link] for link in blame.links])
     judged = {
         link
         for measurement in facts.run.measurements
@@ -170,7 +151,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
     of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
-        yield _impossible(facts, Blame(frozenset(), members, tags(members, facts.run.devices)), of_others)
+        yield _impossible(facts, of_devices(facts, members), of_others)
 
 
 def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: bool = False) -> Iterator[Blame]:
@@ -183,30 +164,23 @@ def _by_label(facts: Facts, bad: set[Link], links: Collection[Link], *, rates: b
         yield from blames(facts, ours, alike, rates=rates)
 
 
-def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
-    """Return the finding on rates above their limit; noise needs no margin here, because no batch can be too fast."""
+def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Verdict:
+    """Return the verdict on rates above their limit; noise needs no margin here, because no batch can be too fast."""
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
     works, batches = names(one.point.work for one in beaten), sum({one.point: one.batches for one in beaten}.values())
     above = f"{worst.rate_gbs:.0f} GB/s, above the capacity of the {worst.capacity.part}, {worst.capacity.gbs:.0f} GB/s"
     rates = sorted(one.rate_gbs for one in beaten)
-    verdict = Verdict(
-        Kind.IMPOSSIBLE,
-        blame.members,
-        blame.place,
-        f"{above} ({works}; {batches} batch{'' if batches == 1 else 'es'})",
-        Cause(
-            "timing_or_limit",
-            "the timing is wrong, or the limit is because the driver reports fewer or slower links than there are",
-        ),
+    text = f"{above} ({works}; {batches} batch{'' if batches == 1 else 'es'})"
+    cause = Cause(
+        "timing_or_limit",
+        "the timing is wrong, or the limit is because the driver reports fewer or slower links than there are",
         f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; nvidia-smi topo -m",
-        label=facts.label(min(blame.links)) if blame.links else "",
-        theory_gbs=worst.capacity.gbs,
-        measured=(rates[0], median(rates), rates[-1]),
     )
-    return Finding(verdict, blame.links)
+    measured = rates[0], median(rates), rates[-1]
+    return verdict_on(facts, Kind.IMPOSSIBLE, blame, text, cause, theory_gbs=worst.capacity.gbs, measured=measured)
 
 
-def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     unused: set[Link] = set()
     degraded: set[Link] = set()
     for link, reading in links.items():
@@ -242,48 +216,38 @@ def _tied(facts: Facts, slow: Collection[Link], others: Collection[Link], links:
     }
 
 
-_PEERS_REFUSED = Cause("peers_refused", "CUDA refuses peer access, so copies pass through host memory")
-_NVLINKS_DOWN = Cause(
-    "nvlinks_down", "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
-)
-
-
-def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
-    refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
-    seen = None if refused else unhealthy.cause(set[int].intersection(*({*link} for link in blame.links)))
-    if seen:
-        cause, fix = seen, fix_of(facts.run, seen, blame.members[:2])
+def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Verdict:
+    links_state = f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}"
+    fix = f"nvidia-smi topo -p2p r; {links_state}; systemctl status nvidia-fabricmanager"
+    down = "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
+    if any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links):
+        refused = "CUDA refuses peer access, so copies pass through host memory"
+        cause = Cause("peers_refused", refused, fix, seen=True)
     else:
-        cause = _PEERS_REFUSED if refused else _NVLINKS_DOWN
-        links_state = f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}"
-        fix = f"nvidia-smi topo -p2p r; {links_state}; systemctl status nvidia-fabricmanager"
+        common = set[int].intersection(*({*link} for link in blame.links))
+        cause = unhealthy.cause(common) or Cause("nvlinks_down", down, fix)
     text = f"copies are no faster than PCIe allows, though the label is {facts.label(min(blame.links))}"
-    readings = [links[link] for link in blame.links]
-    verdict = verdict_on(facts, Kind.NV_NOT_USED, blame, readings, text, cause, fix)
-    return Finding(verdict, blame.links, sure=refused)
+    return verdict_on(facts, Kind.NV_NOT_USED, blame, text, cause, [links[link] for link in blame.links])
 
 
-def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
+def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Verdict:
     count = nvlink_count(facts.label(min(blame.links)))
-    gpus, worth = blame.members[:2], _worth(facts, blame, links, count)
-    seen = unhealthy.cause(blame.members)
-    if seen:
-        cause, fix = seen, fix_of(facts.run, seen, gpus)
-    else:
-        which = on(facts.run, gpus)
-        cause, fix = blame.cause or _lanes(facts, blame), f"nvidia-smi nvlink -s{which}; nvidia-smi nvlink -e{which}"
+    worth = _worth(facts, blame, links, count)
     text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {count} links"
-    readings = [links[link] for link in blame.links]
-    verdict = verdict_on(facts, Kind.NV_DEGRADED, blame, readings, text, cause, fix)
-    return Finding(verdict, blame.links, reach=blame.reach)
+    cause = unhealthy.cause(blame.members) or _lanes(facts, blame)
+    return verdict_on(facts, Kind.NV_DEGRADED, blame, text, cause, [links[link] for link in blame.links])
 
 
 def _lanes(facts: Facts, blame: Blame) -> Cause:
+    which = on(facts.run, blame.members[:2])
+    fix = f"nvidia-smi nvlink -s{which}; nvidia-smi nvlink -e{which}"
+    if blame.cause is not None:
+        return replace(blame.cause, fix=fix)
     if blame.gpu is not None:
         own = f"{facts.run.devices[blame.gpu].tag} itself: its NVLinks or its switch ports are down or slow"
-        return Cause(Part.GPU, own, (blame.gpu,))
+        return Cause(Part.GPU, own, fix, (blame.gpu,))
     wrong = "NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
-    return Cause("nvlinks_degraded", f"{blame.only or 'these paths'}: {wrong}")
+    return Cause("nvlinks_degraded", f"{blame.only or 'these paths'}: {wrong}", fix)
 
 
 def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int) -> float:
@@ -321,13 +285,13 @@ class ExcludedLinks:
         return is_nvlink(reading.label) or reading.isolated or (reading.confirmed and reading.label not in self.labels)
 
 
-def excluded_links(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
-    """Return what the labels do not describe, by the findings of `limits`; in a virtual machine that is all of PCIe."""
+def excluded_links(facts: Facts, found: Sequence[Verdict]) -> ExcludedLinks:
+    """Return what the labels do not describe, by the verdicts of `limits`; in a virtual machine that is all of PCIe."""
 
     def links_of(*kinds: Kind) -> frozenset[Link]:
-        return both_ways(link for finding in findings if finding.verdict.kind in kinds for link in finding.links)
+        return both_ways(link for verdict in found if verdict.kind in kinds for link in verdict.links)
 
-    hidden = {finding.verdict.label for finding in findings if finding.verdict.kind is Kind.HIDDEN_NVLINK}
+    hidden = {verdict.label for verdict in found if verdict.kind is Kind.HIDDEN_NVLINK}
     virtual = facts.run.machine.virtualization in VIRTUAL
     mixed = (virtual or path.label in hidden or not facts.has_peers(path.devices) for path in facts.run.paths)
     labels = frozenset(path.label for path, unlike in zip(facts.run.paths, mixed, strict=True) if unlike)

@@ -16,8 +16,8 @@ from collbench.judge.diagnose.blame import (
     UnhealthyDevices,
     blames,
     first_link,
-    fix_of,
     nccl_or_link,
+    of_devices,
     on_element,
     verdict_on,
 )
@@ -34,12 +34,11 @@ from collbench.judge.diagnose.elements import (
 )
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, both_ways, directed_links, names, on, slots
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on, slots
 from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import rank_key
 from collbench.model.operations import Work
-from collbench.model.run import tags
 
 # The two ways of a pair, and links of one label.
 
@@ -74,7 +73,7 @@ _PCIE_DIRECTION = Cause(
 )
 
 
-def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the links at least 10% slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     peers, everywhere = _all_peers(facts, excluded, collective=False)
@@ -97,7 +96,7 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
         yield _slow(facts, Kind.ASYMMETRY, blame, readings, text, likely, unhealthy)
 
 
-def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
@@ -116,7 +115,7 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
             yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
 
 
-def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the elements shared by links below which copies with host memory are slower than others' by a third.
 
     Labels imply no rate of a link between switches: if all links across are slow, only these copies show it.
@@ -262,15 +261,13 @@ def _slow(
     text: str,
     likely: Cause,
     unhealthy: UnhealthyDevices,
-) -> Finding:
-    """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
-    seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
-    fix = fix_of(facts.run, seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
-    verdict = verdict_on(facts, kind, blame, readings, text, seen or blame.cause or likely, fix)
-    reach = blame.reach
+) -> Verdict:
+    """Return the verdict on slow links; a cause that was seen on their devices replaces the likely one."""
+    seen = unhealthy.cause(blame.members)
     if seen and blame.gpu is not None:  # whatever their labels
-        reach |= both_ways((blame.gpu, other) for other in range(len(facts.run.devices)) if other != blame.gpu)
-    return Finding(verdict, blame.links, reach=reach)
+        blame = replace(blame, reach=blame.reach | facts.links_of(blame.gpu))
+    cause = seen or replace(blame.cause or likely, fix=link_state(facts, min(blame.links)))
+    return verdict_on(facts, kind, blame, text, cause, readings)
 
 
 def link_state(facts: Facts, link: Link) -> str:
@@ -315,7 +312,7 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]) -> Iterator[Finding]:
+def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]) -> Iterator[Verdict]:
     """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label.
 
     Links that an element slows which is to blame already are left out.
@@ -338,34 +335,36 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
         yield _inverted(facts, members, cases)
 
 
-def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
+def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdict:
     worst = max(cases, key=lambda case: case.gap)
     links = both_ways(
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
-    blame = Blame(links, members, tags(members, facts.run.devices))
+    blame = of_devices(facts, members, links)
     first = min(links)
-    own = facts.label(first)
+    own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
     if not all(map(facts.has_peers, links)):
         likely = Cause(
             "no_peer_access",
             f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
             "to it [nccl#1309]",
+            fix,
         )
     elif facts.over_nvlink(first):
-        likely = Cause("nvlinks_of_label_unused", "the NVLinks of these pairs are not used, or most of them are down")
+        unused = "the NVLinks of these pairs are not used, or most of them are down"
+        likely = Cause("nvlinks_of_label_unused", unused, fix)
     else:
         likely = Cause(
             "uplink_shared",
             f"{own} pairs share an uplink, or ACS routes their traffic through the root complex; labels do not name "
             "rates",
+            fix,
         )
     works = names(reading.work for case in cases for reading in case.readings)
     better = f"{facts.label(first_link(blame, worst.readings))} pairs of {blame.place}"
     less = f"reach {1 - math.exp(-worst.gap):.0%} less than {worst.worse} pairs, though the label is better ({works})"
-    fix = f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
     blame = replace(blame, place=f"{better} {less}")
-    return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, "", likely, fix), links)
+    return verdict_on(facts, Kind.ORDER_INVERSION, blame, "", likely, worst.readings)
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:

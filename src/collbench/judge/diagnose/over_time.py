@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.diagnose.blame import UnhealthyDevices
+from collbench.judge.diagnose.blame import UnhealthyDevices, of_devices, verdict_on
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Verdict, on
+from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, on
 from collbench.judge.stats import FEWEST_TRIALS, student, trial_seconds
-from collbench.model.run import tags
 
 # In at most so many runs chance alone names a device.
 _CHANCE_OF_ANY = 0.001
@@ -28,9 +27,7 @@ _ENOUGH_POINTS = 8
 # A few wild trials move a mean. A device that was slower for a part of a pass moves as large a part of its points; with
 # no points of others beside them, noise in which every tenth trial is wild moves a quarter too.
 _LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.5
-_CHANGED = Cause(
-    "changed", "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
-)
+_CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 
 _Array = NDArray[np.float64]
 
@@ -59,7 +56,7 @@ class _Slow(NamedTuple):
     end: int
 
 
-def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
+def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
     """Yield the devices whose data points are slower in some passes than in others, while those of others are not.
 
     Of CPU cores none: other programs disturb them all the time.
@@ -72,18 +69,13 @@ def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
         first, last, passes = slow.begin + 1, slow.end, trials.logs.shape[1]
         part = f"pass {first}" if first == last else f"passes {first} to {last}"
         gpus = on(facts.run, slow.devices)
-        verdict = Verdict(
-            Kind.UNSTEADY,
-            slow.devices,
-            place=tags(slow.devices, facts.run.devices),
-            text=f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others",
-            cause=unhealthy.cause(slow.devices) or _CHANGED,
-            fix=(
-                f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{gpus}; "
-                f"nvidia-smi{gpus} --query-compute-apps=pid,name,used_memory --format=csv"
-            ),
+        fix = (
+            f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{gpus}; "
+            f"nvidia-smi{gpus} --query-compute-apps=pid,name,used_memory --format=csv"
         )
-        yield Finding(verdict, frozenset())
+        cause = replace(unhealthy.cause(slow.devices) or Cause("changed", _CHANGED), fix=fix)
+        text = f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others"
+        yield verdict_on(facts, Kind.UNSTEADY, of_devices(facts, slow.devices), text, cause)
         trials = trials.without(slow.devices)
 
 

@@ -164,6 +164,11 @@ class Facts:
         """Return whether the label between two positions is one of NVLinks."""
         return is_nvlink(self.label(link))
 
+    def links_of(self, position: int) -> frozenset[Link]:
+        """Return all links from and to a device."""
+        others = (other for other in range(len(self.run.devices)) if other != position)
+        return frozenset(link for other in others for link in ((position, other), (other, position)))
+
     def limit(self, link: Sequence[int]) -> float | None:
         """Return the theory of a path in GB/s; of a PCIe path the slower slot's where the path has none."""
         a, b = link

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from collbench.judge.diagnose.blame import blames
+from collbench.judge.diagnose.blame import Blame, blames, verdict_on
 from collbench.judge.diagnose.limits import VIRTUAL
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.diagnose.verdict import Cause, Finding, Kind, Link, Verdict, both_ways, on
+from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
 
 
-def reported(facts: Facts) -> Iterator[Finding]:
-    """Yield the disagreements between what is reported; equal ones share a finding."""
+def reported(facts: Facts) -> Iterator[Verdict]:
+    """Yield the disagreements between what is reported; equal ones share a verdict."""
     if facts.on_cores:
         return
     yield from _link_counts(facts)
@@ -28,9 +28,9 @@ _Report = tuple[str, str]  # what is reported of a path, and its label
 
 
 def _merged(
-    facts: Facts, kind: Kind, cause: Cause, fix: Callable[[tuple[int, ...]], str], ask: Callable[[Path], _Report | None]
-) -> Iterator[Finding]:
-    """Yield a finding for each different report, over all pairs that share it; a whole row blames its GPU."""
+    facts: Facts, kind: Kind, cause: Callable[[tuple[int, ...]], Cause], ask: Callable[[Path], _Report | None]
+) -> Iterator[Verdict]:
+    """Yield a verdict for each different report, over all pairs that share it; a whole row blames its GPU."""
     pairs_of: dict[_Report, list[Link]] = defaultdict(list)
     for path in facts.run.paths:
         report = ask(path)
@@ -40,20 +40,11 @@ def _merged(
     for (text, _), pairs in pairs_of.items():
         for blame in blames(facts, both_ways(pairs), every):
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
-            verdict = Verdict(
-                kind,
-                blame.members,
-                blame.place,
-                text,
-                cause,
-                fix(blame.members),
-                label=facts.label(min(blame.links)),
-                theory_gbs=limits.pop() if len(limits) == 1 else None,
-            )
-            yield Finding(verdict, blame.links)
+            theory_gbs = limits.pop() if len(limits) == 1 else None
+            yield verdict_on(facts, kind, blame, text, cause(blame.members), theory_gbs=theory_gbs)
 
 
-def _link_counts(facts: Facts) -> Iterator[Finding]:
+def _link_counts(facts: Facts) -> Iterator[Verdict]:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
 
     def ask(path: Path) -> _Report | None:
@@ -64,30 +55,22 @@ def _link_counts(facts: Facts) -> Iterator[Finding]:
         source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
         return f"{source} reports {label}, NVML counts {path.nvlinks} active NVLinks", label
 
-    cause = Cause(
-        "nvlinks_lost",
-        "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)",
-    )
-    return _merged(
-        facts,
-        Kind.LINKCOUNT_MISMATCH,
-        cause,
-        lambda members: f"nvidia-smi nvlink -s{on(facts.run, members[:1])}",
-        ask,
-    )
+    def cause(members: tuple[int, ...]) -> Cause:
+        text = "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)"
+        return Cause("nvlinks_lost", text, f"nvidia-smi nvlink -s{on(facts.run, members[:1])}")
+
+    return _merged(facts, Kind.LINKCOUNT_MISMATCH, cause, ask)
 
 
-def _peer_answers(facts: Facts) -> Iterator[Finding]:
+def _peer_answers(facts: Facts) -> Iterator[Verdict]:
     """Compare the sources on peer access with each other, and with an NVLink label, which promises it."""
-    cause = Cause(
-        "peers_taken", "the driver, a container or MIG mode disables peer access, or an IOMMU or ACS setting forbids it"
-    )
 
-    def fix(members: tuple[int, ...]) -> str:
+    def cause(members: tuple[int, ...]) -> Cause:
+        text = "the driver, a container or MIG mode disables peer access, or an IOMMU or ACS setting forbids it"
         mig = f"nvidia-smi -q{on(facts.run, members)} | grep -A2 'MIG Mode'"
-        return f"nvidia-smi topo -p2p r; {mig}; sudo dmesg | grep -i -e iommu -e NVRM"
+        return Cause("peers_taken", text, f"nvidia-smi topo -p2p r; {mig}; sudo dmesg | grep -i -e iommu -e NVRM")
 
-    return _merged(facts, Kind.P2P_CAP_MISMATCH, cause, fix, _peer_access)
+    return _merged(facts, Kind.P2P_CAP_MISMATCH, cause, _peer_access)
 
 
 def _peer_access(path: Path) -> _Report | None:
@@ -116,7 +99,7 @@ def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
     return True if answers and None not in answers else None
 
 
-def _other_labels(facts: Facts) -> Iterator[Finding]:
+def _other_labels(facts: Facts) -> Iterator[Verdict]:
     def ask(path: Path) -> _Report | None:
         tool = path.tool_label
         if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
@@ -128,14 +111,15 @@ def _other_labels(facts: Facts) -> Iterator[Finding]:
     cause = Cause(
         "label_rules",
         "the two tools label PCIe paths by different rules on some machines; a label names the path, not its rate",
+        "nvidia-smi topo -m; lspci -t",
     )
-    return _merged(facts, Kind.LABELS_DIFFER, cause, lambda _: "nvidia-smi topo -m; lspci -t", ask)
+    return _merged(facts, Kind.LABELS_DIFFER, lambda _: cause, ask)
 
 
 _BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
-def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
+def _beside_nvlink(facts: Facts) -> Iterator[Verdict]:
     """Explain why `nvidia-smi topo -p` names a PCIe path where `topo -m` says NV#."""
     paths = [path for path in facts.run.paths if is_nvlink(path.label) and path.ancestor is not None]
     if not paths:
@@ -145,34 +129,27 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     ancestors = sorted({str(path.ancestor) for path in paths}, key=rank_key)
     bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
     tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
-    verdict = Verdict(
-        Kind.LABELS_DIFFER,
-        members,
-        place=f"topo -m reports {', '.join(labels)}; {tree}. Both are right",
-        text="",
-        cause=Cause(
-            "nvlinks_not_in_tree", "topo -p reports only the PCIe path and no NVLinks; traffic uses the NVLinks"
-        ),
-        fix=f"nvidia-smi topo -m; nvidia-smi topo -p{on(facts.run, paths[0].devices)}",
-        label=labels[0],
+    cause = Cause(
+        "nvlinks_not_in_tree",
+        "topo -p reports only the PCIe path and no NVLinks; traffic uses the NVLinks",
+        f"nvidia-smi topo -m; nvidia-smi topo -p{on(facts.run, paths[0].devices)}",
     )
-    yield Finding(verdict, both_ways(path.devices for path in paths))
+    place = f"topo -m reports {', '.join(labels)}; {tree}. Both are right"
+    blame = Blame(both_ways(path.devices for path in paths), members, place)
+    yield verdict_on(facts, Kind.LABELS_DIFFER, blame, "", cause, label=labels[0])
 
 
-def _flat(facts: Facts) -> Iterator[Finding]:
+def _flat(facts: Facts) -> Iterator[Verdict]:
     run = facts.run
     names = {path.label for path in run.paths}
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
         label = next(iter(names))
-        hidden = f"the hypervisor hides the PCIe tree ({run.machine.virtualization})"
-        verdict = Verdict(
-            Kind.VIRTUAL_FLAT,
-            tuple(range(len(run.devices))),
-            place=f"All pairs have the label {label} and no GPU has a NUMA node",
-            text="the labels carry no information",
-            cause=Cause("pcie_tree_hidden", f"{hidden}; only measurements show the paths"),
-            fix="lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
-            label=label,
+        cause = Cause(
+            "pcie_tree_hidden",
+            f"the hypervisor hides the PCIe tree ({run.machine.virtualization}); only measurements show the paths",
+            "lspci -t; cat /sys/bus/pci/devices/*/numa_node | sort | uniq -c",
         )
-        yield Finding(verdict, both_ways(path.devices for path in run.paths))
+        place = f"All pairs have the label {label} and no GPU has a NUMA node"
+        blame = Blame(both_ways(path.devices for path in run.paths), tuple(range(len(run.devices))), place)
+        yield verdict_on(facts, Kind.VIRTUAL_FLAT, blame, "the labels carry no information", cause)

@@ -61,12 +61,14 @@ _SEVERITIES = {
 class Cause:
     """What probably causes a verdict: a name, for programs, and a clause without a full stop, for people.
 
-    `devices` are those to blame, if some are. `seen`: it was seen during the run, not inferred. `either`: explanations,
-    each of one fault or of several, that fit what was measured equally well.
+    `fix` are the shell commands that show whether it is the true one. `devices` are those to blame, if some are.
+    `seen`: it was seen during the run, not inferred. `either`: explanations, each of one fault or of several, that fit
+    what was measured equally well.
     """
 
     name: str
     text: str
+    fix: str = ""
     devices: tuple[int, ...] = ()
     seen: bool = False
     either: tuple[tuple[Cause, ...], ...] = ()
@@ -77,12 +79,12 @@ class Verdict:
     """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all.
-    `place` names them and their links, and `text` is what was found there, "" if `place` says it. `fix` are the shell
-    commands that show whether the cause is the true one. `label` is that of the links, "" if there is none.
-    `confirmed` is False if only concurrent samples showed it, and no interference check says that those count.
-    `explains` are kinds that would have been found for the same links without this verdict. `pairs` are those that it
-    and what it explains are about; none if it is about devices. `failure` and `skipped` are the first ones that it
-    rests on, if there are any.
+    `place` names them and their links, and `text` is what was found there, "" if `place` says it. `label` is that of
+    the links, "" if there is none. `confirmed` is False if only concurrent samples showed it, and no interference check
+    says that those count. `failure` and `skipped` are the first ones that it rests on, if there are any.
+    `links` are the directed links that it and what it explains are about; none if it is about devices. `reach` are
+    those that cross the element to blame, if several pairs share it. `explains` are kinds that would have been found
+    for the same links without this verdict.
     """
 
     kind: Kind
@@ -90,15 +92,15 @@ class Verdict:
     place: str
     text: str
     cause: Cause
-    fix: str
     label: str = ""
     theory_gbs: float | None = None
     measured: Interval | None = None
     confirmed: bool = True
-    explains: tuple[Kind, ...] = ()
-    pairs: tuple[Link, ...] = ()
     failure: Failure | None = None
     skipped: Skipped | None = None
+    links: frozenset[Link] = frozenset()
+    reach: frozenset[Link] = frozenset()
+    explains: tuple[Kind, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line, for people."""
@@ -111,23 +113,19 @@ class Verdict:
         return _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
 
     @property
+    def pairs(self) -> tuple[Link, ...]:
+        """The pairs of its links, ascending."""
+        return tuple(sorted({(min(link), max(link)) for link in self.links}))
+
+    @property
+    def fix(self) -> str:
+        """The shell commands that show whether the cause is the true one."""
+        return self.cause.fix
+
+    @property
     def by_other_processes(self) -> bool:
         """Whether it says that other processes used its devices: nothing was measured to find that."""
         return self.kind is Kind.CONTENTION and self.measured is None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A verdict and the directed links that it is about, until it is known whether a stronger one explains it.
-
-    `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed. `reach`: the links that cross
-    the element to blame, if several pairs share it.
-    """
-
-    verdict: Verdict
-    links: frozenset[Link]
-    sure: bool = False
-    reach: frozenset[Link] = frozenset()
 
 
 def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
@@ -169,26 +167,26 @@ _EXPLAINS = {
 }
 
 
-# A variable that is set slows collectives whatever other jobs do: where it was seen, contention does not explain them.
-_WITH_CAUSE_SEEN = (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)
+# A variable that is set, or peer access that is refused, slows these whatever other jobs do and whichever element is
+# slow: where that was seen, these do not explain them.
+_BY_SETTINGS = (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)
 
 
-def explained(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that stand, strongest first, each with the kinds that it explains."""
+def explained(found: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts that stand, strongest first, each with the kinds that it explains."""
     order = [*_EXPLAINS, *(kind for kind in Kind if kind not in _EXPLAINS)]
-    left = sorted(findings, key=lambda finding: order.index(finding.verdict.kind))
-    standing: list[Finding] = []
+    left = sorted(found, key=lambda verdict: order.index(verdict.kind))
+    standing: list[Verdict] = []
     while left:
         # Of what one device explains, the verdict on the device stands.
-        alike = [finding for finding in left if finding is left[0] or _by_one_cause(left[0], finding)]
+        alike = [verdict for verdict in left if verdict is left[0] or _by_one_cause(left[0], verdict)]
         strong = next(filter(_of_device, alike), left[0])
         left.remove(strong)
         covered = [weak for weak in left if _covers(strong, weak)]
         left = [weak for weak in left if weak not in covered]
-        kinds = tuple(dict.fromkeys(w.verdict.kind for w in covered if w.verdict.kind is not strong.verdict.kind))
+        kinds = tuple(dict.fromkeys(weak.kind for weak in covered if weak.kind is not strong.kind))
         links = strong.links.union(*(weak.links for weak in covered))
-        pairs = tuple(sorted({(min(link), max(link)) for link in links}))
-        standing.append(replace(strong, verdict=replace(strong.verdict, explains=kinds, pairs=pairs)))
+        standing.append(replace(strong, explains=kinds, links=links))
     return standing
 
 
@@ -196,35 +194,31 @@ def explained(findings: Sequence[Finding]) -> list[Finding]:
 _SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
 
 
-def _of_device(finding: Finding) -> bool:
-    """Return whether a finding is about the one device on which its cause was seen."""
-    cause = finding.verdict.cause
-    return len(finding.verdict.members) == 1 and cause.seen and bool(cause.devices)
+def _of_device(verdict: Verdict) -> bool:
+    """Return whether a verdict is about the one device on which its cause was seen."""
+    return len(verdict.members) == 1 and verdict.cause.seen and bool(verdict.cause.devices)
 
 
-def _by_one_cause(one: Finding, other: Finding) -> bool:
+def _by_one_cause(one: Verdict, other: Verdict) -> bool:
     """Return whether both are slow by one cause that was seen."""
-    cause = one.verdict.cause
-    return cause.seen and cause == other.verdict.cause and {one.verdict.kind, other.verdict.kind} <= {*_SLOWED}
+    return one.cause.seen and one.cause == other.cause and {one.kind, other.kind} <= {*_SLOWED}
 
 
-def _covers(strong: Finding, weak: Finding) -> bool:
-    """Return whether one finding explains another.
+def _covers(strong: Verdict, weak: Verdict) -> bool:
+    """Return whether one verdict explains another.
 
     It does if all that the other is about crosses the element to blame; if both are slow by one cause that was seen,
     and it is about the device with that cause, or about all that the other is about; or by kind, on all of its links,
     if no cause was seen for it.
     """
-    kind = weak.verdict.kind
-    if kind in _SLOWED and not weak.sure and weak.links and weak.links <= both_ways(strong.reach):
+    sure = weak.kind in _BY_SETTINGS and weak.cause.seen and not weak.cause.devices
+    if weak.kind in _SLOWED and not sure and weak.links and weak.links <= both_ways(strong.reach):
         return True
-    if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.verdict.members} <= {*strong.verdict.members}):
+    if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.members} <= {*strong.members}):
         return True
-    if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
+    if weak.kind not in _EXPLAINS.get(strong.kind, ()) or not weak.links:
         return False
-    if strong.verdict.kind is Kind.CONTENTION and weak.sure and kind in _WITH_CAUSE_SEEN:
-        return False
-    return weak.links <= both_ways(strong.links)
+    return weak.links <= both_ways(strong.links) and not (sure and strong.kind is Kind.CONTENTION)
 
 
 # Words that several rules use: names of works and devices, and parts of the shell commands that check a cause.
