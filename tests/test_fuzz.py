@@ -85,5 +85,5 @@ def _judged(run: Run) -> None:
     verdicts_of_run = judge(run)
     not_judged(run)
     assert verdicts.status(run, verdicts_of_run) in (0, 1, 3, 4)
-    assert text(verdicts.page(run, verdicts_of_run, 60))
+    assert text(verdicts.page(run, verdicts_of_run), wide=60)
     json.loads(verdicts.dumps(run, verdicts_of_run))

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
-from rich.table import Table
 
+from collbench.report.terminal import fold
 from collbench.report.text import layout
-from collbench.report.text.layout import Folding, fold
+from collbench.report.text.layout import Table
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 
 
-def table(*columns: tuple[str, ...], keys: int = 1) -> Folding:
+def table(*columns: tuple[str, ...], keys: int = 1) -> Table:
     """Return a table of columns, each a header and its cells; the first `keys` name its rows."""
-    made = Folding(keys, (), "")
-    for header, *_ in columns:
-        made.add_column(header)
-    for row in zip(*(column[1:] for column in columns), strict=True):
-        made.add_row(*row)
-    return made
-
-
-def text(part: Table) -> str:
-    console = Console(file=io.StringIO(), width=1000)
-    with console.capture() as captured:
-        console.print(part)
-    return captured.get()
-
-
-def headers(part: Table) -> list[str]:
-    return [str(column.header) for column in part.columns]
+    return Table([head for head, *_ in columns], [*zip(*(cells for _, *cells in columns), strict=True)], keys=keys)
 
 
 WIDE = table(("tier", "1"), ("pair", "GPU0-GPU1"), ("read", "1.5"), ("write", "2.5"), ("order", "3.5"), keys=2)
@@ -50,18 +31,18 @@ WIDE = table(("tier", "1"), ("pair", "GPU0-GPU1"), ("read", "1.5"), ("write", "2
     ],
 )
 def test_the_columns_that_name_the_rows_come_again(case: str, width: int, parts: list[list[str]]) -> None:
-    assert [headers(part) for part in fold(WIDE, width)] == parts
+    assert [list(part.heads) for part in fold(WIDE, width)] == parts
 
 
 def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
     sizes = layout.table("size", "time", "busbw", rows=[("1K", "5.0", "0.2")], left=())
-    assert [headers(part) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
+    assert [list(part.heads) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
 
 
 def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_aligned() -> None:
     strategies = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", left=("strategy",), keys=2)
     strategies.add_row("2", "ddp", "2.29", "35.3")
-    assert [headers(part) for part in fold(strategies, 30)] == [
+    assert [list(part.heads) for part in fold(strategies, 30)] == [
         ["GPUs", "strategy", "on best, ms"],
         ["GPUs", "strategy", "on worst, ms"],
     ]
@@ -70,7 +51,7 @@ def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_ali
 def test_the_longest_line_of_a_cell_decides_where_a_table_is_folded() -> None:
     tiers = layout.table("tier", "GB/s", "pairs", rows=[("1", "44.3", "GPU0-GPU1\nGPU0-GPU2")], left=("tier", "pairs"))
     assert len(fold(tiers, 4 + 2 + 4 + 2 + 9)) == 1
-    assert [[str(column.header) for column in part.columns] for part in fold(tiers, 20)] == [
+    assert [list(part.heads) for part in fold(tiers, 20)] == [
         ["tier", "GB/s"],
         ["tier", "pairs"],
     ]
@@ -86,7 +67,7 @@ def test_every_cell_is_kept_and_every_line_that_can_fit_does(
 ) -> None:
     names = min(keys, len(columns) - 1)
     parts = fold(table(*columns, keys=names), width)
-    kept = [column for part in parts for column in part.columns[names:]]
-    assert [(str(column.header), *map(str, column.cells)) for column in kept] == columns[names:]
+    kept = [column for part in parts for column in [*zip(part.heads, *part.rows, strict=True)][names:]]
+    assert kept == columns[names:]
     for part in parts:
-        assert len(part.columns) == names + 1 or max(map(len, text(part).splitlines())) <= width
+        assert len(part.heads) == names + 1 or max(map(len, part.lines())) <= width

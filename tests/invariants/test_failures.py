@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose
@@ -28,6 +26,7 @@ from collbench.report.text.measured import page
 from collbench.runfile import run_file
 from tests.builders import in_words
 from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_points
+from tests.report.pages import text
 
 SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
 WORKS = (*COPIES, PAIRS[1])
@@ -41,11 +40,7 @@ def failing(run: Run, place: int, kind: FailureKind, trials: int) -> Run:
 
 
 def first_line(run: Run) -> str:
-    console = Console(file=io.StringIO(), width=1000)
-    for block in page(run):
-        console.print(block)
-    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
-    return shown.strip().splitlines()[0]
+    return text(page(run)).strip().splitlines()[0]
 
 
 def tags(run: Run, found: Measurement) -> set[str]:
@@ -79,12 +74,9 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
     if len(point.members) == 2 and ranking is not None:
         assert not ranking.all_tied
         assert "tie within" not in choice_text.tiers(ranking)
-    shown = Console(file=io.StringIO(), width=200)
-    for block in verdicts.page(broken, judge(broken), 80):
-        shown.print(block)
-    text = shown.file.getvalue() if isinstance(shown.file, io.StringIO) else ""
+    shown = text(verdicts.page(broken, judge(broken)))
     count = len(run.devices) * (len(run.devices) - 1) // 2
-    assert f"agree {count} of {count}" not in " ".join(text.split())
+    assert f"agree {count} of {count}" not in " ".join(shown.split())
 
 
 @tried()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 
 from hypothesis import Phase, given, settings
-from rich.console import Console
 
 from collbench.jobs import page as pages
 from collbench.jobs.calls import report
 from collbench.jobs.html_page import content
 from collbench.jobs.job import Job
-from collbench.report.text.layout import shown
 from tests.jobs.made import jobs
+from tests.report.pages import text
 
 LINES, COLUMNS = 50, 80
 
@@ -25,11 +23,7 @@ def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
     if job_report is None:
         return
     for verbose in (False, True):
-        console = Console(file=StringIO(), width=240, soft_wrap=True, markup=False, highlight=False)
-        with console.capture() as captured:
-            for block in shown(pages.page(job_report), verbose=verbose):
-                console.print(block)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
+        lines = text(pages.page(job_report), verbose=verbose).splitlines()
         if not verbose:
             assert len(lines) <= LINES, "\n".join(lines)
             assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)

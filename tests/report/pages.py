@@ -10,29 +10,28 @@ from rich.console import Console
 
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
-from collbench.report.text.layout import Legend, Page, shown
+from collbench.report.terminal import drawn
+from collbench.report.text.layout import Page
 from tests.builders import gpus, measured, run_of
 
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
 
 
-def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose: bool = True) -> str:
+def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose: bool = True, wide: int = 100) -> str:
     """Return the printed page as a pipe gets it, or a terminal of 256 colours; no blanks at the ends of lines."""
-    file = io.StringIO()
-    environment = {"NO_COLOR": "1"} if no_color else {}
     console = Console(
-        file=file,
+        file=io.StringIO(),
         width=240,
         highlight=False,
         soft_wrap=True,
         force_terminal=terminal,
         color_system="256" if terminal else None,
-        _environ=environment,
+        _environ={"NO_COLOR": "1"} if no_color else {},
     )
-    for block in shown(page, verbose=verbose):
-        if terminal or not isinstance(block, Legend):
-            console.print(block)
-    return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))
+    with console.capture() as captured:
+        for part in drawn(page, verbose=verbose, wide=wide, colored=terminal):
+            console.print(part)
+    return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 
 
 def pairs_run(

@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from collbench.judge.physics import impossible, marked
 from collbench.judge.summary import rank_summary
@@ -22,9 +21,9 @@ from collbench.report.plot.figure import Named, origins
 from collbench.report.prometheus import as_prometheus
 from collbench.report.rows import as_csv, as_json, as_markdown, rows
 from collbench.report.text import ranking
-from collbench.report.text.layout import shown
 from collbench.report.text.measured import page
 from tests.builders import GIB, gpus, measured, run_of
+from tests.report.pages import text
 
 
 def run_with(gbs: float, launch: float | None = None) -> Run:
@@ -46,10 +45,6 @@ def marks(run: Run) -> dict[str, bool]:
     """Return for each format whether it says that figures are impossible."""
     made = rows(run)
     parsed = {family.name: family.samples for family in text_string_to_metric_families(as_prometheus(run))}
-    console = Console(file=io.StringIO(), width=200)
-    for block in page(run):
-        console.print(block)
-    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
     return {
         "the run file": marked(replace(run, measurements=deepcopy(run.measurements))),
         "csv": any(int(row["impossible"]) for row in csv.DictReader(io.StringIO(as_csv(made)))),
@@ -59,7 +54,7 @@ def marks(run: Run) -> dict[str, bool]:
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "html": "impossible" in json.dumps(content([("run.json", run)], "1")["runs"][0]["data"]),
         "a plot": "IMPOSSIBLE" in origins([Named("run", run)]),
-        "the page": "impossible" in shown.lower(),
+        "the page": "impossible" in text(page(run)).lower(),
     }
 
 
@@ -93,11 +88,7 @@ def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
     assert [one.relation for one in pair_ranking.standings] == [Relation.IMPOSSIBLE]
     assert pair_ranking.failed == pair_ranking.impossible == ((0, 1),)
     assert not pair_ranking.all_tied
-    console = Console(file=io.StringIO(), width=200)
-    for block in shown(ranking.page(WRONG, rank_summary(WRONG)), verbose=False):
-        console.print(block)
-    assert isinstance(console.file, io.StringIO)
-    said = console.file.getvalue()
+    said = text(ranking.page(WRONG, rank_summary(WRONG)), verbose=False)
     assert "impossible" in said
     assert "1 with a rate above the limit" in said
     assert "failed" not in said.lower()

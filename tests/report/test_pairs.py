@@ -2,10 +2,10 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from rich.table import Table
 
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from collbench.report.text.layout import Table
 from collbench.report.text.measured import pairs_page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.report.pages import pairs_run, text
@@ -108,7 +108,7 @@ def test_all_but_the_table_and_the_recommendations_fit_80_columns(count: int) ->
     blocks = [
         block
         for block in pairs_page(pairs_run(count, lambda a, b: 300.0 - a))
-        if not isinstance(getattr(block, "drawn", block), Table)
+        if not isinstance(getattr(block, "part", block), Table)
     ]
     lines = text(blocks).split("\n")
     assert [line for line in lines if len(line) > 80 and not line.startswith(("best", "rates"))] == []

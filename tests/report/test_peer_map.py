@@ -46,7 +46,7 @@ def _denied(seen: Seen) -> PeerMap:
 def test_the_answer_and_the_status_follow_the_links(peer_map: PeerMap, expected: ExitStatus, said: str) -> None:
     assert status(peer_map) is expected
     assert said in answer(peer_map)
-    assert text(page(peer_map, (), 100)).startswith("answer    P2P " if "No P2P" not in said else "answer    No P2P: ")
+    assert text(page(peer_map, ())).startswith("answer    P2P " if "No P2P" not in said else "answer    No P2P: ")
 
 
 def test_wrong_data_through_the_host_is_no_success() -> None:
@@ -54,7 +54,7 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
     links = tuple(replace(link, crossings=(*link.crossings[:-1], bad)) for link in HEALTHY.map.links)
     peer_map = replace(HEALTHY.map, links=links)
     assert status(peer_map) is ExitStatus.UNTRUSTED
-    assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, (), 100))
+    assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, ()))
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
 def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expected: ExitStatus) -> None:
     peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
     assert status(peer_map) is expected
-    assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, (), 100))
+    assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, ()))
 
 
 def test_what_tools_say_differently_is_on_the_page() -> None:
-    shown = text(page(_denied(HEALTHY), (), 100))
+    shown = text(page(_denied(HEALTHY), ()))
     assert "reported  CUDA, NVML and nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0" in shown
 
 
 def test_page_and_json_have_each_link_with_its_cause_and_fix() -> None:
     seen = STAGED.sets(NCCL_P2P_DISABLE="1")
     every = causes(seen.map, seen.facts)
-    shown = text(page(seen.map, every, 100))
+    shown = text(page(seen.map, every))
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("GPU")] == ["GPU0→GPU1", "GPU1→GPU0"]
     assert "fix       unset NCCL_P2P_DISABLE" in shown
     body = json.loads(dumps(seen.map, every, status(seen.map)))

@@ -22,7 +22,7 @@ BROKEN = h200(slow([(0, 1), (1, 0)], 7 / 18))
 
 
 def page(run: Run, width: int = 100) -> str:
-    return text(verdicts.page(run, judge(run), width))
+    return text(verdicts.page(run, judge(run)), wide=width)
 
 
 def test_healthy_pairs_take_one_line() -> None:

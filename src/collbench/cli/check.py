@@ -16,7 +16,7 @@ from collbench.api.measuring import MeasureOptions
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
-from collbench.cli.terminal import echo, leave, prose_width, say, show_page
+from collbench.cli.terminal import echo, leave, say, show_page
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
@@ -116,7 +116,7 @@ def _map_peers(measure_options: MeasureOptions, *, as_json: bool) -> NoReturn:
     if as_json:
         echo(report.dumps(peer_map, causes, status), end="")
     else:
-        show_page(report.page(peer_map, causes, prose_width()))
+        show_page(report.page(peer_map, causes))
     sys.stdout.flush()
     raise click.exceptions.Exit(status)
 
@@ -179,9 +179,9 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
         peers = peer_map.as_json(*examined, of_peers) if examined else None
         echo(verdicts.dumps(run, all_verdicts, status, lacking, peers), end="")
     else:
-        mapped = [*peer_map.part(*examined, prose_width())] if examined else []
+        mapped = [*peer_map.part(*examined)] if examined else []
         first, further = ([*mapped, Text()], []) if of_peers > judged else ([], mapped)
-        show_page([*first, *verdicts.page(run, all_verdicts, prose_width(), lacking, further)])
+        show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
     if lacking:
         sys.stdout.flush()  # a full disk is reported first
         if as_json or not _read_together():  # the page begins with it

@@ -10,7 +10,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
-from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
+from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
@@ -163,7 +163,7 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     if as_json:
         echo(reference.dumps(answers, status), end="")
     else:
-        show_page(reference.page(answers, prose_width()))
+        show_page(reference.page(answers))
     return status
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import click
 
 from collbench.api import inspecting
-from collbench.cli.terminal import echo, leave, prose_width, show_page
+from collbench.cli.terminal import echo, leave, show_page
 from collbench.model.capabilities import BACKENDS, CUDA
 
 
@@ -51,5 +51,5 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
         echo(report.dumps(findings, head, left), end="")
     else:
-        show_page(report.page(findings, prose_width()))
+        show_page(report.page(findings))
     leave(left)

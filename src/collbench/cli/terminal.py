@@ -17,7 +17,8 @@ from collbench.cli.exit_codes import lost, send_nowhere
 from collbench.model.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
     from collbench.report.text.layout import Page
 
@@ -51,9 +52,6 @@ def is_verbose() -> bool:
     return context is not None and _VERBOSE in context.meta
 
 
-# rich shortens cells to fit its width, so it gets one that fits every page; what a terminal lacks is folded. Without a
-# height it would take a dumb terminal's width for 80.
-_PAGE_WIDTH, _PAGE_HEIGHT = 240, 25
 # Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
 _NARROWEST_PROSE = 40
 
@@ -86,21 +84,17 @@ def leave(status: int) -> None:
 def show_page(page: Page) -> None:
     """Print a page: colored in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
-    from rich.table import Table
 
-    from collbench.report.text.layout import shown
+    from collbench.report.terminal import drawn
 
-    console = Console(
-        highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PAGE_WIDTH, height=_PAGE_HEIGHT
-    )
-    coloured = console.is_terminal and not console.no_color
-    for block in shown(page, verbose=is_verbose()):
-        for number, part in enumerate(_parts(block, coloured)):
-            with console.capture() as captured:
-                console.print(_Safe(part))
-            # rich pads the last column; saved pages should have no blanks at the end of lines.
-            between = "\n" if number > 0 and isinstance(part, Table) else ""
-            _write(between + re.sub(r" +\n", "\n", captured.get()), sys.stdout, color=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    colored = console.is_terminal and not console.no_color
+    for text in drawn(page, verbose=is_verbose(), wide=prose_width(), columns=columns, colored=colored):
+        with console.capture() as captured:
+            console.print(_Safe(text))
+        # Saved pages should have no blanks at the end of lines.
+        _write(re.sub(r" +\n", "\n", captured.get()), sys.stdout, color=True)
 
 
 def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
@@ -113,30 +107,16 @@ def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
         send_nowhere(stream.fileno())
 
 
-def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
-    """Return a block for this output: all of it for a pipe, the columns that fit for a terminal."""
-
-    from collbench.report.text.layout import Folding, Legend, Lines, folded, trim
-
-    if isinstance(block, Legend) and not coloured:
-        return []
-    if not sys.stdout.isatty():
-        return [block]
-    if isinstance(block, Lines):
-        return [folded(block, prose_width())]
-    return trim(block, shutil.get_terminal_size().columns) if isinstance(block, Folding) else [block]
-
-
 @dataclass(frozen=True, slots=True)
 class _Safe:
-    """What rich draws of a block, in its own colours, but without what its texts would make a terminal do."""
+    """What rich draws of a text, in its own colors, but without what its words would make a terminal do."""
 
-    block: RenderableType
+    text: Text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.segment import Segment
 
-        for segment in console.render(self.block, options):
+        for segment in console.render(self.text, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row
@@ -16,7 +14,7 @@ from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, S
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
-from collbench.report.text.layout import Block, Lines, both, more, short, table, whole
+from collbench.report.text.layout import Block, Lines, Part, Table, both, more, short, table, whole
 from collbench.runfile.codec import picked
 
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
@@ -138,7 +136,7 @@ def _milli(seconds: float | None) -> str:
     return "-" if seconds is None else figure(seconds * _MILLI, 2)
 
 
-def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Iterator[Block]:
+def _lengths(few: Part, every: Part, *, differ: bool) -> Iterator[Block]:
     """Yield `few` on the short page and `every` on the whole one, or one block on both if they do not differ."""
     if differ:
         yield from short(few)

@@ -214,10 +214,16 @@ def sentence(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}."
 
 
-def columns(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
-    """Return rows as lines of left-aligned columns, without empty ones and without blanks at the ends."""
+def columns(rows: Sequence[Sequence[str]], gap: str = "  ", right: Collection[int] = ()) -> list[str]:
+    """Return rows as lines of columns, without empty ones and without blanks at the ends.
+
+    Columns `right` (their indices) are aligned right, the others left.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ((point.ljust(width) for point, width in zip(row, widths, strict=True) if width) for row in rows)
+    aligned = [str.rjust if at in right else str.ljust for at, _ in enumerate(widths)]
+    padded = (
+        (align(point, width) for align, point, width in zip(aligned, row, widths, strict=True) if width) for row in rows
+    )
     return [gap.join(points).rstrip() for points in padded]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.model.run import Device, Run
@@ -14,7 +13,7 @@ from collbench.overlaps.factors import Condition, Figure, by_condition, spread, 
 from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
-from collbench.report.text.layout import Block, Lines, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
 
 _LEGEND = """\
 ×: time while the other runs / time alone; slowest rank, median of the trials
@@ -24,7 +23,7 @@ of sum: time of both together / the sum of their times alone"""
 _FEW_FAILURES = 3
 
 
-def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
+def overlap_page(run: Run) -> Page:
     """Yield the page's blocks: the answer, a table for each compute, what failed."""
     yield from whole("header", Lines(header(run)))
     if any(overlap.trials for overlap in overlaps_of(run)):
@@ -93,7 +92,7 @@ def failures(run: Run) -> Iterator[str]:
 _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 
-def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
+def _tables(run: Run) -> Iterator[tuple[str, Part, Part]]:
     """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
     measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
     several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
@@ -147,7 +146,7 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
 
 
-def _raw(run: Run) -> Iterator[RenderableType]:
+def _raw(run: Run) -> Iterator[Part]:
     """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
     rows = table(
         "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
@@ -160,7 +159,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
             low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
             units = sum(trial.covered_units for trial in overlap.trials)
             rows.add_row(name, str(len(overlap.trials)), str(calls), low, high, str(units))
-    if rows.row_count:
+    if rows.rows:
         yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
         yield rows
 

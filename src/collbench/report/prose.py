@@ -19,9 +19,9 @@ def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
     )
 
 
-def named(line: str, width: int) -> str:
-    """Return a line of name and sentence wrapped to `width`, further lines below the sentence."""
-    return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
+def named(line: str, width: int, hang: int = NAME_WIDE) -> str:
+    """Return a line of name and sentence wrapped to `width`, further lines below the sentence, which is at `hang`."""
+    return filled(line[hang:], width, line[:hang], " " * hang)
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:

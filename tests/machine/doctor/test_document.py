@@ -34,7 +34,7 @@ def example() -> Facts:
 
 
 def test_the_documents_example_is_what_the_doctor_says() -> None:
-    shown = text(page(judge(example()), _WIDTH)).rstrip("\n").splitlines()
+    shown = text(page(judge(example())), wide=_WIDTH).rstrip("\n").splitlines()
     indented = [f"    {line.rstrip()}" if line.strip() else "" for line in shown]
     assert "\n".join(["    $ collbench doctor", *indented]) in DOCUMENT
 
@@ -67,13 +67,13 @@ def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
 def test_the_first_line_names_what_fails_and_warns_and_counts(levels: list[Level], message: str) -> None:
     findings = [Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]
     assert summary(findings) == message
-    assert text(page(findings, 80)).splitlines()[0] == message
+    assert text(page(findings)).splitlines()[0] == message
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_lines_fold_below_themselves(width: int) -> None:
     finding = Finding(Group.VARIABLES, "NCCL_IB_RESILIENCY_PORT_RECOVERY", Level.WARN, "word " * 40, "fix " * 30)
-    lines = text(page([finding], width)).splitlines()
+    lines = text(page([finding]), wide=width).splitlines()
     start = lines.index(str(Group.VARIABLES))
     assert lines[start + 1].split() == ["warn", finding.name]
     assert all(len(line) <= max(width, 50) for line in lines)

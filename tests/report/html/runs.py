@@ -10,13 +10,12 @@ from pathlib import Path as FilePath
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from collbench.measurement.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Chosen, Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
 from collbench.report.html.content import content
 from collbench.report.html.page import render
+from collbench.report.text.layout import Table
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, throttled
@@ -120,10 +119,7 @@ def printed(page: dict[str, Any], key: str) -> list[Any]:
     """Return the parts of a section of a run's page, or of a comparison's; a table is a list of its rows."""
     section = next(one for one in page["sections"] if one.key == key)
     parts = [part for group in section.groups for part in group.parts]
-    return [
-        list(zip(*(column.cells for column in part.columns), strict=True)) if isinstance(part, Table) else part
-        for part in parts
-    ]
+    return [part.rows if isinstance(part, Table) else part for part in parts]
 
 
 def series(reported: dict[str, Any], name: str) -> dict[str, Any]:

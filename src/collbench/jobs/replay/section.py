@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.jobs.replay.results import Replay, ReplayedCall, replays_of
@@ -21,7 +20,7 @@ from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, wit
 from collbench.report.sections import Html
 from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
-from collbench.report.text.layout import Block, Lines, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
 
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95% interval;
@@ -31,7 +30,7 @@ _MOST_KINDS = 12
 HELD = "a replay"
 
 
-def page(run: Run) -> Iterator[RenderableType | Block]:
+def page(run: Run) -> Page:
     """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
     yield from whole("header", Lines(header(run)))
     measured = [replay for replay in replays_of(run) if replay.trials]
@@ -125,7 +124,7 @@ def _title(replay: Replay) -> str:
     return f"{what} of {replay.job}, idle in the pauses"
 
 
-def _arms(measured: list[Replay], names: _Names) -> RenderableType:
+def _arms(measured: list[Replay], names: _Names) -> Part:
     """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
     several, recorded = len(measured) > 1, measured[0].recorded_seconds
     arms_table = table("", "communication", *(["ratio"] if several else []), "step", "exposed", left=("",))
@@ -144,7 +143,7 @@ def _arms(measured: list[Replay], names: _Names) -> RenderableType:
     return arms_table
 
 
-def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
+def _kinds(measured: list[Replay], most: int | None) -> Part:
     """Return a row for each kind of call, the longest in a step first."""
     first = measured[0]
     summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]

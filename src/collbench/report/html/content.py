@@ -25,7 +25,7 @@ from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import counted, format_approximate_size, format_size
 from collbench.report import choice_text, sentences
 from collbench.report.families import families
-from collbench.report.html.page import Group, Part, Section
+from collbench.report.html.page import Drawn, Group, Section
 from collbench.report.html.series import broken, ratio_series, series
 from collbench.report.sections import Html, section
 from collbench.report.text import measured, tails, verdicts
@@ -38,7 +38,6 @@ from collbench.report.text.topology import render_topology
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
-_UNWRAPPED = 10**9  # columns: the browser wraps
 
 
 def _pcie(one: Device | Health) -> str | None:
@@ -62,7 +61,7 @@ _READINGS: dict[str, Callable[[Health], object]] = {
 
 
 def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) -> list[Section]:
-    verdict_blocks = [*verdicts.page(run, judged, _UNWRAPPED)]
+    verdict_blocks = [*verdicts.page(run, judged)]
     undone = [*only(verdict_blocks, "notes")]
     groups = [Group([*only(verdict_blocks, "verdicts")])]
     groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
@@ -100,7 +99,7 @@ def _fits(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
 
 def _health(run: Run) -> Iterator[Group]:
     """Yield the health before and after the run, and how it was measured."""
-    blocks: list[Part] = [health_lines(run) or ["These devices report no clocks, temperatures or errors."]]
+    blocks: list[Drawn] = [health_lines(run) or ["These devices report no clocks, temperatures or errors."]]
     after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
     rows = []
     for device, *states in zip(run.devices, run.health_before, after_run, strict=False):
@@ -138,7 +137,7 @@ def _environment(run: Run) -> Iterator[Group]:
         for device in devices
     ]
     heads = ("device", "name", "PCI bus id", "memory", "NUMA node", "CPU affinity", "PCIe at best", "UUID")
-    blocks: list[Part] = [[*provenance(run), *(pair for pair in asked if pair[1])]]
+    blocks: list[Drawn] = [[*provenance(run), *(pair for pair in asked if pair[1])]]
     blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
     yield Group([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
 
@@ -268,7 +267,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _written(run: Run) -> list[Part]:
+def _written(run: Run) -> list[Drawn]:
     """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
     blocks = [*measured.page(run)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]

@@ -15,19 +15,17 @@ from typing import Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.report.prose import NAME_WIDE
-from collbench.report.text.layout import Found, Lines
+from collbench.report.text.layout import Found, Lines, Part, Table
 
 _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
 _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
 # A block of a command's page, or what only this page has: lines, facts of a name and a text.
-Part: TypeAlias = "RenderableType | list[str] | list[tuple[str, str]]"
+Drawn: TypeAlias = "Part | list[str] | list[tuple[str, str]]"
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -35,7 +33,7 @@ _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 class Group:
     """Parts of a section that stand together; with a summary a reader opens them. `paper`: they are printed open."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Drawn]
     summary: str = ""
     opened: bool = False
     paper: bool = False
@@ -51,21 +49,12 @@ class Section:
     note: str = ""
 
 
-def _kind(part: Part) -> dict[str, Any]:
+def _kind(part: Drawn) -> dict[str, Any]:
     """Return what the template draws of a part, by its kind."""
     if isinstance(part, Table):
-        columns = [
-            (
-                str(column.header),
-                "number"
-                if column.justify == "right"
-                else "text"
-                if max(map(len, map(str, column.cells)), default=0) > _LONG
-                else "",
-            )
-            for column in part.columns
-        ]
-        return {"columns": columns, "rows": list(zip(*(column.cells for column in part.columns), strict=True))}
+        longest = [max((len(row[at]) for row in part.rows), default=0) for at, _ in enumerate(part.heads)]
+        looks = ("number" if at not in part.left else "text" if long > _LONG else "" for at, long in enumerate(longest))
+        return {"columns": list(zip(part.heads, looks, strict=True)), "rows": part.rows}
     if isinstance(part, Found):
         return {"found": part, "state": _STATES[part.style]}
     if isinstance(part, Text):

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.stats import DELTA
@@ -26,7 +24,7 @@ from collbench.launch.ablation import (
 from collbench.model.capabilities import capabilities
 from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
 from collbench.report.text.frame import settings
-from collbench.report.text.layout import table
+from collbench.report.text.layout import Part, Table, table
 
 # What is timed, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
@@ -39,7 +37,7 @@ _STOPPED = {
 }
 
 
-def page(ablation: Ablation) -> Iterator[RenderableType]:
+def page(ablation: Ablation) -> Iterator[Part]:
     """Yield the page's blocks: the result, the origin of the figures, both arms, and remarks."""
     yield Text(f"{verdict(ablation)}\n\n{_header(ablation)}\n")
     yield _table(ablation)

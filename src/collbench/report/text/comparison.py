@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
@@ -16,13 +15,13 @@ from collbench.judge.trend import Line, Trend
 from collbench.model.run import Run, tags
 from collbench.model.units import TELLING_BYTES, amount, figure, fixed, format_size, size_span
 from collbench.report.text.frame import alarm, not_judged, sim
-from collbench.report.text.layout import Block, Lines, both, listed, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
 
-def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
+def trend_page(trend: Trend, names: tuple[str, ...]) -> Page:
     """Yield the page's blocks; `names` are those of the files, in the order of the runs."""
     mark = sim(trend.runs[0], "sim: ")
     yield from alarms(trend.last)
@@ -50,7 +49,7 @@ def _backend(run: Run) -> str:
     return f"backend   {simulated or run.backend}"
 
 
-def _trend_table(trend: Trend, line: Line) -> RenderableType:
+def _trend_table(trend: Trend, line: Line) -> Part:
     left, rows = ("run", "date", "where", "worse than run 1"), []
     devices = trend.runs[0].devices
     for point in line.points:
@@ -124,14 +123,14 @@ differs from run to run. worse, better: significantly beyond δ (2%, below 1M
 6%); same: within δ (90% interval); undecided: neither"""
 
 
-def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
+def page(comparison: Comparison, names: tuple[str, str]) -> Page:
     """Yield the page's blocks; `names` are those of the two files."""
     yield from alarms(comparison)
     yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
     yield from body(comparison, names)
 
 
-def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
+def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Page:
     """Yield the page without its alarms; tables of the short page have `few` rows."""
     lines = list(head(comparison, names))
     yield from whole("header", Lines("\n".join(lines)))
@@ -253,7 +252,7 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     return f"{name}: {1 - worst.ratio:.1%} slower"
 
 
-def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
+def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
     groups = [group for group in comparison.groups if group.verdict is verdict]
     if not groups:
         return
@@ -262,7 +261,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
         (group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
         for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))
     ]
-    yield from listed("what", "points", "bandwidth", "interval", rows=rows, most=most, where=_ALL)
+    yield from listed(table("what", "points", "bandwidth", "interval", rows=rows), most, _ALL)
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
@@ -272,7 +271,7 @@ def group_name(comparison: Comparison, group: Group) -> str:
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
 
 
-def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
+def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
     changes = [change for change in comparison.changes if change.verdict is verdict]
     if not changes:
         return
@@ -286,7 +285,7 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
         rows.append((name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval)))
-    yield from listed(*heads, rows=rows, most=most, where=_ALL, keys=3)
+    yield from listed(table(*heads, rows=rows, keys=3), most, _ALL)
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich.text import Text
 
 from collbench.machine.doctor.findings import Finding, Level
-from collbench.report.prose import filled
+from collbench.report.text.layout import Page, Prose, prose
 from collbench.runfile.codec import document, plain
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red", Level.UNKNOWN: "dim"}
@@ -16,15 +16,15 @@ _LEVEL_WIDTH = max(map(len, Level))
 _WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own line
 
 
-def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
+def page(findings: Sequence[Finding]) -> Page:
     """Yield the summary, then the findings by group, a line each with its fix below."""
-    yield Text(filled(summary(findings), width))
+    yield prose(summary(findings))
     for group, grouped in groupby(findings, key=lambda finding: finding.group):
         lines = list(grouped)
         yield Text("")
         column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
         yield Text(f"{group}", style="bold")
-        yield from (_line(finding, column, width) for finding in lines)
+        yield from (_line(finding, column) for finding in lines)
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -49,14 +49,15 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def _line(finding: Finding, column: int, width: int) -> Text:
+def _line(finding: Finding, column: int) -> Prose:
     """Return "level  name  text", wrapped below the text, and the fix on its own line."""
-    indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
-    text = filled(printable(finding.text), width, indent, indent)
-    line = Text("  ")
+    indent = 2 + _LEVEL_WIDTH + 2 + column + 2
+    line = prose("  ", hang=indent)
     line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
     line.append(f"  {printable(finding.name):<{column}}  ")
-    line.append(text.lstrip(" ") if len(finding.name) <= column else f"\n{text}")
+    if len(finding.name) > column:
+        line.append(f"\n{' ' * indent}")
+    line.append(printable(finding.text))
     if finding.fix:
-        line.append(f"\n{filled(printable(f'fix: {finding.fix}'), width, indent, indent)}")
+        line.append(f"\n{' ' * indent}{printable(f'fix: {finding.fix}')}")
     return line

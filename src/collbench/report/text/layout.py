@@ -1,105 +1,78 @@
-"""The parts of a page: blocks of the short and the whole page, wrapped sentences, folded tables, shades."""
+"""What a page consists of: text, sentences, tables, findings; each on the short page, the whole one, or both."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
-from collbench.report.prose import NAME_WIDE, filled, named
-
-# A page has two lengths: the short one fits a screen; --verbose shows what it leaves out.
-
-SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
+from collbench.model.units import columns
 
 
-class On(Enum):
-    """The length of page that has a block."""
-
-    BOTH = "both"
-    SHORT = "short"
-    WHOLE = "whole"
+class Lines(Text):
+    """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal wraps each below its sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A part of a page, and the name of its section, "" if it has none."""
+class Prose(Text):
+    """A sentence, or several lines of some: wrapped to its readers' columns, in a pipe, too.
 
-    section: str
-    drawn: RenderableType
-    on: On = On.BOTH
-
-
-Page = Iterable["RenderableType | Block"]
-
-
-def shown(page: Page, *, verbose: bool) -> Iterator[RenderableType]:
-    """Yield what the short or the whole page shows; the short one ends with the sections that it leaves out.
-
-    What is no Block is on both pages.
-    """
-    hidden, left_out = On.SHORT if verbose else On.WHOLE, set[str]()
-    for block in page:
-        if not isinstance(block, Block):
-            yield block
-        elif block.on is not hidden:
-            yield block.drawn
-        else:
-            left_out.add(block.section)
-    names = [name for name in SECTIONS if name in left_out]
-    if names and not verbose:
-        yield Lines(f"more      --verbose also shows {', '.join(names)}")
-
-
-def whole(section: str, *blocks: RenderableType) -> Iterator[Block]:
-    """Yield blocks that the short page leaves out."""
-    return (Block(section, block, On.WHOLE) for block in blocks)
-
-
-def short(*blocks: RenderableType) -> Iterator[Block]:
-    """Yield blocks that only the short page has."""
-    return (Block("", block, On.SHORT) for block in blocks)
-
-
-def both(section: str, *blocks: RenderableType) -> Iterator[Block]:
-    """Yield blocks of a section that stand on both pages."""
-    return (Block(section, block) for block in blocks)
-
-
-def more(count: int, where: str = "") -> Iterator[Text]:
-    """Yield a line below a table that leaves out `count` rows; nothing if it has all."""
-    if count > 0:
-        yield Text(f"and {count} more{where}")
-
-
-def only(page: Page, section: str) -> Iterator[RenderableType]:
-    """Yield the blocks of one section of the whole page."""
-    return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
-
-
-# Tables.
-
-_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": ""}  # of a table: no lines, no colors
-
-
-class Folding(Table):
-    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded.
-
-    Of many rows a narrow terminal leaves out columns instead of printing all rows twice: `spare` are the heads of these
-    columns, the first to go first; `elsewhere` says in a clause where to find them.
+    Further lines of a sentence begin `hang` columns to the right of the page's edge.
     """
 
-    def __init__(self, keys: int, spare: Sequence[str], elsewhere: str) -> None:
-        super().__init__(**_PLAIN)
-        self.keys, self.spare, self.elsewhere = keys, spare, elsewhere
+    hang = 0
+
+
+def prose(text: str, style: str = "", hang: int = 0) -> Prose:
+    """Return such a sentence."""
+    made = Prose(text, style)
+    made.hang = hang
+    return made
+
+
+class Legend(Text):
+    """The meaning of colors: shown only where there are colors."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of texts below their heads; a cell may have several lines.
+
+    Columns `left` (their indices) are aligned left, the others right. The first `keys` columns name the rows: each part
+    of the table begins with them where it is folded. Of many rows a narrow terminal leaves out columns instead of
+    printing all rows twice: `spare` are the heads of these columns, the first to go first; `elsewhere` says in a clause
+    where to find them.
+    """
+
+    heads: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    left: Collection[int] = (0,)
+    keys: int = 1
+    spare: Sequence[str] = ()
+    elsewhere: str = ""
+
+    def add_row(self, *cells: str) -> None:
+        """Append a row; cells that it lacks at its end are empty."""
+        self.rows.append((*cells, *[""] * (len(self.heads) - len(cells))))
+
+    def part(self, kept: Sequence[int]) -> Table:
+        """Return a table of only these columns, by index."""
+        rows = [[row[column] for column in kept] for row in self.rows]
+        left = [place for place, column in enumerate(kept) if column in self.left]
+        return Table([self.heads[column] for column in kept], [*rows], left, self.keys)
+
+    def lines(self) -> list[str]:
+        """Return the table as lines of aligned columns."""
+        texts = [[head.strip() for head in self.heads]]  # blanks tell columns of one name apart
+        for row in self.rows:
+            cells = [cell.split("\n") for cell in row]
+            for line in range(max(map(len, cells))):
+                texts.append([cell[line] if line < len(cell) else "" for cell in cells])
+        return columns(texts, right=[at for at, _ in enumerate(self.heads) if at not in self.left])
 
 
 def table(
@@ -109,130 +82,101 @@ def table(
     keys: int | None = None,
     spare: Sequence[str] = (),
     elsewhere: str = "",
-) -> Folding:
+) -> Table:
     """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first. The rest is as in
-    Folding.
+    Table.
     """
     is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
     at_start = len([*takewhile(bool, is_left)]) or 1
-    filled = Folding(at_start if keys is None else keys, spare, elsewhere)
-    for head, aligned in zip(heads, is_left, strict=True):
-        filled.add_column(head, justify="left" if aligned else "right")
+    at_left = [index for index, aligned in enumerate(is_left) if aligned]
+    filled = Table(heads, [], at_left, at_start if keys is None else keys, spare, elsewhere)
     for row in rows:
         filled.add_row(*row)
     return filled
 
 
-def listed(
-    *heads: str, rows: Sequence[Iterable[str]], most: int, where: str = "", **style: Any
-) -> list[RenderableType]:
-    """Return the table of the first `most` rows, and below it how many more there are, and `where`."""
-    return [table(*heads, rows=rows[:most], **style), *more(len(rows) - most, where)]
-
-
-# Narrow terminals: sentences in several lines, tables in several parts.
-
-_GAP = 2  # blanks between two columns, as rich sets them
-_FEW_ROWS = 8  # up to this many rows, a second table with the remaining columns is easy to read
-
-
-def folded(lines: Lines, width: int) -> Text:
-    """Return the lines wrapped to `width` characters with their styles; a longer word stays whole."""
-    return Text("\n").join(part for line in lines.split("\n", allow_blank=True) for part in _folded(line, width))
-
-
-def _folded(line: Text, width: int) -> Iterator[Text]:
-    if len(line) <= width:
-        yield line
-        return
-    end = 0
-    for piece in named(line.plain, width).split("\n"):
-        text = piece.strip() if end else piece
-        start = line.plain.index(text, end)
-        end = start + len(text)
-        yield Text(piece[: len(piece) - len(text)]).append_text(line[start:end])
-
-
-def trim(table: Folding, width: int) -> list[RenderableType]:
-    """Return a table without as many of its spare columns as `width` requires, and a line that names these.
-
-    The table is folded if that does not suffice, or if it has few rows.
-    """
-    spare = [column for name in table.spare for column in table.columns if column.header == name]
-    if table.row_count <= _FEW_ROWS:
-        spare = []
-    kept, hidden = list(table.columns), list[str]()
-    while spare and _width(kept) > width:
-        hidden.append(str(spare[0].header))
-        kept.remove(spare.pop(0))
-    pieces = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
-    return [*fold(_of(kept, table.keys) if hidden else table, width), *map(Text, pieces)]
-
-
-def fold(table: Folding, width: int) -> list[Folding]:
-    """Return tables of at most `width` characters that together hold every column of `table`.
-
-    Each begins with the columns that name the rows. A column that is still too wide gets its own table, which the
-    terminal may wrap.
-    """
-    names, values = table.columns[: table.keys], table.columns[table.keys :]
-    parts: list[list[Column]] = []
-    for column in values:
-        if parts and _width([*names, *parts[-1], column]) <= width:
-            parts[-1].append(column)
-        else:
-            parts.append([column])
-    return [_of([*names, *part], table.keys) for part in parts] if len(parts) > 1 else [table]
-
-
-def _width(columns: list[Column]) -> int:
-    cells = ((str(column.header), *map(str, column.cells)) for column in columns)
-    lines = ((line for text in texts for line in text.split("\n")) for texts in cells)
-    return sum(max(map(len, texts)) for texts in lines) + _GAP * (len(columns) - 1)
-
-
-def _of(columns: list[Column], keys: int) -> Folding:
-    part = Folding(keys, (), "")
-    for column in columns:
-        part.add_column(column.header, justify=column.justify)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        part.add_row(*row)
-    return part
-
-
-# Blocks that look different in a terminal than in a pipe.
-
-
-class Lines(Text):
-    """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal wraps each below its sentence."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A finding: its kind in a style, where it is, fields of a name and a text, and the command that checks it.
-
-    In a terminal it is `width` columns wide, except for the command, which is to be copied.
-    """
+    """A finding: its kind in a style, where it is, fields of a name and a text, and the command that checks it."""
 
     kind: str
     where: str
     style: str
     fields: Sequence[tuple[str, str]]
     check: str
-    width: int
-
-    def __rich__(self) -> Text:
-        head = Text(filled(f"{self.kind}  {self.where}", self.width, rest="  "))
-        head.stylize(self.style, 0, len(self.kind))
-        fields = [named(f"{name:<{NAME_WIDE}}{text}", self.width - 2) for name, text in self.fields]
-        lines = [*fields, f"{'check':<{NAME_WIDE}}{self.check}"]
-        return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
-class Legend(Text):
-    """The meaning of colors: shown only where there are colors."""
+Part: TypeAlias = str | Text | Table | Found
+
+# A page has two lengths: the short one fits a screen; --verbose shows what it leaves out.
+
+SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a page, and the name of its section, "" if it has none.
+
+    `verbose`: it is only on the whole page; False: only on the short one.
+    """
+
+    section: str
+    part: Part
+    verbose: bool | None = None
+
+
+Page = Iterable[Part | Block]
+
+
+def shown(page: Page, *, verbose: bool) -> Iterator[Part]:
+    """Yield what the short or the whole page shows; the short one ends with the sections that it leaves out.
+
+    What is no Block is on both pages.
+    """
+    left_out = set[str]()
+    for block in page:
+        if not isinstance(block, Block):
+            yield block
+        elif block.verbose in (None, verbose):
+            yield block.part
+        else:
+            left_out.add(block.section)
+    names = [name for name in SECTIONS if name in left_out]
+    if names and not verbose:
+        yield Lines(f"more      --verbose also shows {', '.join(names)}")
+
+
+def whole(section: str, *parts: Part) -> Iterator[Block]:
+    """Yield parts that the short page leaves out."""
+    return (Block(section, part, verbose=True) for part in parts)
+
+
+def short(*parts: Part) -> Iterator[Block]:
+    """Yield parts that only the short page has."""
+    return (Block("", part, verbose=False) for part in parts)
+
+
+def both(section: str, *parts: Part) -> Iterator[Block]:
+    """Yield parts of a section that stand on both pages."""
+    return (Block(section, part) for part in parts)
+
+
+def only(page: Page, section: str) -> Iterator[Part]:
+    """Yield the parts of one section of the whole page."""
+    return (one.part for one in page if isinstance(one, Block) and one.section == section and one.verbose is not False)
+
+
+def more(count: int, where: str = "") -> Iterator[Text]:
+    """Yield a line below a table that leaves out `count` rows; nothing if it has all."""
+    if count > 0:
+        yield Text(f"and {count} more{where}")
+
+
+def listed(every: Table, most: int, where: str = "") -> list[Part]:
+    """Return the first `most` rows of a table, and below them how many more there are, and `where`."""
+    return [replace(every, rows=every.rows[:most]), *more(len(every.rows) - most, where)]
 
 
 # The shades of all matrices.

@@ -7,8 +7,6 @@ from math import ceil
 from statistics import median
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.choose.choice import Choice
@@ -27,7 +25,7 @@ from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, amount, figure, format_size, sentence, span
 from collbench.report import choice_text, sections
 from collbench.report.text.frame import ALARM, alarm, device_names, ending, header, headline, sim
-from collbench.report.text.layout import Block, Lines, both, legend, listed, short, table, whole
+from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, legend, listed, short, table, whole
 from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
@@ -40,7 +38,7 @@ from collbench.report.text.verdicts import contradiction
 _PAIR_ROWS, _FEW_PAIR_ROWS = (28, 16, 8), (8, 5, 2)
 
 
-def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
+def pairs_page(run: Run) -> Page:
     """Yield the page's blocks, top to bottom."""
     yield from whole("header", Lines(header(run)))
     every, run = run, ordinary(run)
@@ -76,7 +74,7 @@ def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
     return lines + [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
 
 
-def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
+def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[Part]:
     """Yield a short page's table of pairs and its matrix."""
     yield Text()
     yield from _pairs(run, ranking, _FEW_PAIR_ROWS)
@@ -110,7 +108,7 @@ def rankings_of_pairs(run: Run, deciding: Ranking) -> Iterator[Ranking | None]:
             yield rank_pairs(run, operation, at_largest(of_pairs, operation)[0].point.size_bytes)
 
 
-def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
+def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[Part]:
     """Yield the table of pairs, best first; `rows` says how many it shows, as _PAIR_ROWS does."""
     size = format_size(ranking.size_bytes)
     unit = unit_of(run, ranking.work, ranking.size_bytes)
@@ -211,7 +209,7 @@ _FEW_ROWS = 28
 _ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 
-def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
+def collectives_page(run: Run) -> Page:
     """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
     for operation in operations_of(run.measured()):
         of_operation = [one for one in ordinary(run).measured() if one.point.operation is operation]
@@ -249,7 +247,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from ending(run)
 
 
-def _communicators(run: Run) -> Iterator[RenderableType]:
+def _communicators(run: Run) -> Iterator[Part]:
     """Yield the rates at the largest size: of pairs a ranking and a matrix, of larger communicators a table."""
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
         measurements = [m for m in run.measured() if m.point.operation is operation]
@@ -261,7 +259,7 @@ def _communicators(run: Run) -> Iterator[RenderableType]:
             yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].point.size_bytes)}")
             figures = [(tags(one.point.members, run.devices), point_figures(one)) for one in largest]
             rows = [(name, shown["time µs"], shown["busbw"], shown["interval"]) for name, shown in figures]
-            yield from listed("devices", "time µs", "busbw GB/s", "95% interval", rows=rows, most=_FEW_ROWS)
+            yield from listed(table("devices", "time µs", "busbw GB/s", "95% interval", rows=rows), _FEW_ROWS)
 
 
 def _title(
@@ -372,7 +370,7 @@ def point_figures(measurement: Measurement) -> dict[str, str]:
 # Registered memory: times side by side, and a line for each range of sizes.
 
 
-def _compared_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
+def _compared_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[Part]:
     """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
     out_of_place, in_place = (
         list(_of_variant(run, operation, devices, variant)) for variant in (Variant.PLAIN, Variant.IN_PLACE)
@@ -381,7 +379,7 @@ def _compared_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -
     return [*out_of_place, *between, *in_place]
 
 
-def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant) -> Iterator[RenderableType]:
+def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant) -> Iterator[Part]:
     """Yield which memory is fastest at which sizes, and a table of sizes by kind."""
     by_size = winners(run, operation, devices, variant)
     if not by_size:
@@ -402,7 +400,7 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
     yield table("size", *heads, rows=rows)
 
 
-def _fastest_memory(run: Run) -> Iterator[RenderableType]:
+def _fastest_memory(run: Run) -> Iterator[Part]:
     """Yield for each collective and pair which memory is fastest at which sizes."""
     measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
     for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
@@ -454,7 +452,7 @@ ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95% interval"""
 
 
-def copies_page(run: Run) -> Iterator[RenderableType | Block]:
+def copies_page(run: Run) -> Page:
     """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
     copies = [m for m in run.measured() or run.measurements if m.samples and m.point.operation.is_copy]
     for operation in operations_of(copies)[:1]:
@@ -501,7 +499,7 @@ def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tup
     return (str(work), format_size(size_bytes), *figures)
 
 
-def _shares(run: Run) -> Iterator[RenderableType]:
+def _shares(run: Run) -> Iterator[Part]:
     """Yield a table of concurrent host copies for each NUMA node: GB/s and the share of the isolated rate."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
@@ -536,7 +534,7 @@ def _cell(one: HostShare | None) -> str:
     return figure(one.gbs) if one.share is None else f"{figure(one.gbs)} {one.share:4.0%}"
 
 
-def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableType]:
+def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[Part]:
     """Yield for each NUMA node the share of their isolated rate that host copies of all devices at once keep."""
     for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
         parts: list[str] = []
@@ -553,7 +551,7 @@ def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableTyp
             yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
 
 
-def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
+def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
     """Yield the matrix of each kind of copy on links or pairs, its range and its widest interval."""
     for operation in operations_of(measurements):
         largest = at_largest(measurements, operation)
@@ -568,7 +566,7 @@ def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -
     yield legend()
 
 
-def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
+def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
     operations = operations_of(measurements)
     size_bytes = max(measurement.point.size_bytes for measurement in measurements)
     unit = unit_of(run, Work(operations[0], variant), size_bytes)
@@ -582,7 +580,7 @@ def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) ->
     yield table("device", *operations, rows=rows)
 
 
-def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
+def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
     """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
     size_bytes = max(measurement.point.size_bytes for measurement in measurements)
     unit = unit_of(run, measurements[0].point.work, size_bytes)
@@ -636,7 +634,7 @@ _LATENCIES = {
 }
 
 
-def latency_page(run: Run) -> Iterator[RenderableType | Block]:
+def latency_page(run: Run) -> Page:
     """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
     yield from whole("header", Lines(header(run)))
     yield from short(*_latency_summary(run))
@@ -652,7 +650,7 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
-def _latency_summary(run: Run) -> Iterator[RenderableType]:
+def _latency_summary(run: Run) -> Iterator[Part]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     rows = []
     works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
@@ -667,7 +665,7 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
         yield table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2)
 
 
-def _allreduce(run: Run) -> Iterator[RenderableType]:
+def _allreduce(run: Run) -> Iterator[Part]:
     measurements = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
     if not measurements:
         return
@@ -692,7 +690,7 @@ _PAGES = {
 }
 
 
-def page(run: Run) -> Iterator[RenderableType | Block]:
+def page(run: Run) -> Page:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
     if not run.complete and not headline(run):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.judge.peer_causes import PeerCause, workarounds
@@ -30,9 +29,8 @@ from collbench.model.peer_map import (
 )
 from collbench.model.run import Device, PeerStatus, tags
 from collbench.model.units import abridged, amount, figure, fixed
-from collbench.report.prose import named
 from collbench.report.sentences import failure, wrong_data
-from collbench.report.text.layout import Lines, table
+from collbench.report.text.layout import Lines, Part, table
 from collbench.runfile.codec import document, picked
 
 # In JSON with an underscore.
@@ -79,58 +77,58 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
     ]
 
 
-def page(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
-    yield from _answered("answer", peer_map, width)
+    yield from _answered("answer", peer_map)
     yield Text("")
     yield _links(peer_map)
     yield Text("")
-    yield from _explained(peer_map, every, width)
+    yield from _explained(peer_map, every)
     where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
     compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
     count = amount(len(peer_map.links), "link")
     note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
-    yield _line("examined", f"{note}; docs/p2p.md", width)
+    yield _line("examined", f"{note}; docs/p2p.md")
 
 
-def part(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """Yield what the page of `check` has of it: the answer, and what went wrong with causes and fixes.
 
     That the driver offers none for some links needs no explanation there.
     """
-    yield from _answered("p2p", peer_map, width)
+    yield from _answered("p2p", peer_map)
     if status(peer_map) is not ExitStatus.DONE or _unused(peer_map):
         offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
-        yield from _explained(peer_map, [cause for cause in every if offered.intersection(cause.links)], width)
+        yield from _explained(peer_map, [cause for cause in every if offered.intersection(cause.links)])
 
 
-def _answered(name: str, peer_map: PeerMap, width: int) -> Iterator[RenderableType]:
+def _answered(name: str, peer_map: PeerMap) -> Iterator[Part]:
     simulated = " (sim)" if peer_map.fabric else ""
-    yield Text(named(f"{name:<10}{answer(peer_map)}{simulated}", width))
+    yield _line(name, f"{answer(peer_map)}{simulated}")
 
 
-def _explained(peer_map: PeerMap, every: Sequence[PeerCause], width: int) -> Iterator[RenderableType]:
+def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     devices = peer_map.devices
     for link in peer_map.links:
         if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
-            yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}", width)
+            yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}")
     if peer_map.together is not None:
         why = failure(peer_map.together, devices)
-        yield _line("trouble", f"all GPUs in one process: {why}; each link had a process of its own", width)
+        yield _line("trouble", f"all GPUs in one process: {why}; each link had a process of its own")
     if lost := _host_trouble(peer_map):
         text = f"through the host, {_names([link for link, _ in lost], peer_map)}: {_why(lost[0][1], devices)}"
-        yield _line("trouble", text, width)
+        yield _line("trouble", text)
     if peer_map.nccl_failure is not None:
-        yield _line("NCCL", f"all-to-all: {_trouble(peer_map.nccl_failure, devices)}", width)
+        yield _line("NCCL", f"all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
     if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
-        yield _line("reported", f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}", width)
+        yield _line("reported", f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}")
     for cause in every:
         text = f"{cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
-        yield _line("cause", text, width)
-        yield _line("fix", cause.fix, width)
+        yield _line("cause", text)
+        yield _line("fix", cause.fix)
     for text in workarounds(peer_map):
-        yield _line("meanwhile", text, width)
+        yield _line("meanwhile", text)
 
 
 def answer(peer_map: PeerMap) -> str:
@@ -189,7 +187,7 @@ def _unused(peer_map: PeerMap) -> list[Link]:
     return [link.devices for link in working if link.nccl and "P2P/" not in link.nccl]
 
 
-def _links(peer_map: PeerMap) -> RenderableType:
+def _links(peer_map: PeerMap) -> Part:
     rows = (
         (
             _link(link.devices, peer_map.devices),
@@ -221,8 +219,8 @@ def _cell(one: Crossing | None) -> str:
     return "works" if one.gbs is None else figure(one.gbs)
 
 
-def _line(name: str, text: str, width: int) -> Lines:
-    return Lines(named(f"{name:<10}{text}", width))
+def _line(name: str, text: str) -> Lines:
+    return Lines(f"{name:<10}{text}")
 
 
 def _link(link: Link, devices: Sequence[Device]) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
@@ -33,7 +31,7 @@ from collbench.model.units import (
 from collbench.report import choice_text, sentences
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.report.text.layout import Block, Lines, legend, listed, short, styles, table, whole
+from collbench.report.text.layout import Lines, Page, Part, Table, legend, listed, short, styles, table, whole
 from collbench.runfile.codec import picked, plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
@@ -55,7 +53,7 @@ n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
 
 
-def page(run: Run, works: Sequence[RankedWork]) -> Iterator[RenderableType | Block]:
+def page(run: Run, works: Sequence[RankedWork]) -> Page:
     """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
 
     The short page has a row for each work and size, and the tiers and the heat map of a single one.
@@ -88,7 +86,7 @@ def page(run: Run, works: Sequence[RankedWork]) -> Iterator[RenderableType | Blo
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
-def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
+def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[Part]:
     """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
     what, answer = f"{sim(run)}operation", "does it matter"
     rows = []
@@ -100,7 +98,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
         size = format_size(ranking.size_bytes)
         rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
     heads = (what, "size", "best", "worst", "tiers", answer)
-    yield from listed(*heads, rows=rows, most=_MOST_RANKINGS, left=(what, answer), keys=2)
+    yield from listed(table(*heads, rows=rows, left=(what, answer), keys=2), _MOST_RANKINGS)
     shown = _shown(rankings)
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
@@ -167,7 +165,7 @@ def figures_json(ranking: Ranking) -> dict[str, Any]:
 
 def section(
     run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None, labelled: bool = False
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     """Yield a work at one size: tiers, with their labels if `labelled`, verdict, resolution, if `mapped` the heat map.
 
     With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
@@ -235,7 +233,7 @@ def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     return tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
-def fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
+def fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
     """Yield a title and a table of a work's fits; nothing without one."""
     fitted = [fit for fit in ranked.fits if isinstance(fit, Fit)]
     if not fitted:
@@ -249,7 +247,7 @@ def fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
         half = format_approximate_size(round(fit.half_bytes[1]))
         figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
         rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
-    yield from listed(*heads, rows=rows, most=_MOST_FITS, where=": --json has them all", left=heads[:2])
+    yield from listed(table(*heads, rows=rows, left=heads[:2]), _MOST_FITS, ": --json has them all")
 
 
 def _bounded(values: Bounded) -> str:

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.judge.physics import Nvls
@@ -28,10 +27,9 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, figure, format_size, size_span
-from collbench.report import prose
-from collbench.report.prose import filled
+from collbench.report.prose import device_sets
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
-from collbench.report.text.layout import Block, Lines, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
 if TYPE_CHECKING:
@@ -47,11 +45,8 @@ _STANDING_STYLES = {
 }
 
 
-def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict.
-
-    Sentences are wrapped to `width` columns.
-    """
+def page(answers: Answers) -> Page:
+    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict."""
     yield from alarm(answers.run)
     concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
     if answers.below:
@@ -66,10 +61,8 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(answers.run)), Text(""))
     for answer in answers.answers:
         yield from both("tables", _answer_line(answers, answer, sim(answers.run, "sim: ")))
-        yield from whole("tables", *(Text(filled(line, width, "  ", "    ")) for line in _origins(answer)))
-    lines = [*_unknown(answers, width)]
-    if lines:
-        yield from whole("notes", Text("\n".join(lines)))
+        yield from whole("tables", *(prose(f"  {line}", hang=4) for line in _origins(answer)))
+    yield from whole("notes", *map(prose, _unknown(answers)))
     yield from whole("verdicts", concluded)
     yield from short(Lines(f"\n{origin(answers.run)}"))
 
@@ -118,7 +111,7 @@ def _answer_line(answers: Answers, answer: Answer, before: str = "") -> Lines:
     on = f"{source.ranks} GPUs" if work.operation.is_collective else sets
     what = f"{work} at {format_size(answer.size_bytes)} on {on}"
     failed = answer.standing is ReferenceVerdict.FAILED
-    where = f" on {prose.device_sets(answer.failed, answers.run.devices)}" if failed else ""
+    where = f" on {device_sets(answer.failed, answers.run.devices)}" if failed else ""
     line = Lines(f"{before}{what}: ")
     line.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
     line.append(f"{where}, {_measured(answers, answer)}; {_band(answer.reference)}{_beaten(answers, answer)}")
@@ -144,7 +137,7 @@ def _beaten(answers: Answers, answer: Answer) -> str:
     impossible = answer.impossible
     if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
         return ""
-    where = prose.device_sets([impossible.capacity.devices], answers.run.devices)
+    where = device_sets([impossible.capacity.devices], answers.run.devices)
     what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
     limit = figure(impossible.capacity.gbs)
     return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
@@ -169,13 +162,13 @@ def _band(reference: Reference) -> str:
     return f"band {figure(low)} to {figure(high)} ({amount(len(reference.sources), 'source')}{disagree}{orients})"
 
 
-def _unknown(answers: Answers, width: int) -> Iterator[str]:
+def _unknown(answers: Answers) -> Iterator[str]:
     if not answers.known:
         return
     plain = [one for one in answers.unknown if not one.others]
     if plain:
         names = ", ".join(_name(one) for one in plain)
-        yield filled(f"there is no reference figure for {names} on {_kind(answers)}", width)
+        yield f"there is no reference figure for {names} on {_kind(answers)}"
     for one in answers.unknown:
         if one.others:
             sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
@@ -294,7 +287,7 @@ def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
     )
 
 
-def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[RenderableType]:
+def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
     """Yield what figures cover: for each machine its name and a table."""
     machines: dict[str, list[_Covered]] = defaultdict(list)
     for one in _covered(kinds):

@@ -7,8 +7,6 @@ from itertools import chain
 from math import ceil
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.registration import ranges
@@ -26,7 +24,7 @@ from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, format_size
 from collbench.report.text import tails
 from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Block, Lines, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Table, both, short, table, whole
 from collbench.report.text.measured import winner_words
 from collbench.report.text.tails import micro
 from collbench.runfile.codec import picked
@@ -41,7 +39,7 @@ symmetric: ncclCommWindowRegister, as with vLLM's VLLM_USE_NCCL_SYMM_MEM=1 and
 SGLang's --enable-symm-mem. Custom kernels, as vLLM's, are not timed here"""
 
 
-def page(run: Run) -> Iterator[RenderableType | Block]:
+def page(run: Run) -> Page:
     """Yield the page's blocks: the answers in a line each, then the times in graphs, then those of single launches."""
     found = small_allreduces(run)
     if not found.timed:

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
@@ -15,7 +13,7 @@ from collbench.model.run import Run, tags
 from collbench.model.units import format_size
 from collbench.report import sentences
 from collbench.report.text.frame import sim
-from collbench.report.text.layout import Block, Lines, both, short, table, whole
+from collbench.report.text.layout import Block, Lines, Part, Table, both, short, table, whole
 
 _FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
@@ -146,7 +144,7 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
     return "; ".join([*clauses, *(f"during these launches {flag}" for flag in flags)])
 
 
-def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
+def _ranks(run: Run, one: Tails) -> Iterator[Part]:
     """Yield a table of the ranks: their own times, and how much later than the others they arrive and finish."""
     yield Text(
         f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"

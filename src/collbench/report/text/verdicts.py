@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.judge import references
@@ -18,12 +17,12 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
-from collbench.report import prose, sentences
-from collbench.report.prose import WIDE, filled
+from collbench.report import sentences
+from collbench.report.prose import device_sets
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
-from collbench.report.text.layout import Block, Found, Lines, both, more, short, whole
+from collbench.report.text.layout import Found, Lines, Page, Part, both, more, prose, short, whole
 from collbench.runfile.codec import document, picked
 
 _STATUS = {
@@ -47,7 +46,6 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
 # On the short page: faults with cause and command, and further faults by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
-_INDENT = 10  # columns of a field's name
 _FAMILY = {True: "collectives", False: "copies"}
 
 
@@ -62,11 +60,10 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
 def page(
     run: Run,
     verdicts: Sequence[Verdict],
-    width: int = WIDE,
     shortfall: str = "",
-    further: Sequence[RenderableType] = (),
-) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks, top to bottom, wrapped to `width` columns, except commands.
+    further: Sequence[Part] = (),
+) -> Page:
+    """Yield the page's blocks, top to bottom.
 
     The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses, `further`
     what else was examined.
@@ -76,33 +73,31 @@ def page(
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     below = reference.below(run)
     worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
-    concluded = Text(
-        filled(conclusion(run, covered, verdicts), width), style="" if worst is Severity.INFO else _STYLES[worst]
-    )
+    concluded = prose(conclusion(run, covered, verdicts), "" if worst is Severity.INFO else _STYLES[worst])
     if faults or below:
         yield concluded
     elif not covered.any:
         yield not_judged_line(_NOTHING)
     if shortfall:
-        yield Text(filled(f"FAILED: {shortfall}", width), style=ALARM)
+        yield prose(f"FAILED: {shortfall}", ALARM)
     healthy = _healthy(run, covered, verdicts)
-    judged = [Lines(_field("agree", healthy, width))] if healthy else []
-    judged += [Lines(_field("unjudged", line, width)) for line in unjudged(run, covered)]
+    judged = [Lines(f"agree     {healthy}")] if healthy else []
+    judged += [Lines(f"unjudged  {line}") for line in unjudged(run, covered)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
-        judged += [Lines(_field("rates", line.plain[_INDENT:], width)) for line in reference.normal_line(run)]
+        judged += reference.normal_line(run)
     yield from short(*([] if faults or below else [concluded]), *judged)
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
-        yield from both("verdicts", Text(), _found(run, verdict, width))
+        yield from both("verdicts", Text(), _found(run, verdict))
     others = faults[_MOST_EXPLAINED:]
     if others:
-        heads = [filled(f"{one.kind}  {_where(run, one)}", width, rest="  ") for one in others[:_MOST_NAMED]]
-        yield from short(Text("\n" + "\n".join(heads)))
+        heads = (f"\n{one.kind}  {_where(run, one)}" for one in others[:_MOST_NAMED])
+        yield from short(prose("".join(heads), hang=2))
     yield from short(*more(len(others) - _MOST_NAMED))
     for verdict in (*others, *(one for one in verdicts if one.severity is Severity.INFO)):
-        yield from whole("verdicts", Text(), _found(run, verdict, width))
+        yield from whole("verdicts", Text(), _found(run, verdict))
     yield from whole("verdicts", Text(), concluded, *judged)
-    yield from whole("notes", *(Lines(_field("not done", line, width)) for line in undone))
+    yield from whole("notes", *(Lines(f"not done  {line}") for line in undone))
     if further:
         yield from (*([Text()] if faults else []), *further)
     yield from short(Lines(f"\n{origin(run)}"))
@@ -114,7 +109,7 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     for one in covered.missed:
         reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
-        names = [prose.device_sets([pair], run.devices) for pair in pairs]
+        names = [device_sets([pair], run.devices) for pair in pairs]
         yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
 
 
@@ -163,7 +158,7 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _found(run: Run, verdict: Verdict, width: int) -> Found:
+def _found(run: Run, verdict: Verdict) -> Found:
     """Return one verdict: its kind and devices, then a field a line."""
     devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
@@ -179,7 +174,7 @@ def _found(run: Run, verdict: Verdict, width: int) -> Found:
     fields.append(("cause", verdict.cause.text))
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
-    return Found(verdict.kind, _where(run, verdict), _STYLES[verdict.severity], fields, verdict.fix, width)
+    return Found(verdict.kind, _where(run, verdict), _STYLES[verdict.severity], fields, verdict.fix)
 
 
 def _where(run: Run, verdict: Verdict) -> str:
@@ -269,7 +264,3 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
     if len(verdict.members) == 1 or verdict.by_other_processes:
         return bool(pair & set(verdict.members))
     return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
-
-
-def _field(name: str, text: str, width: int) -> str:
-    return filled(text, width - 2, f"{name:<{_INDENT}}", " " * _INDENT)

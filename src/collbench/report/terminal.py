@@ -1,0 +1,102 @@
+"""Draws a page as text: sentences wrapped, tables in parts that fit; all that a terminal or a pipe shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from collbench.report.prose import NAME_WIDE, WIDE, filled, named
+from collbench.report.text.layout import Found, Legend, Lines, Page, Prose, Table, shown
+
+_FEW_ROWS = 8  # up to this many rows, a second table with the remaining columns is easy to read
+
+
+def drawn(
+    page: Page, *, verbose: bool, wide: int = WIDE, columns: int | None = None, colored: bool = False
+) -> Iterator[Text]:
+    """Yield the texts of a page's parts, top to bottom, with their styles.
+
+    Sentences are `wide` columns wide; `columns` are those of the terminal, None for a pipe. The command that checks a
+    finding stays whole, because it is to be copied.
+    """
+    for part in shown(page, verbose=verbose):
+        if isinstance(part, str):
+            yield Text(part)
+        elif isinstance(part, Table):
+            yield Text("\n".join(part.lines())) if columns is None else _trimmed(part, columns)
+        elif isinstance(part, Found):
+            yield _found(part, wide)
+        elif isinstance(part, Prose):
+            yield _wrapped(part, wide, part.hang)
+        elif isinstance(part, Lines):
+            yield part if columns is None else _wrapped(part, wide, NAME_WIDE)
+        elif colored or not isinstance(part, Legend):
+            yield part
+
+
+def _found(found: Found, width: int) -> Text:
+    text = Text(filled(f"{found.kind}  {found.where}", width, rest="  "))
+    text.stylize(found.style, 0, len(found.kind))
+    for name, words in found.fields:
+        text.append(f"\n{named(f'{name:<{NAME_WIDE}}{words}', width - 2)}".replace("\n", "\n  "))
+    return text.append(f"\n  {'check':<{NAME_WIDE}}{found.check}")
+
+
+# Sentences in several lines.
+
+
+def _wrapped(text: Text, width: int, hang: int) -> Text:
+    """Return the lines wrapped to `width` characters with their styles; a longer word stays whole."""
+    return Text("\n").join(part for line in text.split("\n", allow_blank=True) for part in _parts(line, width, hang))
+
+
+def _parts(line: Text, width: int, hang: int) -> Iterator[Text]:
+    if len(line) <= width:
+        yield line
+        return
+    end = 0
+    for piece in named(line.plain, width, hang).split("\n"):
+        text = piece.strip() if end else piece
+        start = line.plain.index(text, end)
+        end = start + len(text)
+        yield Text(piece[: len(piece) - len(text)]).append_text(line[start:end])
+
+
+# Tables in several parts.
+
+
+def _trimmed(table: Table, width: int) -> Text:
+    """Return a table without as many of its spare columns as `width` requires, and a line that names these.
+
+    The table is folded if that does not suffice, or if it has few rows.
+    """
+    kept = [*range(len(table.heads))]
+    spare = [table.heads.index(head) for head in table.spare if len(table.rows) > _FEW_ROWS and head in table.heads]
+    hidden = list[str]()
+    while spare and _width(table.part(kept)) > width:
+        hidden.append(table.heads[spare[0]])
+        kept.remove(spare.pop(0))
+    parts = ["\n".join(part.lines()) for part in fold(table.part(kept), width)]
+    lines = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
+    return Text("\n".join(["\n\n".join(parts), *lines]))
+
+
+def fold(table: Table, width: int) -> list[Table]:
+    """Return tables of at most `width` characters that together hold every column of `table`.
+
+    Each begins with the columns that name the rows. A column that is still too wide gets its own table, which the
+    terminal may wrap.
+    """
+    names = [*range(table.keys)]
+    parts: list[list[int]] = []
+    for column in range(table.keys, len(table.heads)):
+        if parts and _width(table.part([*names, *parts[-1], column])) <= width:
+            parts[-1].append(column)
+        else:
+            parts.append([column])
+    return [table.part([*names, *part]) for part in parts] if len(parts) > 1 else [table]
+
+
+def _width(table: Table) -> int:
+    return max(map(len, table.lines()))
