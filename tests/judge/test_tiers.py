@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.judge.tiers import (
     Estimate,
+    Missing,
     RankedLink,
     Ranking,
     Relation,
@@ -278,6 +280,13 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
+def lack(pair: tuple[int, int], *, by_design: bool = False) -> Missing:
+    return Missing(GIB, pair, Absence(AbsenceKind.NOT_MEASURED, by_design))
+
+
+NEVER = lack((0, 2), by_design=True)
+
+
 @pytest.mark.parametrize(
     ("title", "found", "all_tied"),
     [
@@ -285,8 +294,8 @@ def ranking(tiers: tuple[int, ...] = (1, 1, 1), **more: object) -> Ranking:
         ("not shown to be equal", ranking(equal=False), False),
         ("two tiers", ranking((1, 1, 2)), False),
         ("a place that failed", ranking(failed=((0, 1),)), False),
-        ("a place without a figure", ranking((1, 1), lacking=((1, 2),)), False),
-        ("a place that never has one", ranking((1, 1), excused=1), True),
+        ("a place without a figure", ranking((1, 1), missing=(lack((1, 2)),)), False),
+        ("a place that never has one", ranking((1, 1), missing=(NEVER,)), True),
     ],
 )
 def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) -> None:
@@ -301,18 +310,21 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
             ranking((1,), failed=((0, 1),)),
             "1 of 1 pairs failed; no other pair differs significantly: the worst looks 0.0%",
         ),
-        (ranking((1,), excused=1), "only one of 2 pairs was measured, so there is nothing to compare"),
+        (ranking((1,), missing=(NEVER,)), "only one of 2 pairs was measured, so there is nothing to compare"),
         (ranking(size_bytes=MIB - 1), "all pairs tie within 0.0%: the choice does not affect latency"),
         (ranking(size_bytes=MIB), "all pairs tie within 0.0%: the choice does not affect bandwidth"),
         (ranking(spread=0.02, noise=0.03), "all pairs tie within 2.0%: the choice"),
-        (ranking((1, 1), excused=1), "all 2 measured pairs of 3 tie within 0.0%: "),
+        (ranking((1, 1), missing=(NEVER,)), "all 2 measured pairs of 3 tie within 0.0%: "),
         (ranking(spread=0.05, equal=False), "no pair differs significantly: the worst looks 5.0% slower than the best"),
         (ranking((1, 2, 2), spread=0.25), "2 tiers: the worst pair is 25% slower than the best"),
         (ranking((1, 2), spread=0.75, size_bytes=8), "2 tiers: the worst pair takes 4.00 times as long as the best"),
         (ranking((1, 2), spread=0.04, size_bytes=8), "2 tiers: the worst pair takes 1.04 times as long as the best"),
         (ranking((1, 2), spread=0.95, size_bytes=8), "2 tiers: the worst pair takes 20.0 times as long as the best"),
-        (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
-        (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs significantly: "),
+        (ranking((1, 2), spread=0.25, missing=(lack((1, 2)),)), "2 of 3 pairs were measured; 2 tiers: "),
+        (
+            ranking((1, 1), missing=(lack((0, 1)), NEVER, NEVER)),
+            "2 of 5 pairs were measured; no pair differs significantly: ",
+        ),
         (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
         (
             ranking((1, 2, 2), spread=0.25, failed=((0, 1),), impossible=((0, 1),)),

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collbench.judge.fits import Fit, Unfitted, fit_links
-from collbench.judge.outcome import Absence, Absences, Outcome, outcome, unordered
+from collbench.judge.outcome import Outcome, outcome
 from collbench.judge.stats import FEWEST_TRIALS, summarize
-from collbench.judge.tiers import (
-    Members,
-    Ranking,
-    points_of,
-    rank_links,
-    sets_of,
-    work_order,
-)
+from collbench.judge.tiers import Missing, Ranking, points_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Run
 from collbench.model.units import SMALL_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A set of devices that a ranking lacks, and why."""
-
-    work: Work
-    size_bytes: int
-    members: Members
-    absence: Absence
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +26,17 @@ class RankedWork:
     bandwidth: Ranking | None
     latency: Ranking | None
     fits: tuple[Fit | Unfitted, ...]
-    missing: tuple[Missing, ...]
     incomplete: tuple[tuple[int, int], ...] = ()
 
     @property
     def rankings(self) -> tuple[Ranking, ...]:
         """The rankings there are."""
         return tuple(ranking for ranking in (self.bandwidth, self.latency) if ranking is not None)
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What its rankings lack."""
+        return tuple(lack for ranking in self.rankings for lack in ranking.missing)
 
 
 def rank_summary(
@@ -98,18 +85,8 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
         bandwidth=rankings[0],
         latency=rankings[1] if len(rankings) == 2 else None,
         fits=fit_links(run, work),
-        missing=tuple(lack for size in sizes if counts[size] for lack in _missing(run, work, size)),
         incomplete=tuple((size, counts[size]) for size in sorted(passed)),
     )
-
-
-def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
-    """Yield the links, pairs or devices that have no sample."""
-    there = {unordered(work, members) for members in points_of(run, work, size_bytes)}
-    absences = Absences(run)
-    for members in sets_of(work, range(len(run.devices))):
-        if members not in there:
-            yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes))
 
 
 @dataclass(frozen=True, slots=True)

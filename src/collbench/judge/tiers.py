@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import combinations, permutations
 from statistics import median
 
-from collbench.judge.outcome import Absences, Outcome, outcome, unordered
+from collbench.judge.outcome import Absence, Absences, Outcome, outcome, unordered
 from collbench.judge.stats import (
     DELTA,
     FEWEST_TRIALS,
@@ -253,6 +253,15 @@ class RankedLink:
         return first, second
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A set of devices that a ranking lacks, and why."""
+
+    size_bytes: int
+    members: Members
+    absence: Absence
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
@@ -260,8 +269,7 @@ class Ranking:
     Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
     apart equal sets may look. `equal`: each is shown to be within δ of the best. `trials` is the smallest number that
     any set got. `failed` are the sets where something failed, moved wrong data or was faster than the hardware can be,
-    `impossible` those of them with only the last, `lacking` those without a figure though there should be one.
-    `excused` counts those without one by design (no peer access).
+    `impossible` those of them with only the last, `missing` those without a figure.
     """
 
     work: Work
@@ -275,8 +283,7 @@ class Ranking:
     trials: int
     failed: tuple[Members, ...] = ()
     impossible: tuple[Members, ...] = ()
-    lacking: tuple[Members, ...] = ()
-    excused: int = 0
+    missing: tuple[Missing, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line, for people."""
@@ -289,7 +296,17 @@ class Ranking:
     @property
     def sets(self) -> int:
         """How many sets of devices there are, with a figure or without."""
-        return len(self.standings) + len(self.lacking) + self.excused
+        return len(self.standings) + len(self.missing)
+
+    @property
+    def lacking(self) -> tuple[Members, ...]:
+        """The sets without a figure though there should be one."""
+        return tuple(one.members for one in self.missing if not one.absence.by_design)
+
+    @property
+    def excused(self) -> int:
+        """How many sets have no figure by design, such as copies by kernels without peer access."""
+        return len(self.missing) - len(self.lacking)
 
     @property
     def operation(self) -> Operation:
@@ -430,7 +447,6 @@ def _ranking(
     there = {unordered(work, members) for members in estimated}
     absent = [some for some in sets if some not in there]
     absences = Absences(run) if absent else None
-    excused = [link for link in absent if absences and absences.of(work, link, size_bytes).by_design]
     return Ranking(
         work=work,
         size_bytes=size_bytes,
@@ -443,8 +459,7 @@ def _ranking(
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),
         impossible=tuple(some for some in sets if ended.impossible(some)),
-        lacking=tuple(link for link in absent if link not in excused),
-        excused=len(excused),
+        missing=tuple(Missing(size_bytes, some, absences.of(work, some, size_bytes)) for some in absent if absences),
     )
 
 

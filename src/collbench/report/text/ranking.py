@@ -14,8 +14,8 @@ from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
 from collbench.judge.stats import FEWEST_TRIALS, summarize
-from collbench.judge.summary import Missing, RankedWork, is_judged
-from collbench.judge.tiers import Members, RankedLink, Ranking, Relation, kind_of
+from collbench.judge.summary import RankedWork, is_judged
+from collbench.judge.tiers import Members, Missing, RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import (
