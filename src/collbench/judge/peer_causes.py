@@ -25,14 +25,12 @@ class Certainty(StrEnum):
     POSSIBLE = "possible"  # the fact is not known here, or need not have this effect
 
 
-class Symptom(StrEnum):
-    """What a link shows, as far as causes differ by it."""
+class _Found(NamedTuple):
+    """What is the matter with a link, and what to do about it."""
 
-    BROKEN = "broken"  # offered by the driver: it hangs, fails, or delivers wrong data
-    REFUSED = "refused"  # by the driver
-    NOT_ENABLED = "not enabled"  # offered by the driver, which then fails to enable it
-    SLOW = "slow"  # slower than through host memory
-    UNUSED = "unused"  # it works, and NCCL takes another way
+    certainty: Certainty
+    text: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +44,13 @@ class PeerCause:
     fix: str
 
 
-class _Found(NamedTuple):
-    certainty: Certainty
-    text: str
-    fix: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One link with all that is known of it."""
 
     link: PeerLink
     label: str
-    ends: tuple[Gpu | None, Gpu | None]
+    ends: tuple[Gpu, ...]  # those that the driver tells of
     slots: tuple[Slot, Slot]
     facts: Facts
     variables: Mapping[str, str]
@@ -73,7 +65,7 @@ class _Case:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(gpu.device.name for gpu in self.ends if gpu is not None)
+        return tuple(gpu.device.name for gpu in self.ends)
 
     @property
     def status(self) -> PeerStatus | None:
@@ -86,40 +78,24 @@ def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
     """Return the causes of what the links show, the surest first; links with the same one are together."""
     grouped: dict[tuple[str, _Found], list[Link]] = {}
     for link in peer_map.links:
-        symptom = _symptom(link)
-        if symptom is None:
-            continue
         case = _case(peer_map, link, facts)
-        for name, symptoms, find in _TABLE:
-            found = find(case) if symptom in symptoms else None
-            if found is not None:
+        unused = link.nccl and "P2P/" not in link.nccl  # where it works, NCCL takes another way
+        for name, states, find in _TABLE:
+            shows = link.state in states and (link.state is not PeerState.WORKS or unused)
+            if found := find(case) if shows else None:
                 grouped.setdefault((name, found), []).append(link.devices)
     every = [PeerCause(name, tuple(links), *found) for (name, found), links in grouped.items()]
     return tuple(sorted(every, key=lambda cause: list(Certainty).index(cause.certainty)))
 
 
-def _symptom(link: PeerLink) -> Symptom | None:
-    if link.state.is_broken:
-        return Symptom.BROKEN
-    plain = {
-        PeerState.NONE: Symptom.REFUSED,
-        PeerState.REFUSED: Symptom.NOT_ENABLED,
-        PeerState.SLOW: Symptom.SLOW,
-    }
-    if link.state in plain:
-        return plain[link.state]
-    return Symptom.UNUSED if link.nccl and "P2P/" not in link.nccl else None
-
-
 def _case(peer_map: PeerMap, link: PeerLink, facts: Facts) -> _Case:
-    indices = [peer_map.devices[position].index for position in link.devices]
+    first, second = (peer_map.devices[position].index for position in link.devices)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
     path = peer_map.path(link.devices)
-    first, second = indices
     return _Case(
         link,
         path.label if path else labels.UNKNOWN,
-        (by_index.get(first), by_index.get(second)),
+        tuple(by_index[index] for index in (first, second) if index in by_index),
         (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
         facts,
         {**{name: value for _, name, value in facts.configured}, **facts.environment},
@@ -220,11 +196,7 @@ def _iommu(case: _Case) -> _Found | None:
 
 def _bar1(case: _Case) -> _Found | None:
     """A BAR1 smaller than the memory: P2P through it needs all of the memory in it; other ways have mailboxes."""
-    small = [
-        gpu
-        for gpu in case.ends
-        if gpu is not None and gpu.bar1_bytes is not None and gpu.bar1_bytes < gpu.device.memory_bytes
-    ]
+    small = [gpu for gpu in case.ends if gpu.bar1_bytes is not None and gpu.bar1_bytes < gpu.device.memory_bytes]
     if not case.over_pcie or not small:
         return None
     each = ", ".join(
@@ -239,19 +211,12 @@ def _bar1(case: _Case) -> _Found | None:
 
 
 def _width(case: _Case) -> _Found | None:
-    narrow = [
-        gpu
-        for gpu in case.ends
-        if gpu is not None
-        and gpu.health.pcie_width
-        and gpu.device.pcie_width
-        and gpu.health.pcie_width < gpu.device.pcie_width
-    ]
+    widths = [(gpu.device.tag, gpu.health.pcie_width, gpu.device.pcie_width) for gpu in case.ends]
+    narrow = [f"{tag} x{now} of x{best}" for tag, now, best in widths if now and best and now < best]
     if not case.over_pcie or not narrow:
         return None
-    each = ", ".join(f"{gpu.device.tag} x{gpu.health.pcie_width} of x{gpu.device.pcie_width}" for gpu in narrow)
     fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
-    return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {each}", fix)
+    return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {', '.join(narrow)}", fix)
 
 
 def _generation(case: _Case) -> _Found | None:
@@ -259,8 +224,8 @@ def _generation(case: _Case) -> _Found | None:
     carried = max((one.gbs for one in case.link.crossings if one.gbs is not None), default=None)
     slow = []
     for gpu in case.ends:
-        now, best = (gpu.health.pcie_generation, gpu.device.pcie_generation) if gpu is not None else (None, None)
-        if gpu is None or now is None or best is None or now >= best or carried is None:
+        now, best = gpu.health.pcie_generation, gpu.device.pcie_generation
+        if now is None or best is None or now >= best or carried is None:
             continue
         limit = theory.pcie(now, gpu.health.pcie_width or gpu.device.pcie_width)
         if limit is not None and carried <= limit.gbs:
@@ -354,25 +319,26 @@ def _visible_devices(case: _Case) -> _Found | None:
     return _Found(Certainty.POSSIBLE, text, fix)
 
 
-_UNUSED = (Symptom.UNUSED,)
-_ON_THE_WAY = (Symptom.BROKEN, Symptom.SLOW)
-_TABLE: tuple[tuple[str, tuple[Symptom, ...], Callable[[_Case], _Found | None]], ...] = (
-    ("GPU model", (Symptom.REFUSED,), _gpu_model),
-    ("chipset", (Symptom.REFUSED,), _chipset),
-    ("driver setting", (Symptom.REFUSED,), _registry),
-    ("patched driver", (Symptom.BROKEN, Symptom.NOT_ENABLED), _patched),
+_BROKEN = tuple(state for state in PeerState if state.is_broken)
+_ON_THE_WAY = (*_BROKEN, PeerState.SLOW)
+# Each cause with what links show that have it.
+_TABLE: tuple[tuple[str, tuple[PeerState, ...], Callable[[_Case], _Found | None]], ...] = (
+    ("GPU model", (PeerState.NONE,), _gpu_model),
+    ("chipset", (PeerState.NONE,), _chipset),
+    ("driver setting", (PeerState.NONE,), _registry),
+    ("patched driver", (*_BROKEN, PeerState.REFUSED), _patched),
     ("ACS", _ON_THE_WAY, _acs),
     ("IOMMU", _ON_THE_WAY, _iommu),
-    ("BAR1", (Symptom.BROKEN, Symptom.NOT_ENABLED), _bar1),
-    ("PCIe width", (Symptom.SLOW,), _width),
-    ("PCIe generation", (Symptom.SLOW,), _generation),
-    ("CPU sockets", (Symptom.SLOW,), _sockets),
-    ("virtual machine", (Symptom.REFUSED, Symptom.NOT_ENABLED, *_ON_THE_WAY), _virtual_machine),
-    ("NCCL variable", _UNUSED, _variable),
-    ("NCCL's distance", _UNUSED, _default_level),
-    ("NCCL_SHM_DISABLE", (Symptom.UNUSED, Symptom.REFUSED), _no_shared_memory),
-    ("container", _UNUSED, _container),
-    ("visible devices", _UNUSED, _visible_devices),
+    ("BAR1", (*_BROKEN, PeerState.REFUSED), _bar1),
+    ("PCIe width", (PeerState.SLOW,), _width),
+    ("PCIe generation", (PeerState.SLOW,), _generation),
+    ("CPU sockets", (PeerState.SLOW,), _sockets),
+    ("virtual machine", (PeerState.NONE, PeerState.REFUSED, *_ON_THE_WAY), _virtual_machine),
+    ("NCCL variable", (PeerState.WORKS,), _variable),
+    ("NCCL's distance", (PeerState.WORKS,), _default_level),
+    ("NCCL_SHM_DISABLE", (PeerState.WORKS, PeerState.NONE), _no_shared_memory),
+    ("container", (PeerState.WORKS,), _container),
+    ("visible devices", (PeerState.WORKS,), _visible_devices),
 )
 
 
