@@ -54,29 +54,24 @@ class Summary:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the median's 95% interval from independent positive values, None below three.
+    """Return the median's 95% interval from independent values, None below three.
 
     Of three to five it is the median ± a multiple of the standard deviation, in logs, and takes them for normal; from
     six on it is that of the order statistics, interpolated in logs, and assumes no distribution. Source: Hettmansperger
-    & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992).
+    & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992). Values of which some are not
+    positive, such as differences, have no logs.
     """
     if len(values) < FEWEST_TRIALS:
         return None
     middle = median(values)
+    if min(values) <= 0:
+        low, high = _around_median([value - middle for value in sorted(values)])
+        return middle + low, middle + high
     low, high = _around_median([math.log(value) - math.log(middle) for value in sorted(values)])
     return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
 
 
 _trials_interval = functools.lru_cache(1 << 13)(median_interval)  # a page needs each several times
-
-
-def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the median's 95% interval for values of either sign, such as differences, which have no logs."""
-    if len(values) < FEWEST_TRIALS:
-        return None
-    middle = median(values)
-    low, high = _around_median([value - middle for value in sorted(values)])
-    return middle + low, middle + high
 
 
 def _around_median(values: Sequence[float]) -> tuple[float, float]:
@@ -88,16 +83,6 @@ def _around_median(values: Sequence[float]) -> tuple[float, float]:
     rank, inner = _order_statistics(n)
     low = (1 - inner) * values[rank - 1] + inner * values[rank]
     return low, (1 - inner) * values[n - rank] + inner * values[n - rank - 1]
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the mean's 95% interval by Student's distribution, from independent positive values, None below three."""
-    n = len(values)
-    if n < FEWEST_TRIALS:
-        return None
-    middle = math.fsum(values) / n
-    half = student(n - 1, 0.975) * math.dist(values, [middle] * n) / math.sqrt(n * (n - 1))
-    return max(0.0, middle - half), middle + half
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from collbench.judge.stats import difference_interval, mean_interval, median_interval
+from collbench.judge.stats import FEWEST_TRIALS, median_interval, student
 from collbench.model.operations import Operation
 from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.results import Overlap, OverlapTrial
@@ -46,8 +46,17 @@ def median_figure(values: Sequence[float]) -> Figure:
     """
     if not values:
         return Figure(float("nan"), None)
-    interval = median_interval if min(values) > 0 else difference_interval
-    return Figure(median(values), interval(values))
+    return Figure(median(values), median_interval(values))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the mean's 95% interval by Student's distribution, from independent positive values, None below three."""
+    n = len(values)
+    if n < FEWEST_TRIALS:
+        return None
+    middle = math.fsum(values) / n
+    half = student(n - 1, 0.975) * math.dist(values, [middle] * n) / math.sqrt(n * (n - 1))
+    return max(0.0, middle - half), middle + half
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from statistics import median
 
 from collbench.choose.choice import Members
 from collbench.choose.problem import left_out
-from collbench.judge.fits import Curve
+from collbench.jobs.predict.curve import Curve
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
 from collbench.model.errors import UsageError
