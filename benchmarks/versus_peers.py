@@ -75,7 +75,7 @@ def open_bench(options: argparse.Namespace) -> Bench:
     _check_peers(options)
     if options.repeats < 1:
         raise CannotBeginError(f"--repeats {options.repeats}: write 1 or more")
-    devices = _devices(options.devices)
+    devices = _devices(options.devices, options.part)
     try:
         (options.out / "raw").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,11 +107,11 @@ def _check_peers(options: argparse.Namespace) -> None:
             raise CannotBeginError(f"{option}: {path / program} is no program. {_HOW_TO_BUILD}")
 
 
-def _devices(chosen: str | None) -> tuple[str, ...]:
+def _devices(chosen: str | None, parts: Sequence[str]) -> tuple[str, ...]:
     listed = chosen or os.environ.get("CUDA_VISIBLE_DEVICES") or _gpu_indices()
     devices = tuple(name.strip() for name in listed.split(",") if name.strip())
-    if len(devices) < 2:
-        raise CannotBeginError(f"{len(devices)} GPU ({listed}): the comparison needs two or more; see --devices")
+    if len(devices) < 2 and set(parts) != {"host"}:
+        raise CannotBeginError(f"{len(devices)} GPU ({listed}): all but --part host need two or more; see --devices")
     return devices
 
 
