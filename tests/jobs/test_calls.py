@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from collbench.jobs.calls import pauses_of, report, step_seconds
 from collbench.jobs.html_page import content
-from collbench.jobs.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.jobs.job_file import dumps, loads
 from collbench.judge.tails import after_others
 from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
 
@@ -83,10 +84,27 @@ def test_ranks_that_sent_other_calls_before_are_not_matched() -> None:
     job = made_job(DDP, late={1: 300.0})
     first, second = job.ranks
     before = Phase(second.phases[0].positions[:1])
-    found = report(replace(job, ranks=(first, replace(second, phases=(before, *second.phases)))))
+    later = replace(second, phases=(before, *second.phases), before_step=1)
+    without_step = replace(later, step=None, before_step=0)
+    for ranks in ((first, later), (replace(first, step=None), without_step)):
+        found = report(replace(job, ranks=ranks))
+        assert found is not None
+        assert not found.late_known
+        assert all(row.bounded for row in found.rows)
+
+
+def test_ranks_of_a_killed_job_are_matched_however_many_calls_each_still_sent() -> None:
+    """Read from a file, so that the step is no phase; rank 0 was killed in the middle of one."""
+    job = made_job(DDP, ranks=4, late={2: 300.0})
+    first, *others = job.ranks
+    began = Phase(first.phases[0].positions[:2])
+    warm_up = Phase(first.phases[0].positions[-1:], 5)
+    ranks = [replace(rank, phases=(warm_up, *rank.phases), before_step=5) for rank in (first, *others)]
+    killed = replace(ranks[0], phases=(*ranks[0].phases, began), ending=Ending.CUT_OFF)
+    found = report(loads(dumps(replace(job, ranks=(killed, *ranks[1:]))), "job.json"))
     assert found is not None
-    assert not found.late_known
-    assert all(row.bounded for row in found.rows)
+    assert not any(row.bounded for row in found.rows)
+    assert [late.rank for late in found.late] == [2]
 
 
 def test_unknown_times_are_none_and_no_zero() -> None:

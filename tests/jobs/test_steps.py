@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs import recorded, streams
-from collbench.jobs.calls import step_seconds
+from collbench.jobs.calls import matched, step_seconds
 from collbench.jobs.job import Job, StepSource
 from tests.jobs import scenarios
 from tests.native.recorded import play
@@ -84,6 +84,18 @@ def test_parts_of_a_step_that_look_like_one_are_not_claimed(
     features: tuple[str, ...], seed: int, gpu: bool, tmp_path: Path
 ) -> None:
     assert verdict(scenarios.Job(features, seed, gpu=gpu), tmp_path)[0] == "not found"
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_killed_ranks_steps_are_matched_with_those_of_the_others(marks: bool, tmp_path: Path) -> None:
+    made = scenarios.Job(("tp-dp", "warm-up"), 3, gpu=True, marks=marks)
+    lines = made.ranks[1].lines
+    calls = [at for at, line in enumerate(lines) if line.startswith("call")]
+    del lines[calls[-9] :]
+    job = recorded_job(made, tmp_path)
+    (before,) = {rank.before_step for rank in job.ranks}
+    assert before == 4 or not marks  # a broadcast, and the warm-up's
+    assert {group.whole for group in matched(job)} >= {True}
 
 
 def test_a_program_marks_its_steps_where_it_is_recorded_and_nothing_elsewhere(tmp_path: Path) -> None:

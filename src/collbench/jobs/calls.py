@@ -6,9 +6,10 @@ ranks is the transfer, and the rest of a rank's own duration is waiting (docs/jo
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import isfinite
 from statistics import median
 
@@ -303,7 +304,7 @@ def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) ->
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """A rank that calls collectives of a group in its step: at which positions, after how many in earlier phases."""
+    """A rank that calls collectives of a group in its step: at which positions, after how many before the step."""
 
     rank: JobRank
     phase: Phase
@@ -335,22 +336,21 @@ def matched(job: Job, repetitions: Sequence[int] | None = None) -> list[MatchedG
         for group, own in indices.items():
             known = job.groups[group].ranks
             if not known or rank.rank in known:
-                callers[group].append(_Caller(rank, phase, tuple(own), sent.get(group, 0)))
+                callers[group].append(_Caller(rank, phase, tuple(own), sent[group]))
     repetitions = common(job) if repetitions is None else repetitions
     groups = (_matched_group(job, group, ours, repetitions) for group, ours in sorted(callers.items()))
     return [group for group in groups if group is not None]
 
 
-def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
-    """Return how many collectives a rank sent to each group before a phase."""
-    sent: dict[int, int] = defaultdict(int)
-    for earlier in rank.phases:
-        if earlier is phase:
+def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Counter[int]:
+    """Return how many collectives a rank sent to each group before its step, or what is shown in place of one."""
+    before = rank.before_step
+    for number, repetitions in rank.runs if rank.step is None else ():
+        if rank.phases[number] is phase:
             break
-        for position in earlier.positions:
-            if job.calls[position.call].collective is not None:
-                sent[job.calls[position.call].group] += earlier.repetitions
-    return sent
+        before += repetitions * len(rank.phases[number].positions)
+    calls = [job.calls[number] for number in islice(rank.unfolded(), before)]
+    return Counter(call.group for call in calls if call.collective is not None)
 
 
 def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions: Sequence[int]) -> MatchedGroup | None:

@@ -194,10 +194,16 @@ class JobRank:
     order: tuple[tuple[int, int], ...] = ()
     gpu_time: GpuTime | None = None  # from the first kernel of the record to the last
     step: Phase | None = None  # what it did all the time, as Job.steps says; None if that is not known
+    before_step: Count = 0  # how many calls it sent before the first step
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        """How the phases came: places in `phases`, each with how often it was repeated there."""
+        return self.order or [(index, phase.repetitions) for index, phase in enumerate(self.phases)]
 
     def positions(self) -> Iterator[Position]:
         """Yield the position of each call that it sent, in order, repetitions too."""
-        for phase, repetitions in self.order or [(index, phase.repetitions) for index, phase in enumerate(self.phases)]:
+        for phase, repetitions in self.runs:
             for _ in range(repetitions):
                 yield from self.phases[phase].positions
 

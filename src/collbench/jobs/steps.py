@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
 
 
 def _without(job: Job, steps: Steps) -> Job:
-    return replace(job, steps=steps, ranks=tuple(replace(rank, step=None) for rank in job.ranks))
+    return replace(job, steps=steps, ranks=tuple(replace(rank, step=None, before_step=0) for rank in job.ranks))
 
 
 # A rank's calls, one after the other, with what is known of their times.
@@ -123,7 +123,7 @@ def _unroll(job: Job, rank: JobRank) -> _Unrolled:
     left: list[tuple[int, int]] = []  # a place, and the units that were passed over before it
     seen = [0] * len(rank.phases)
     total = 0
-    for number, repetitions in rank.order or [(index, phase.repetitions) for index, phase in enumerate(rank.phases)]:
+    for number, repetitions in rank.runs:
         phase = rank.phases[number]
         length = len(phase.positions)
         samples = {sample.repetition - seen[number]: sample for sample in phase.samples}
@@ -618,15 +618,12 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
     made = []
     for rank in job.ranks:
         if rank.rank not in rows:
-            made.append(replace(rank, step=None))
+            made.append(replace(rank, step=None, before_step=0))
             continue
         one, own = ranks[rank.rank], rows[rank.rank]
         at = {step: timed[rank.rank][step] for step in common}
-        made.append(
-            replace(
-                rank, step=_phase(one, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
-            )
-        )
+        step = _phase(one, own, at, 0 if usual is None else at[usual], numbers[rank.rank], sizes[rank.rank])
+        made.append(replace(rank, step=step, before_step=_before(rank, one, int(own[0, 0]))))
         _count(one, own, sizes[rank.rank], kept)
     first = min(rows)
     steps = Steps(
@@ -650,6 +647,13 @@ def _numbered(one: _Unrolled, rows: Places) -> Places:
     before = np.cumsum(one.left)
     numbers: Places = np.arange(len(rows)) + before[rows[:, 0]] // rows.shape[1]
     return numbers
+
+
+def _before(rank: JobRank, one: _Unrolled, unit: int) -> int:
+    """Return how many calls a rank sent before a unit, those of repetitions that were passed over included."""
+    passed = int(one.left[: unit + 1].sum())
+    heads = (at for at, position in enumerate(rank.positions()) if not position.together)
+    return next(islice(heads, passed + unit, None), rank.calls) if passed else int(one.first[unit])
 
 
 def _count(one: _Unrolled, rows: Places, sizes: Any, kept: Counter[str]) -> None:
