@@ -21,7 +21,7 @@ from collbench.model.units import amount
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
 MOST_RANKS = 2**20  # the largest clusters have a fifth of it
 Ranks = Annotated[int, Range(1, MOST_RANKS, f"1 to {MOST_RANKS:,} ranks")]
-_MOST = 0.9  # of a job's calls and bytes: figures of a step that covers less are not figures of the job
+MOST_OF_A_JOB = 0.9  # of its calls and bytes: figures of a step that covers less are not figures of the job
 Share = Annotated[float, Range(0, 1, "0 to 1")]
 
 
@@ -245,7 +245,7 @@ class Steps:
         """What to say first where the step is not most of the job: "" where it is."""
         if self.source is None:
             return f"no step is known: {self.why}"
-        if min(self.calls, self.size_bytes) >= _MOST:
+        if min(self.calls, self.size_bytes) >= MOST_OF_A_JOB:
             return ""
         return f"the step covers only {self.shares}"
 

@@ -55,6 +55,12 @@ def test_a_job_on_another_pair_is_longer_by_what_its_calls_are(program: Program,
     assert "The estimate was wrong by" in " ".join(page.out.split())
 
 
+def test_a_page_first_says_what_the_runs_do_not_cover(program: Program, saved: Path) -> None:
+    job_file.save(made_job([("alltoall", MIB), ("allreduce", 30 * MIB)]), saved / "mixed.json")
+    page = program("predict", "mixed.json", "run.json", "--devices", "1,2").out
+    assert page.startswith("the runs cover only 96% of the step's bytes; a step takes ")
+
+
 def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -> None:
     for more in ((), ("--recorded", "run.json")):
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)

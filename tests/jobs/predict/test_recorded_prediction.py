@@ -103,8 +103,9 @@ def test_each_call_changes_by_the_difference_of_the_measured_ones() -> None:
 
 
 def test_calls_that_no_run_covers_stay_as_recorded() -> None:
-    found = predict_job(made_job([("alltoall", MIB), ("allreduce", MIB)]), links(50.0), links(100.0))
+    found = predict_job(made_job([("alltoall", MIB // 16), ("allreduce", MIB)]), links(50.0), links(100.0))
     assert [len(found.kept), len(found.prices)] == [1, 1]
+    assert found.percent == 94
     assert found.change[2] == pytest.approx(MIB / 100e9, rel=0.01)
 
 
@@ -112,7 +113,8 @@ def test_calls_that_no_run_covers_stay_as_recorded() -> None:
     ("job", "line"),
     [
         (made_job([("allreduce", MIB)], repetitions=1, kept=1), "no step"),
-        (made_job([("alltoall", MIB)]), "no run covers a call"),
+        (made_job([("alltoall", MIB)]), "the runs cover 0% of the bytes"),
+        (made_job([("alltoall", MIB), *[("allreduce", MIB)] * 8]), "the runs cover 88% of the bytes"),
     ],
 )
 def test_what_says_nothing_is_refused(job: Job, line: str) -> None:

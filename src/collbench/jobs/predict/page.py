@@ -127,7 +127,8 @@ def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
     longer = "longer" if expected >= 0 else "shorter"
     ends = sorted((abs(least), abs(most))) if longer == "shorter" and most <= 0 else (least, most)
     low, high = (f"{fixed(end * 1e3, 3)}" for end in ends)
-    answer = f"{sim(run)}a step takes {milli(abs(expected))} {longer} on these links"
+    answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
+    answer += f"{sim(run)}a step takes {milli(abs(expected))} {longer} on these links"
     if low != high:
         answer += f" ({low} to {high} ms)"
     yield from both("header", Text(filled(f"{answer}; recorded: {milli(predicted.step)}", NARROW) + "\n"))
@@ -175,4 +176,5 @@ def job_json(job: Job, run: Run, predicted: PredictedJob) -> dict[str, Any]:
             for number, (before, after) in predicted.prices.items()
         ],
         "kept": [job.calls[number].operation for number in predicted.kept],
+        "bytes_share": predicted.covered,
     }

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 
 from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
-from collbench.jobs.job import Call, Job
+from collbench.jobs.job import MOST_OF_A_JOB, Call, Job
 from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.training import Span
 from collbench.model.errors import UsageError
@@ -109,7 +110,8 @@ class PredictedJob:
 
     `step` are its recorded seconds, `change` the seconds by which it gets longer. `waiting` are the groups whose
     messages are taken for activations. `prices` are each call's on the links that it was recorded on and on the
-    others, by index in the job's table; the calls `kept` are in no run.
+    others, by index in the job's table; the calls `kept` are in no run. `covered` is the share of the step's bytes that
+    have prices.
     """
 
     rank: int
@@ -118,12 +120,19 @@ class PredictedJob:
     waiting: frozenset[int]
     prices: dict[int, tuple[Price, Price]]
     kept: tuple[int, ...]
+    covered: float
+
+    @property
+    def percent(self) -> int:
+        """What the runs cover of the step's bytes, in whole percent; 100 only of all."""
+        return floor(100 * self.covered)
 
 
 def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
     """Return the change of a job's step from the links that it was recorded on to the new ones.
 
-    Raises UsageError if the record has no step with known pauses, or no run covers any of its calls.
+    Raises UsageError if the record has no step with known pauses, or the runs cover too few of a step's bytes: calls
+    that no run covers are taken not to change, and of a step of them this would be no prediction.
     """
     both = {at: (recorded.price(job, call), new.price(job, call)) for at, call in enumerate(job.calls)}
     prices = {at: (before, after) for at, (before, after) in both.items() if before is not None and after is not None}
@@ -139,16 +148,19 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
             Sent(pause, job.calls[at].group, job.calls[at].size_bytes, *seconds.get(at, (0.0, 0.0)))
             for at, pause in zip(numbers, pauses_of(phase), strict=True)
         ]
-        if not prices.keys() & set(numbers):
-            raise UsageError(
-                "no run covers a call of the job's step on both links: measure the collectives that it sends, "
-                "on its devices and at its sizes"
-            )
         kept = tuple(dict.fromkeys(at for at in numbers if at not in prices))
         used = {at: prices[at] for at in dict.fromkeys(numbers) if at in prices}
-        found.append(PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept))
+        sent = [(job.calls[at].size_bytes, at in prices) for at in numbers if job.groups[job.calls[at].group].size != 1]
+        covered = sum(size for size, known in sent if known) / max(1, sum(size for size, _ in sent))
+        found.append(PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept, covered))
     if not found:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
+        )
+    least = min(found, key=lambda one: one.covered)
+    if least.covered < MOST_OF_A_JOB:
+        raise UsageError(
+            f"the runs cover {least.percent}% of the bytes of the job's step (rank {least.rank}) on both links, which "
+            "says too little to predict it: measure the collectives that it sends, on its devices and at its sizes"
         )
     return max(found, key=lambda one: abs(one.change[1]))
