@@ -520,7 +520,7 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"without": "shm"}, "without='shm' is unknown"),
+        ({"without": "shn"}, "'shn' is not one of p2p, nvlink, shm, ib"),
         ({"phase": 0}, "phase"),
         ({"trials": "many"}, "trials"),
     ],

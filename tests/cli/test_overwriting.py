@@ -31,7 +31,6 @@ WRITERS = [
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
-    ("ablate, a job", f"ablate job.json {MACHINE} --devices 0,1 --against 2,3 -o out.json", "out.json"),
     ("overlap", f"overlap {OVERLAP} -o out.json", "out.json"),
     ("replay", f"replay job.json {OVERLAP.replace('--sizes 1M ', '')} --devices 0,1 -o out.json", "out.json"),
     ("record", "record -o out.json -- true", "out.json"),

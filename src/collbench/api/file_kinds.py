@@ -17,7 +17,6 @@ from collbench.model.run import Run
 if TYPE_CHECKING:
     from collbench.choose.choice import Choice
     from collbench.choose.select import Decision
-    from collbench.launch.arguments import AblateJobArguments
 
 JOB = "collbench-job"
 # What a file's "format" says: the module that offers what `Kind` lists.
@@ -56,7 +55,6 @@ class Kind(Protocol):
     show: Callable[..., None]  # prints it
     export: Callable[[Path, str], str]  # the text of --format. Raises UsageError for one that it does not have
     html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
-    ablate: Callable[[AblateJobArguments, Notices], None]  # measures it in two arms, prints it, and leaves
 
 
 def format_of(path: Path) -> str:

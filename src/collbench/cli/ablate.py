@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collbench.api import file_kinds
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train
 from collbench.launch import torchrun
-from collbench.launch.arguments import AblateArguments, AblateJobArguments, split_ablation
+from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
 
@@ -68,10 +67,10 @@ class _Live:
 class _Ablate(ScriptCommand):
     """The command `ablate`, which takes `train`'s arguments, too."""
 
-    def read(self, arguments: list[str]) -> AblateArguments | AblateJobArguments | None:
+    def read(self, arguments: list[str]) -> AblateArguments | None:
         """Return what was asked, None for the help. Raises UsageError."""
         asked = split_ablation(arguments)
-        return None if isinstance(asked, AblateArguments) and asked.train.help else asked
+        return None if asked.train.help else asked
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options in the help; for a shell also those of `train` and torchrun."""
@@ -109,16 +108,8 @@ _options_in_help = options.apply(
         help="Save the runs in this file.  [default: a new file in the state folder]",
     ),
     options.force,
-    click.option(
-        "--fabric",
-        metavar="NAME|FILE",
-        type=options.FILE_NAME,
-        help="For a job with --backend sim: the machine to simulate.",
-    ),
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
-    click.option(
-        "--verbose", is_flag=True, help="Also print the script's output on stderr. For a job: show the whole page."
-    ),
+    click.option("--verbose", is_flag=True, help="Also print the script's output on stderr."),
 )
 
 
@@ -128,14 +119,14 @@ _options_in_help = options.apply(
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
 @_options_in_help
-def ablate(arguments: AblateArguments | AblateJobArguments) -> None:
+def ablate(arguments: AblateArguments) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
     process is timed. "gpu_time=18.2ms", the GPU's own time of a step, shows whether the host bounds it. The page has
     both arms, their ratio with its 95% interval, and their all-reduce (docs/ablate.md).
 
-    A recorded job, JOB.JSON, is replayed, not trained: its communication time with and without p2p is compared.
+    'collbench replay' compares the communication of a recorded job likewise, in seconds and without its script.
 
     \b
     Examples:
@@ -143,11 +134,7 @@ def ablate(arguments: AblateArguments | AblateJobArguments) -> None:
       collbench ablate --devices 0,1 --without p2p,shm --repeats 5 -- train.py
       collbench ablate --devices 0,1 --without NCCL_ALGO=Ring -- train.py
       collbench ablate --devices 0,1 --against 2,3 -- train.py
-      collbench ablate job.json --without p2p
     """
-    if isinstance(arguments, AblateJobArguments):
-        file_kinds.kind(file_kinds.JOB).ablate(arguments, NOTICES)
-        return
     from collbench.api import ablating  # late: numpy
     from collbench.launch import experiment
     from collbench.launch.ablation import dumps

@@ -7,13 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from collbench.api.file_kinds import JOB, format_of
-from collbench.api.notices import Notices
 from collbench.api.runs import load_named
 from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
 from collbench.jobs.finalists import JobScorer
 from collbench.jobs.job import checked
-from collbench.launch.arguments import AblateJobArguments
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.runfile.codec import document
@@ -57,10 +55,3 @@ def html(files: Sequence[Path]) -> str:
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
     job_report = jobs.report(load(files[0]), runs=load_named(files[1:]))
     return render(job_report, one_line(files[0].name), version("collbench"))
-
-
-def ablate(arguments: AblateJobArguments, notices: Notices) -> None:
-    """Replay a recorded job in two arms, print its page, and leave."""
-    from collbench.jobs.replay.command import ablate as replay_in_two_arms  # late: numpy
-
-    replay_in_two_arms(arguments, notices)

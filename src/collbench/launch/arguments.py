@@ -90,7 +90,7 @@ _ABLATE_FLAGS: _Flags = {
     "--force": ("force", True),
 }
 TRAIN_VALUES, TRAIN_FLAGS = frozenset(_TRAIN_VALUES), frozenset({*_TRAIN_FLAGS, "--help"})
-ABLATE_VALUES = frozenset({*_ABLATE_VALUES, "--without", "--repeats", "--skip", "--seed", "--fabric"})
+ABLATE_VALUES = frozenset({*_ABLATE_VALUES, "--without", "--repeats", "--skip", "--seed"})
 ABLATE_FLAGS = frozenset(_ABLATE_FLAGS)
 
 
@@ -337,39 +337,17 @@ class AblateArguments:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AblateJobArguments:
-    """What `collbench ablate` was asked of a recorded job, by its file; only those who replay it know what it takes.
-
-    `own_options` are ablate's but `without`, `train_options` train's, and `program` what stands where a script would.
-    """
-
-    file: str
-    own_options: Mapping[str, str]
-    without: tuple[str, ...]
-    train_options: tuple[Option, ...]
-    program: tuple[str, ...]
-
-
-def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
+def split_ablation(argv: Sequence[str]) -> AblateArguments:
     """Return the arguments of `collbench ablate`, sorted by receiver. Raises UsageError.
 
-    Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts. A first word that ends
-    in .json is no script but a recorded job, whose options may follow it.
+    Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts.
     """
     own_options: dict[str, str] = {}
     without: list[str] = []
     train_options: list[Option] = []
     given: set[str] = set()
-    job: str | None = None
     rest = tuple(argv)
-    while rest:
-        is_option = rest[0].startswith("-") and rest[0] not in ("-", "--")
-        if not is_option and job is None and rest[0].endswith(".json"):
-            job, rest = rest[0], rest[1:]
-            continue
-        if not is_option:
-            break
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         option = read(rest, ABLATE)
         if option.name == "--help":
             return AblateArguments(TrainArguments(help=True))
@@ -381,10 +359,10 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments | AblateJobArguments:
         else:
             train_options.append(option)
         rest = rest[len(option.tokens) :]
+    if rest and rest[0].endswith(".json"):
+        raise UsageError(f"{rest[0]} is no script: a recorded job is compared with collbench replay {rest[0]}")
     _check_exclusive(given)
     program = rest[1:] if rest[:1] == ("--",) else rest
-    if job is not None:
-        return AblateJobArguments(job, own_options, tuple(without), tuple(train_options), program)
     return _checked_ablation(own_options, tuple(without), train_options, program)
 
 
@@ -396,8 +374,6 @@ def _checked_ablation(
         raise UsageError(f"no script to train: write {example}")
     if not without and "--against" not in own_options:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
-    if "--fabric" in own_options:
-        raise UsageError("--fabric is for a recorded job: write collbench ablate job.json --fabric NAME")
     train_tokens = [token for option in train_options for token in option.tokens]
     return AblateArguments(
         split([*train_tokens, "--", *program]),

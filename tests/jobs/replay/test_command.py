@@ -53,9 +53,9 @@ def undated(text: str) -> str:
 def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
     shown = re.findall(r"^    \$ (collbench replay .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
     assert shown
-    for command, block in shown:
+    for number, (command, block) in enumerate(shown):
         expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
-        result = program(*command.split()[1:], "-o", "run.json")
+        result = program(*command.split()[1:], "-o", f"run-{number}.json")
         assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
@@ -89,7 +89,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
         ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
         ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "no known step"),
-        ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
+        ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no p2p"),
         ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),
     ],
 )

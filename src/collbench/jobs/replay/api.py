@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collbench.api import keywords
 from collbench.api.measured_run import MeasuredRun
-from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
+from collbench.api.measuring import RunOptions, check_no_launcher, present_devices, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
 from collbench.jobs.job import Job, checked
@@ -18,14 +18,13 @@ from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
+from collbench.machine import visible_devices
 from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Run
 from collbench.model.units import amount
 from collbench.runfile import run_file
 
-# What an arm may go without.
-WITHOUT = ("p2p",)
 # About as many as for a data point that overlaps compute (method/collectives.md 8): a median of eight has a 95%
 # interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
@@ -35,14 +34,27 @@ _GPU_TRIALS, _CORE_TRIALS = 8, 6
 class ReplayOptions(RunOptions):
     """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
 
-    `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`).
+    `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`),
+    `against` one on these devices.
     `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
     """
 
     phase: int | None = None
     without: tuple[str, ...] = ()
+    against: str | None = None
     trials: int | None = None
     ranks: int | None = None
+
+
+def parse_without(text: str) -> tuple[str, ...]:
+    """Return what an arm goes without: "p2p,shm". Raises UsageError."""
+    change = ablation.parse_change((text,))
+    if change.given:
+        raise UsageError(
+            f"--without {change.given[0]} needs a script: a recorded job is replayed without "
+            f"{', '.join(ablation.SWITCHES)}"
+        )
+    return change.switches
 
 
 def request_of(
@@ -68,7 +80,9 @@ def request_of(
     arms = [ReplayArm()]
     if options.without:
         arms.append(ReplayArm(options.without, _settings(options.without)))
-    return ReplayRequest(
+    if "nvlink" in options.without:
+        notices.say(ablation.NVLINK_NOTE)
+    request = ReplayRequest(
         backend=backend,
         job=name,
         phase=phase,
@@ -82,6 +96,28 @@ def request_of(
         fabric=options.fabric,
         force=options.force,
     )
+    return request if options.against is None else _against(request, options.devices, options.against)
+
+
+def _against(request: ReplayRequest, devices: str | None, against: str) -> ReplayRequest:
+    """Return the request with a second arm on other devices."""
+    present = present_devices(request.backend, request.fabric)
+    ranks = len(request.schedule.ranks)
+    sets = [_named(present, devices, "--devices", ranks), _named(present, against, "--against", ranks)]
+    if {device.uuid for device in sets[0]} == {device.uuid for device in sets[1]}:
+        raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
+    return on_sets(request, sets)
+
+
+def _named(present: Sequence[Device], device_list: str | None, option: str, ranks: int) -> Sequence[Device]:
+    """Return a device for each rank: those that an option names, or the first ones. Raises UsageError."""
+    chosen = present[:ranks] if device_list is None else visible_devices.select(present, device_list)
+    if len(chosen) != ranks:
+        named = f"{option} names" if device_list is not None else "there are"
+        raise UsageError(
+            f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
+        )
+    return chosen
 
 
 def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
@@ -105,8 +141,12 @@ def _settings(without: Sequence[str]) -> dict[str, str]:
 def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
     name = backend.name
+    if options.without and options.against is not None:
+        raise UsageError("--without changes NCCL and --against the devices: use only one")
     if options.without and not backend.nvml:
-        raise UsageError(f"the {name} backend has no P2P to deny NCCL: leave out --without")
+        raise UsageError(
+            f"the {name} backend has no {', '.join(options.without)} to deny NCCL: compare devices with --against LIST"
+        )
     for name in _settings(options.without):
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
@@ -164,6 +204,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     *,
     devices: Iterable[int | str] | None = None,
     without: str | None = None,
+    against: Iterable[int | str] | None = None,
     phase: int | None = None,
     trials: int | None = None,
     backend: str = "auto",
@@ -181,7 +222,8 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     checked(job)
     options = ReplayOptions(
         phase=keywords.optional(keywords.whole, "phase", phase, least=1),
-        without=() if without is None else (keywords.text("without", without, choices=WITHOUT),),
+        without=() if without is None else parse_without(keywords.text("without", without)),
+        against=keywords.optional(keywords.listed, "against", against),
         trials=keywords.optional(keywords.whole, "trials", trials, least=1),
         devices=keywords.optional(keywords.listed, "devices", devices),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
@@ -190,7 +232,12 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     )
     command_line = keywords.command_line(
         ["replay", "--backend", backend],
-        {"--devices": options.devices, "--without": without, "--fabric": options.fabric},
+        {
+            "--devices": options.devices,
+            "--without": without,
+            "--against": options.against,
+            "--fabric": options.fabric,
+        },
     )
     request = request_of(job, "job", options, command_line)
     done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()

@@ -1,9 +1,8 @@
-"""`collbench ablate job.json`: how a change affects a recorded job's communication, and what is refused."""
+"""`collbench replay` in two arms: how a change affects a recorded job's communication, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +11,10 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.jobs.replay import worlds as backend
-from collbench.jobs.replay.api import ReplayOptions
-from collbench.jobs.replay.command import options_of
 from collbench.jobs.replay.protocol import ReplayArm, ReplayOpened
 from collbench.jobs.replay.results import replays_of
-from collbench.launch.arguments import AblateJobArguments, split_ablation
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
-from collbench.model.errors import UsageError
 from collbench.model.run import CommandKind, Machine
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -27,8 +22,7 @@ from tests.cli.program import Program
 from tests.jobs.replay.made import data_parallel, pipeline, without_rank
 from tests.jobs.replay.test_measure import FakeWorld as Fake
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
 
@@ -42,19 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def undated(text: str) -> str:
-    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", text)
-
-
-def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
-    (shown,) = re.findall(r"^    \$ (collbench ablate .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
-    result = program(*shown[0].split()[1:], "-o", "run.json")
-    expected = "".join(line.removeprefix("    ") for line in shown[1].splitlines(keepends=True))
-    assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
-
-
 def test_devices_against_devices(program: Program, folder: Path) -> None:
-    result = program("ablate", "job.json", *SIM, "--devices", "0,1", "--against", "0,3", "-o", "run.json")
+    result = program("replay", "job.json", *SIM, "--devices", "0,1", "--against", "0,3", "-o", "run.json")
     assert (result.status, result.err) == (0, "")
     first = result.out.splitlines()[0]
     assert first.startswith("On GPU0, GPU3 the communication of a step of this job takes 49.")
@@ -66,13 +49,13 @@ def test_devices_against_devices(program: Program, folder: Path) -> None:
         [0, 3],
     ]
     assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
-    other = program("ablate", "job.json", *SIM, "--devices", "0,3", "--against", "0,1", "--json")
+    other = program("replay", "job.json", *SIM, "--devices", "0,3", "--against", "0,1", "--json")
     assert json.loads(other.out)["replays"][1]["members"] == [0, 2]
 
 
 def test_equal_devices_make_no_difference_and_order_is_kept(program: Program, folder: Path) -> None:
     job_file.save(pipeline(2**22), folder / "stages.json")
-    result = program("ablate", "stages.json", *SIM, "--devices", "3,0", "--against", "2,1", "-o", "run.json")
+    result = program("replay", "stages.json", *SIM, "--devices", "3,0", "--against", "2,1", "-o", "run.json")
     assert result.out.splitlines()[0].startswith("No difference beyond ±")
     run = run_file.load(folder / "run.json")
     assert [[run.devices[position].index for position in replay.members] for replay in replays_of(run)] == [
@@ -82,56 +65,22 @@ def test_equal_devices_make_no_difference_and_order_is_kept(program: Program, fo
 
 
 def test_two_trials_say_so(program: Program, folder: Path) -> None:
-    args = ("--devices", "0,1", "--against", "0,3", "--repeats", "2", "-o", "run.json")
-    result = program("ablate", "job.json", *SIM, *args)
+    args = ("--devices", "0,1", "--against", "0,3", "--trials", "2", "-o", "run.json")
+    result = program("replay", "job.json", *SIM, *args)
     assert result.out.startswith(
         "2 trials are too few to say what on GPU0, GPU3 changes in the communication of a step"
     )
 
 
-JOB = ("job.json", "--without", "p2p")
-
-
-def options(*args: str) -> ReplayOptions:
-    parsed = split_ablation(args)
-    assert isinstance(parsed, AblateJobArguments)
-    return options_of(parsed)
-
-
-def test_its_options_may_stand_on_both_sides() -> None:
-    args = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "-oa.json"]
-    parsed = options(*args, "--seed", "1", "--json", "--force", "--backend", "cuda")
-    assert (parsed.devices, parsed.backend, parsed.fabric) == ("2,3", "cuda", None)
-    assert (parsed.without, parsed.trials) == (("p2p", "shm"), 4)
-    assert (parsed.output, parsed.seed, parsed.force) == (Path("a.json"), 1, True)
-    assert options("job.json").without == ("p2p",)
-    assert options("job.json", "--against", "2,3").without == ()
-
-
-@pytest.mark.parametrize(
-    ("case", "args", "reported"),
-    [
-        ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py is a training script"),
-        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: use only one"),
-        ("two jobs", [*JOB, "other.json"], "other.json is a training script"),
-        ("step times", [*JOB, "--skip", "3"], "nothing is trained: leave out --skip"),
-        ("a choice", [*JOB, "--auto-select", "2"], "leave out --auto-select"),
-        ("torchrun's", [*JOB, "--max-restarts", "1", "--budget", "1min"], "leave out --budget, --max-restarts"),
-        ("two changes", [*JOB, "--against", "2,3"], "changes the devices: use only one"),
-        ("one trial", [*JOB, "--repeats", "1"], "one trial of each arm gives no interval"),
-        ("no such backend", [*JOB, "--backend", "rocm"], "backend 'rocm' does not exist"),
-    ],
-)
-def test_what_a_job_cannot_have_is_one_line(case: str, args: list[str], reported: str) -> None:
-    with pytest.raises(UsageError, match=reported) as error:
-        options(*args)
-    assert "\n" not in str(error.value), case
-
-
 @pytest.mark.parametrize(
     ("title", "args", "message"),
     [
-        ("no P2P in sim", ("job.json", *SIM), "sim backend has no p2p to deny NCCL: compare devices"),
+        ("two changes", ("job.json", *SIM, "--without", "p2p", "--against", "2,3"), "use only one"),
+        (
+            "no P2P in sim",
+            ("job.json", *SIM, "--without", "p2p"),
+            "no p2p to deny NCCL: compare devices",
+        ),
         ("nor on cores", ("job.json", "--backend", "host", "--without", "shm"), "host backend has no shm to deny NCCL"),
         ("a variable", ("job.json", *SIM, "--without", "NCCL_ALGO=Ring"), "NCCL_ALGO=Ring needs a script"),
         ("no such word", ("job.json", *SIM, "--without", "p2q"), "did you mean p2p?"),
@@ -147,7 +96,7 @@ def test_bad_combinations_are_one_line(
     program: Program, folder: Path, title: str, args: tuple[str, ...], message: str
 ) -> None:
     job_file.save(without_rank(data_parallel(3), 1), folder / "cut.json")
-    result = program("ablate", *args)
+    result = program("replay", *args)
     assert (result.status, result.out) == (2, ""), title
     assert message in result.line, title
     assert not (folder / "state").exists()
@@ -173,8 +122,8 @@ def test_how_much_longer_a_step_takes_without_p2p(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms = play(monkeypatch, [Fake([]), Fake([], 3e-3)])
-    args = ("--devices", "0,1", "-o", "run.json")
-    result = program("ablate", "job.json", *args)
+    args = ("--devices", "0,1", "--without", "p2p", "-o", "run.json")
+    result = program("replay", "job.json", *args)
     assert result.status == 0, result.err
     assert (
         result.out.splitlines()[0]
@@ -190,7 +139,7 @@ def test_several_transports_are_disabled_at_once(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms = play(monkeypatch, [Fake([]), Fake([], 2e-3)])
-    result = program("ablate", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
+    result = program("replay", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
     assert "turns off P2P over PCIe as well" in result.err
     assert arms[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     assert "Without NVLink and SHM the communication" in result.out.splitlines()[0]
@@ -201,7 +150,7 @@ def test_a_failed_arm_gives_no_comparison(program: Program, folder: Path, monkey
     lame = Fake([])
     lame.fails_after = 5
     play(monkeypatch, [Fake([]), lame])
-    result = program("ablate", "job.json", "--devices", "0,1", "-o", "run.json")
+    result = program("replay", "job.json", "--devices", "0,1", "--without", "p2p", "-o", "run.json")
     assert result.status == 1
     assert "measured so far are saved" in result.err
     assert "worth" not in program("show", "run.json").out
@@ -212,7 +161,7 @@ def test_a_variable_that_is_set_already_is_refused(
 ) -> None:
     play(monkeypatch, [Fake([]), Fake([])])
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    result = program("ablate", "job.json", "--devices", "0,1")
+    result = program("replay", "job.json", "--devices", "0,1", "--without", "p2p")
     assert (result.status, result.out) == (2, "")
     assert "NCCL_P2P_DISABLE is already set" in result.line
 
@@ -224,8 +173,8 @@ def test_on_cores_for_real(program: Program, folder: Path) -> None:
     if len(cores) < 2:
         pytest.skip("one core has no link")
     others = cores[1:3] if len(cores) > 2 else cores[::-1]
-    args = ("--devices", ",".join(map(str, cores[:2])), "--against", ",".join(map(str, others)), "--repeats", "3")
-    result = program("ablate", "job.json", "--backend", "host", *args, "-o", "run.json")
+    args = ("--devices", ",".join(map(str, cores[:2])), "--against", ",".join(map(str, others)), "--trials", "3")
+    result = program("replay", "job.json", "--backend", "host", *args, "-o", "run.json")
     if len(cores) == 2:
         assert "both would use the same links" in result.line
         return
