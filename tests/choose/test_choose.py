@@ -17,7 +17,6 @@ from collbench.model.errors import UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Health, Path, Run
-from collbench.report import choice_text
 from tests.builders import GIB, gpus, in_words, measured, pair_run, paths, run_of
 from tests.judge.checked import h200
 
@@ -80,32 +79,28 @@ def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) 
 def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_six() -> None:
     chosen = choose(dgx_1v(), 6)
     assert chosen.members == (0, 1, 2, 4, 5, 6)
-    assert choice_text.reason(chosen, gpus(20)) == (
-        "predicted 82.2–121 GB/s over 4 NVLink rings (the first 6: 41.1–90.7 GB/s)"
-    )
+    assert chosen.why(gpus(20)) == ("predicted 82.2–121 GB/s over 4 NVLink rings (the first 6: 41.1–90.7 GB/s)")
     assert [some.members for some in chosen.finalists if some.default] == [(0, 1, 2, 3, 4, 5)]
 
 
 def test_the_reason_names_what_was_gained() -> None:
     run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
-    assert choice_text.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
+    assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
     run.measurements = run.measurements[:-2] + run.measurements[-1:]
-    assert (
-        choice_text.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
-    )
+    assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
     chosen = choose(pair_run(4, lambda a, b: 300.0 - a * 0.5), 2)
     assert chosen.members == (0, 1)
-    assert choice_text.reason(chosen, gpus(20)) == "all pairs tie within 0.3%: the choice does not affect bandwidth"
+    assert chosen.why(gpus(20)) == "all pairs tie within 0.3%: the choice does not affect bandwidth"
 
 
 def test_pairs_that_tie_in_this_run_but_may_differ_in_the_jobs_are_not_said_to_tie() -> None:
     """1.8% apart without noise: communicators of a job differ by 0.2% more, for which 2% leave no room."""
     chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (0, 1) else 305.4), 2)
     assert not chosen.tied
-    assert "tie" not in choice_text.reason(chosen, gpus(20))
+    assert "tie" not in chosen.why(gpus(20))
 
 
 @pytest.mark.parametrize("trials", [1, 2])
@@ -113,7 +108,7 @@ def test_a_difference_that_too_few_trials_show_is_no_tie(trials: int) -> None:
     """An interrupted run: nothing is certain, so take what looks best and claim nothing."""
     chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, trials=trials), 2)
     assert chosen.members == (2, 3)
-    assert "tie" not in choice_text.reason(chosen, gpus(20))
+    assert "tie" not in chosen.why(gpus(20))
 
 
 def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
@@ -136,7 +131,7 @@ def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
 
 def test_all_devices_are_no_choice() -> None:
     chosen = choose(dgx_1v(), 8)
-    assert (chosen.members, choice_text.reason(chosen, gpus(20))) == (tuple(range(8)), "all 8 devices")
+    assert (chosen.members, chosen.why(gpus(20))) == (tuple(range(8)), "all 8 devices")
     assert (chosen.tied, chosen.heuristic, chosen.estimated) == (False, False, False)
     assert [(some.members, some.default) for some in chosen.finalists] == [(tuple(range(8)), True)]
 
@@ -145,7 +140,7 @@ def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
     run = dgx_1v()
     run.health_before = (Health(processes=1), *[Health()] * 7)
     one = choose(run, 1)
-    assert (one.members, choice_text.reason(one, gpus(20)), one.tied, one.heuristic) == (
+    assert (one.members, one.why(gpus(20)), one.tied, one.heuristic) == (
         (1,),
         "one device: there is no pair to compare",
         True,
@@ -158,14 +153,14 @@ def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
 def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | None, members: tuple[int, ...]) -> None:
     chosen = choose(pair_run(17, lambda a, b: 100.0 if a == slow else 300.0), 2)
     assert (chosen.members, chosen.heuristic) == (members, True)
-    assert ("heuristic" in choice_text.reason(chosen, gpus(20))) == (slow is not None)
+    assert ("heuristic" in chosen.why(gpus(20))) == (slow is not None)
     assert chosen.tied == (slow is None)
 
 
 def test_two_of_two_are_their_pair_and_one_of_one_is_none() -> None:
     two = choose(pair_run(2, lambda a, b: 300.0), 2)
     assert two.band is not None
-    assert (round(two.band.lo), round(two.band.hi), choice_text.reason(two, gpus(20))) == (300, 300, "all 2 devices")
+    assert (round(two.band.lo), round(two.band.hi), two.why(gpus(20))) == (300, 300, "all 2 devices")
     one = choose(run_of(gpus(1), [measured(Operation.H2D_CE, (0,), 50.0)]), 1)
     assert (one.members, one.band, one.finalists) == ((0,), None, ())
 
@@ -298,20 +293,20 @@ def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
     run.health_before = (Health(processes=1), IDLE, Health(ecc_errors=2), IDLE)
     with pytest.raises(UsageError) as refusal:
         choose(run, 3, exclude=(3,))
-    assert choice_text.refusal(refusal.value) == (
+    assert str(refusal.value) == (
         "cannot choose 3 of 4 devices: 1 is left without GPU0 (busy: 1 other process); "
         "GPU2 (faulty: 2 uncorrected ECC errors); GPU3 (excluded); choose fewer, or add --allow-busy"
     )
     with pytest.raises(UsageError) as refusal:
         choose(run, 3, exclude=(3,), allow_busy=True)
-    assert choice_text.refusal(refusal.value).endswith("GPU3 (excluded); choose fewer")
+    assert str(refusal.value).endswith("GPU3 (excluded); choose fewer")
 
 
 def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -> None:
     run = pair_run(5, lambda a, b: 100.0 if b == 2 else 300.0)
     run.health_before = (Health(processes=3), *[IDLE] * 4)
     chosen = choose(run, 2)
-    assert chosen.left_out == (LeftOut(0, (Why(Unfit.PROCESSES, 3),)),)
+    assert chosen.left_out == (LeftOut(0, (Why(Unfit.BUSY, "busy: 3 other processes"),)),)
     assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
     assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
 
@@ -326,7 +321,7 @@ def test_a_tie_is_only_of_the_pairs_without_those_left_out(seed: int, factor: fl
     run.health_before = tuple(ill if gpu in out else IDLE for gpu in range(8))
     chosen = choose(run, 2, exclude=tuple(out) if why == "excluded" else ())
     few = ", ".join(f"GPU{gpu}" for gpu in sorted(out)) if len(out) <= 3 else f"the {len(out)} left out"
-    said = choice_text.reason(chosen, gpus(8))
+    said = chosen.why(gpus(8))
     assert len(out) == 6 or said.startswith(f"all pairs without {few} tie within ")
     assert len(out) == 6 or said.endswith("%: the choice among them does not affect bandwidth")
 
@@ -334,14 +329,14 @@ def test_a_tie_is_only_of_the_pairs_without_those_left_out(seed: int, factor: fl
 def test_a_worst_pair_is_only_that_of_the_others() -> None:
     run = pair_run(5, lambda a, b: {0: 5.0, 1: 48.0}.get(a, 24.0))
     run.health_before = (Health(processes=1), *[IDLE] * 4)
-    assert choice_text.reason(choose(run, 2), gpus(5)) == "48 GB/s; the worst pair without GPU0 reaches 24 GB/s"
+    assert choose(run, 2).why(gpus(5)) == "48 GB/s; the worst pair without GPU0 reaches 24 GB/s"
 
 
 def test_those_that_are_left_are_no_choice() -> None:
     run = pair_run(4, lambda a, b: 300.0)
     run.health_before = (Health(processes=1), *[IDLE] * 3)
     chosen = choose(run, 3)
-    assert (chosen.members, choice_text.reason(chosen, gpus(20))) == ((1, 2, 3), "the 3 of 4 devices that are left")
+    assert (chosen.members, chosen.why(gpus(20))) == ((1, 2, 3), "the 3 of 4 devices that are left")
 
 
 def test_a_corrupt_pair_is_not_chosen_together() -> None:
@@ -377,14 +372,14 @@ def test_a_default_with_a_corrupt_pair_is_said_to_carry_nothing() -> None:
     run.measurements[0].wrong = 5
     chosen = choose(run, 3)
     assert chosen.members == (0, 2, 3)
-    assert "the first 3: nothing" in choice_text.reason(chosen, gpus(20))
+    assert "the first 3: nothing" in chosen.why(gpus(20))
 
 
 def test_labels_alone_choose_and_say_that_nothing_was_measured() -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
     six = choose_by_labels(devices, links, 6)
     assert (six.members, six.estimated) == ((0, 1, 2, 4, 5, 6), True)
-    assert choice_text.reason(six, gpus(20)) == (
+    assert six.why(gpus(20)) == (
         "by labels, nothing was measured: NV2, NV1, SYS over 4 NVLink rings (the first 6: 2 NVLink rings)"
     )
     assert choose_by_labels(devices, links, 2, exclude=(0, 3)).members == (1, 2)
@@ -402,7 +397,7 @@ def test_a_better_label_is_preferred(better: str, worse: str) -> None:
 def test_one_label_everywhere_is_a_tie() -> None:
     chosen = choose_by_labels(gpus(4), paths(4, "NV18"), 2)
     assert (chosen.members, chosen.tied) == ((0, 1), True)
-    assert choice_text.reason(chosen, gpus(20)) == "by labels, nothing was measured: all pairs have the label NV18"
+    assert chosen.why(gpus(20)) == "by labels, nothing was measured: all pairs have the label NV18"
 
 
 def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
@@ -523,9 +518,7 @@ def test_a_throttled_device_is_taken_before_a_pair_that_hung_and_said_to_be() ->
     run.health_before = (IDLE, IDLE, Health(throttle=("SW power cap",)))
     chosen = choose(run, 2)
     assert (2 in chosen.members, chosen.failed) == (True, ())
-    assert "GPU2 (throttled: SW power cap), because every set without them includes a failure" in choice_text.reason(
-        chosen, gpus(3)
-    )
+    assert "GPU2 (throttled: SW power cap), because every set without them includes a failure" in chosen.why(gpus(3))
 
 
 @pytest.mark.parametrize(("trials", "said"), [(1, True), (2, True), (3, False)])
@@ -533,8 +526,8 @@ def test_a_choice_from_too_few_trials_says_so(trials: int, said: bool) -> None:
     run = pair_run(4, lambda a, b: 300.0 if b == 3 else 320.0)
     for found in run.measurements:
         found.samples = found.samples[:trials]
-    assert ("trials needed to estimate noise" in choice_text.reason(choose(run, 2), gpus(4))) is said
-    assert "trials" not in choice_text.reason(choose(run, 4), gpus(4))
+    assert ("trials needed to estimate noise" in choose(run, 2).why(gpus(4))) is said
+    assert "trials" not in choose(run, 4).why(gpus(4))
 
 
 def test_a_device_whose_copies_to_all_beat_its_port_is_not_called_failed() -> None:
@@ -543,6 +536,6 @@ def test_a_device_whose_copies_to_all_beat_its_port_is_not_called_failed() -> No
     lanes = replace(lanes, point=replace(lanes.point, variant=Variant.ONE_TO_ALL))
     chosen = choose(replace(run, measurements=[*run.measurements, lanes]), 4)
     assert (chosen.failed, chosen.impossible) == (((0,),), ((0,),))
-    said = choice_text.reason(chosen, run.devices)
+    said = chosen.why(run.devices)
     assert "failed" not in said
     assert said.endswith("; includes GPU0 with a rate above the limit")

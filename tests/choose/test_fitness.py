@@ -3,12 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.choose.choice import BUSY, FAULTY, LeftOut, Unfit, Why
+from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
 from collbench.choose.problem import broken_pairs, left_out, marks
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
-from collbench.report import choice_text
 from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled
 
 GIB = 2**30
@@ -56,7 +55,7 @@ def four(first: Health, after: Health = IDLE) -> Run:
     ],
 )
 def test_what_leaves_a_gpu_out(title: str, before: Health, after: Health, reason: str) -> None:
-    assert [(left.member, choice_text.left_out(left)) for left in left_out(four(before, after))] == [(0, reason)]
+    assert [(left.member, left.reason) for left in left_out(four(before, after))] == [(0, reason)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def flagged(flag: Flag, trials: int) -> Run:
 )
 def test_flags_of_trials(title: str, flag: Flag, trials: int, out: str, suspect: bool) -> None:
     run = flagged(flag, trials)
-    assert [(left.member, choice_text.left_out(left)) for left in left_out(run)] == ([(0, out)] if out else [])
+    assert [(left.member, left.reason) for left in left_out(run)] == ([(0, out)] if out else [])
     assert marks(run, range(4))[1] == [suspect, False, False, False]
 
 
@@ -127,23 +126,12 @@ def test_allow_busy_keeps_the_busy_and_the_throttled_but_not_the_faulty() -> Non
     run = four(replace(IDLE, processes=1, throttle=("HW slowdown",)))
     run.health_before = (run.health_before[0], replace(IDLE, ecc_errors=1), IDLE, IDLE)
     assert [left.member for left in left_out(run)] == [0, 1]
-    assert left_out(run, allow_busy=True) == (LeftOut(1, (Why(Unfit.ECC_ERRORS, 1),)),)
+    assert left_out(run, allow_busy=True) == (LeftOut(1, (Why(Unfit.FAULTY, "faulty: 1 uncorrected ECC error"),)),)
     assert marks(run, (0, 1, 2)) == ([True, False, False], [True, True, False])
 
 
 def test_what_is_excluded_is_named_and_not_judged() -> None:
-    assert left_out(four(replace(IDLE, processes=1)), {0, 2}) == tuple(
-        LeftOut(place, (Why(Unfit.EXCLUDED),)) for place in (0, 2)
-    )
-
-
-@pytest.mark.parametrize("kind", Unfit)
-def test_every_reason_has_its_words_and_is_of_one_sort_at_most(kind: Unfit) -> None:
-    assert choice_text.unfit(Why(kind, 3, 80 * GIB, ("SW power cap",)))
-    assert not {kind} & BUSY & FAULTY
-    # What the words begin with is for people; that they fit the sort is for those who read both.
-    assert (kind in FAULTY) == choice_text.unfit(Why(kind)).startswith("faulty")
-    assert (kind in BUSY) == choice_text.unfit(Why(kind)).startswith("busy")
+    assert left_out(four(replace(IDLE, processes=1)), {0, 2}) == tuple(LeftOut(place, (EXCLUDED,)) for place in (0, 2))
 
 
 def failed(members: tuple[int, int]) -> Measurement:

@@ -7,12 +7,11 @@ from itertools import combinations
 import pytest
 
 from collbench.api.select_by_run import by_finalists
-from collbench.choose.choice import AllLeft, Band, Candidate, Choice, How, TieBreak
+from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak
 from collbench.choose.select import settle
 from collbench.judge.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
-from collbench.report import choice_text
 from tests.builders import gpus, in_words, measured, run_of
 
 BUS = 2 * 3 / 4  # busbw over algbw of an all-reduce among four [nccl-tests doc/PERFORMANCE.md]
@@ -23,7 +22,7 @@ def predicted(*sets: tuple[int, ...]) -> Choice:
     """Return a choice of the first of these sets among all of them, for lack of anything but their bus ids."""
     band = Band(250.0, 400.0, How.NVSWITCH)
     found = tuple(Candidate(some, band, default=some == FIRST) for some in sets)
-    return Choice(sets[0], AllLeft(8, 8), band, found, decided_by=(TieBreak.BUS_ID,))
+    return Choice(sets[0], "all 8 devices", band, found, decided_by=(TieBreak.BUS_ID,))
 
 
 def verification(rates: Mapping[tuple[int, ...], Iterable[float]]) -> Run:
@@ -47,7 +46,7 @@ def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
     assert low < 412 / 314 < high
     assert middle == pytest.approx(412 / 314)
     assert high - low < 0.03
-    assert choice_text.reason(choice, gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) that of the first 4"
+    assert choice.why(gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) that of the first 4"
     assert [(one.members, round(one.gbs)) for one in choice.verified] == [(OTHER, 390), (THIRD, 412), (FIRST, 314)]
 
 
@@ -68,7 +67,7 @@ def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_pr
 def test_all_that_tie_are_said_to() -> None:
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
     assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)
-    assert choice_text.reason(choice, gpus(8)) == "300 GB/s measured (same as the first 4)"
+    assert choice.why(gpus(8)) == "300 GB/s measured (same as the first 4)"
 
 
 def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
@@ -112,12 +111,12 @@ def test_what_failed_or_moved_wrong_data_cannot_win(how: str) -> None:
 
 def test_without_the_default_no_gain_is_claimed() -> None:
     choice = settle(predicted(OTHER, THIRD, FIRST), verification({OTHER: near(400), THIRD: near(300)}))
-    assert (choice.members, choice.gain, choice_text.reason(choice, gpus(8))) == (OTHER, None, "400 GB/s measured")
+    assert (choice.members, choice.gain, choice.why(gpus(8))) == (OTHER, None, "400 GB/s measured")
 
 
 def test_a_simulated_figure_says_sim() -> None:
     run = replace(verification({OTHER: near(400), FIRST: near(300)}), backend="sim")
-    assert choice_text.reason(settle(predicted(OTHER, FIRST), run), gpus(8)).startswith("400 GB/s simulated, 1.33× (")
+    assert settle(predicted(OTHER, FIRST), run).reason.startswith("400 GB/s simulated, 1.33× (")
 
 
 def test_a_run_without_the_finalists_settles_nothing() -> None:
@@ -173,7 +172,7 @@ def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
     bands = Band(30.0, 50.0, How.NVLINK_RINGS, rings=4), Band(20.0, 45.0, How.NVLINK_RINGS, rings=2)
     found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
     choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
-    assert (choice_text.reason(choice, gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
+    assert (choice.why(gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
 
 
 def test_bandwidth_that_decides_names_no_tie_break() -> None:
@@ -209,4 +208,4 @@ def test_what_failed_within_the_winner_stays_said(
         run.measurements.append(broken(measured(Operation.ALLREDUCE, failing, 100.0), "wrong"))
     choice = settle(replace(predicted(OTHER, FIRST), failed=before), run)
     assert (choice.members, choice.failed) == (OTHER, failed)
-    assert ("includes failed" in choice_text.reason(choice, gpus(8))) == bool(failed)
+    assert ("includes failed" in choice.why(gpus(8))) == bool(failed)

@@ -14,12 +14,12 @@ from collbench.choose.problem import left_out
 from collbench.choose.select import choose
 from collbench.judge.diagnose import judge
 from collbench.judge.outcome import TroubleKind, outcome
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import rank_pairs
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason
-from collbench.report import choice_text
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
 from collbench.report.text.measured import page
@@ -73,7 +73,7 @@ def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, da
     ranking = rank_pairs(broken, point.operation, SIZE)
     if len(point.members) == 2 and ranking is not None:
         assert not ranking.all_tied
-        assert "tie within" not in choice_text.tiers(ranking)
+        assert "tie within" not in verdict_of(ranking)
     shown = text(verdicts.page(broken, judge(broken)))
     count = len(run.devices) * (len(run.devices) - 1) // 2
     assert f"agree {count} of {count}" not in " ".join(shown.split())

@@ -22,12 +22,12 @@ from collbench.judge.references import ReferenceVerdict
 from collbench.judge.references import judge as against_figures
 from collbench.judge.references import load as figures
 from collbench.judge.summary import rank_summary
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Relation
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
-from collbench.report import choice_text
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
 from collbench.report.text.measured import pairs_page
@@ -145,7 +145,7 @@ def check_never_trusted(run: Run) -> None:
         for ranking in ranked.rankings:
             touched = [p for p in failed if any(set(p) == set(one) for one in (*ranking.failed, *ranking.lacking))]
             assert not (touched and ranking.all_tied)
-            assert " tie " not in f" {choice_text.tiers(ranking)} " or not touched
+            assert " tie " not in f" {verdict_of(ranking)} " or not touched
             relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
             assert relations <= {Relation.FAILED, Relation.IMPOSSIBLE}
     assert not failed & set(coverage(run).judged)
@@ -166,7 +166,7 @@ def check_never_trusted(run: Run) -> None:
             continue  # nothing is left to choose from
         inside = [place for place in failed if set(place) <= set(chosen.members)]
         assert bool(inside) is bool(chosen.failed)
-        assert ("includes failed" in choice_text.reason(chosen, run.devices)) is bool(inside)
+        assert ("includes failed" in chosen.why(run.devices)) is bool(inside)
         if len(failed) == 1 and k < fit:
             assert not inside, "there is a set without it"
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.judge.outcome import Absence, AbsenceKind
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import (
     Estimate,
     Missing,
@@ -26,7 +27,6 @@ from collbench.judge.tiers import (
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
-from collbench.report import choice_text
 from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of
 
 Pair = tuple[int, int]
@@ -156,13 +156,13 @@ def test_equals_are_called_so_only_where_noise_could_not_hide_a_slow_pair(
     found = ranked(4, lambda a, b: trials)
     assert found.one_tier
     assert found.all_tied is all_tied
-    assert ("tie within" in choice_text.tiers(found)) is all_tied
+    assert ("tie within" in verdict_of(found)) is all_tied
 
 
 def test_a_spread_beyond_2_percent_is_no_tie_whatever_noise_may_explain() -> None:
     found = ranked(8, shaken(lambda a, b: 300.0, 0.02, 10))
     assert 0.02 < found.spread < found.noise < 0.06
-    assert choice_text.tiers(found).startswith("no pair differs significantly: the worst looks")
+    assert verdict_of(found).startswith("no pair differs significantly: the worst looks")
 
 
 def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
@@ -170,7 +170,7 @@ def test_small_messages_tie_within_6_percent_and_speak_of_latency() -> None:
     found = rank_pairs(run_of(gpus(4), points), Operation.ALLREDUCE, 8)
     assert found is not None
     assert found.delta == 0.06
-    assert choice_text.tiers(found) == "all pairs tie within 2.0%: the choice does not affect latency"
+    assert verdict_of(found) == "all pairs tie within 2.0%: the choice does not affect latency"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
     ],
 )
 def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> None:
-    assert choice_text.tiers(found).startswith(words)
+    assert verdict_of(found).startswith(words)
 
 
 def steady(*middles: float) -> list[Estimate]:

@@ -8,7 +8,7 @@ from collbench.machine import nvidia_smi
 from collbench.machine.nvidia_smi import with_reported
 from collbench.measurement.backends import factory
 from collbench.model.errors import MachineError, UsageError
-from collbench.model.run import Run
+from collbench.model.run import Run, device_sets
 
 # As a health check for prologs and timers, `collbench check` fails if anything could not be measured.
 
@@ -30,14 +30,14 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
         tags = ", ".join(device.tag for device in run.devices)
         return f"{len(run.devices)} devices were checked ({tags}), --expect requires {expected}"
     from collbench.judge.diagnose import coverage  # late: numpy
-    from collbench.report import prose, sentences
+    from collbench.report import sentences
 
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first = covered.lacking[0]
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    pair = prose.device_sets([first.pair], run.devices)
+    pair = device_sets([first.pair], run.devices)
     return f"cannot vouch for {pair}: {sentences.absence(first.absence, run)}; {share}"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from collbench.api import file_kinds, keywords
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
+from collbench.judge.tier_words import verdict_of
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -228,13 +229,13 @@ def explain(found: Verdict | LinkRanking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.tiers import Ranking
-    from collbench.report import choice_text, sentences
+    from collbench.report import sentences
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):
         return sentences.what(found, run)
     if isinstance(found, Ranking):
-        return choice_text.tiers(found)
+        return verdict_of(found)
     raise UsageError(f"cannot explain a {type(found).__name__}: give a verdict or a ranking")
 
 

@@ -85,10 +85,8 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
 
 def _chosen(request: SelectRequest, run: Run) -> Choice:
     from collbench.choose.select import choose  # late: numpy
-    from collbench.report import choice_text
 
-    with choice_text.refusals():
-        return choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
+    return choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
 
 
 def _with_failures(run: Run, error: FinalistsFailed) -> Run:

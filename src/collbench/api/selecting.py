@@ -132,10 +132,8 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
     if request.gpu is not None:
         devices = tuple(replace(device, name=request.gpu) for device in devices)
     from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
-    from collbench.report import choice_text
 
-    with choice_text.refusals():
-        choice = choose_by_labels(devices, paths, request.count, exclude=excluded(request, devices))
+    choice = choose_by_labels(devices, paths, request.count, exclude=excluded(request, devices))
     selection = named(choice, devices, Origin("labels", f"labels in {topology}"))
     names = {devices[member].name for member in choice.members}
     if len(names) > 1 or "" in names or request.count < 2:
@@ -183,7 +181,6 @@ def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ..
 def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
     """Return the choice among these devices, whose positions it holds, by name."""
     from collbench.choose.select import Finalist, Omitted, Selection
-    from collbench.report import choice_text
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
@@ -203,20 +200,20 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
     return Selection(
         devices=tuple(chosen),
         environment=formats.variables(chosen) if origin.acts else {},
-        reason=choice_text.reason(choice, devices),
+        reason=choice.why(devices),
         origin=origin,
         predicted=rates(choice.band),
-        predicted_how=choice_text.band_basis(choice.band) if choice.band and not choice.estimated else "",
+        predicted_how=choice.band.basis if choice.band and not choice.estimated else "",
         finalists=tuple(
             Finalist(tags(one.members), rates(one.band), measured.get(one.members), one.default)
             for one in choice.finalists
         ),
         gain=choice.gain,
-        decided_by=choice_text.tie_breaks(choice.decided_by),
+        decided_by=", then ".join(choice.decided_by),
         tied=choice.tied,
         heuristic=choice.heuristic,
         estimated=choice.estimated,
-        left_out=tuple(Omitted(devices[left.member].tag, choice_text.left_out(left)) for left in choice.left_out),
+        left_out=tuple(Omitted(devices[left.member].tag, left.reason) for left in choice.left_out),
         binding=binding,
         failed=tuple(failure(members) for members in choice.failed),
     )

@@ -308,10 +308,9 @@ def _unfit(run: Run) -> str:
     A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
     memory, or of communicators with a config, are for jobs that use the same.
     """
-    from collbench.choose.choice import BUSY
+    from collbench.choose.choice import Unfit
     from collbench.choose.problem import left_out  # late: numpy
     from collbench.judge.registration import kinds_of
-    from collbench.report import choice_text
 
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
@@ -322,7 +321,7 @@ def _unfit(run: Run) -> str:
         for measurement in run.measured()
     ):
         return "it timed no pairs at a size large enough to show bandwidth"
-    busy = [exclusion for exclusion in left_out(run) if any(reason.kind in BUSY for reason in exclusion.why)]
+    busy = [exclusion for exclusion in left_out(run) if any(why.sort is Unfit.BUSY for why in exclusion.why)]
     if not busy:
         return ""
-    return f"it was disturbed: {run.devices[busy[0].member].tag} was {choice_text.left_out(busy[0])}"
+    return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}"

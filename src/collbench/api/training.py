@@ -21,7 +21,7 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
-from collbench.model.run import Device, Run
+from collbench.model.run import Device, Run, device_sets
 
 if TYPE_CHECKING:
     from collbench.choose.choice import Choice
@@ -103,7 +103,6 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     probing does.
     """
     from collbench.choose.select import choose as choose_of  # late: numpy; and while the machine is looked at
-    from collbench.report import choice_text, prose
 
     present = look()
     if arguments.devices is not None:
@@ -111,23 +110,20 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     k, candidates = arguments.auto_select or 0, _candidates(arguments, present)
     settle = _for_job(arguments.job, k, present, notices)
     chosen_from, run = _suitable_run(arguments, present, candidates, notices)
-    with choice_text.refusals():
-        choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     if not choice.failed:  # a replay on what failed may hang again
         choice = settle(choice, run)
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
-        failed = prose.device_sets(choice.failed, run.devices)
+        failed = device_sets(choice.failed, run.devices)
         what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
-        out = [
-            (run.devices[exclusion.member], choice_text.left_out(exclusion)) for exclusion in choice.left_out
-        ] + _barred(present, ())
-        return Chosen(
-            devices, choice_text.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
+        out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out] + _barred(
+            present, ()
         )
+        return Chosen(devices, choice.why(run.devices), chosen_from.source, run, choice.members, _left_out(out))
     why = "all that are not excluded" if arguments.exclude else "all available"
     return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(present, ()) + _lost(present)))
 
@@ -149,14 +145,13 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
 
 def _by_hand(device_list: str, present: Present) -> Chosen:
     from collbench.choose.problem import left_out
-    from collbench.report import choice_text
 
     devices = visible_devices.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = suitable_run.nothing_to_compare(present.backend, devices).as_now(present.states)
-    wrong = [(devices[exclusion.member], choice_text.left_out(exclusion)) for exclusion in left_out(run)]
+    wrong = [(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)]
     note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum, auto
+from enum import StrEnum
 
-from collbench.judge.tiers import Ranking
-from collbench.model.errors import UsageError
-from collbench.model.run import Device
-from collbench.model.units import figure
+from collbench.model.run import Device, device_sets
+from collbench.model.units import amount, figure, fixed, span
 
 Members = tuple[int, ...]
 
 
 class How(StrEnum):
-    """What a set's all-reduce is predicted to run over."""
+    """What a set's all-reduce is predicted to run over, in words."""
 
-    BROKEN = auto()  # a pair of the set is broken, so it cannot all-reduce
-    PAIR = auto()
-    NVSWITCH = auto()
-    NVLINK_RINGS = auto()
-    PCIE_RING = auto()
+    BROKEN = "one of its pairs is broken"  # so it cannot all-reduce
+    PAIR = "the pair itself"
+    NVSWITCH = "NVSwitch"
+    NVLINK_RINGS = "NVLink rings"
+    PCIE_RING = "one PCIe ring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +39,35 @@ class Band:
     unmeasured: int = 0
     rings: int = 0
 
+    def __str__(self) -> str:
+        """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" without a known `lo`."""
+        if self.hi <= 0:
+            return f"nothing, {self._over}"
+        if self.unmeasured and self.lo == 0:
+            return f"at most {fixed(self.hi, 3)} GB/s"
+        return f"{span(fixed(self.lo, 3), fixed(self.hi, 3), '–')} GB/s"
+
+    @property
+    def basis(self) -> str:
+        """The links that give it its rates: "NVSwitch, 1 pair not measured"."""
+        return self._over + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
+
+    @property
+    def _over(self) -> str:
+        return f"{self.rings} {self.how}" if self.how is How.NVLINK_RINGS else self.how.value
+
 
 class TieBreak(StrEnum):
-    """What decides between sets of equal bandwidth (docs/method/choosing.md 4)."""
+    """What decides between sets of equal bandwidth, in words (docs/method/choosing.md 4)."""
 
-    IN_USE = auto()
-    SUSPECT = auto()
-    LATENCY = auto()
-    NUMA_NODES = auto()
-    REMAINDER = auto()
-    BUS_ID = auto()
-    INDEX = auto()
-    PREDICTED = auto()
+    IN_USE = "the fewest GPUs in use by others"
+    SUSPECT = "the fewest GPUs with throttling or errors"
+    LATENCY = "the lower latency for small messages"
+    NUMA_NODES = "the fewest NUMA nodes"
+    REMAINDER = "the best remaining GPUs for the next job"
+    BUS_ID = "PCI bus id"
+    INDEX = "index"
+    PREDICTED = "the predicted order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +84,23 @@ class Candidate:
 
 
 class Unfit(StrEnum):
-    """Why a device is not to be chosen."""
+    """Of what sort a reason not to choose a device is."""
 
     EXCLUDED = "excluded"
-    PROCESSES = "processes"
-    TRIALS_SHARED = "trials-shared"
-    UTILISATION = "utilisation"
-    MEMORY = "memory"
+    BUSY = "busy"  # other processes use it or hold most of its memory, whether they can be seen or not
     THROTTLED = "throttled"
-    TRIALS_THROTTLED = "trials-throttled"
-    ECC_ERRORS = "ecc-errors"
-    NVLINK_ERRORS = "nvlink-errors"
-    FAILING_PAIRS = "failing-pairs"
-
-
-# Other processes use the device or hold most of its memory, whether they can be seen or not.
-BUSY = frozenset({Unfit.PROCESSES, Unfit.TRIALS_SHARED, Unfit.UTILISATION, Unfit.MEMORY})
-FAULTY = frozenset({Unfit.ECC_ERRORS, Unfit.NVLINK_ERRORS, Unfit.FAILING_PAIRS})
+    FAULTY = "faulty"
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """One reason not to choose a device.
+    """One reason not to choose a device: "busy: 2 other processes", "faulty: 1 uncorrected ECC error"."""
 
-    `figure` is a number of processes or errors, a share of trials, a percentage of utilisation, or the free bytes of
-    the device's `total`. `reasons` are those of throttling.
-    """
+    sort: Unfit
+    text: str
 
-    kind: Unfit
-    figure: float = 0.0
-    total: int = 0
-    reasons: tuple[str, ...] = ()
+
+EXCLUDED = Why(Unfit.EXCLUDED, "excluded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,10 @@ class LeftOut:
     member: int
     why: tuple[Why, ...]
 
-
-class TooFewLeft(UsageError):
-    """Fewer devices are left than requested: `out` of `devices` are not considered."""
-
-    def __init__(self, asked: int, devices: Sequence[Device], out: tuple[LeftOut, ...]):
-        """Take the facts from which `output.sentences.refusal` makes its message."""
-        super().__init__(f"cannot choose {asked} of {len(devices)} devices: {len(devices) - len(out)} are left")
-        self.asked, self.devices, self.out = asked, tuple(devices), out
-
     @property
-    def forgivable(self) -> bool:
-        """Whether --allow-busy would admit some of them."""
-        return any(not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY} for left in self.out)
+    def reason(self) -> str:
+        """Why it was not considered."""
+        return "; ".join(why.text for why in self.why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,101 +125,9 @@ class Verified:
     interval: tuple[float, float] | None
 
 
-# Why a set was chosen: `output.sentences.reason` puts it in words.
-
-
-@dataclass(frozen=True, slots=True)
-class AllLeft:
-    """No choice is left: all `count` remaining devices are taken."""
-
-    count: int
-    of: int
-
-
-@dataclass(frozen=True, slots=True)
-class OneDevice:
-    """One device has no pair to compare."""
-
-
-@dataclass(frozen=True, slots=True)
-class SameLabels:
-    """The pairs' labels, where nothing was measured."""
-
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RatesSpread:
-    """How far the slowest given rate lies below the fastest, as a share; `tied` if that is within δ."""
-
-    spread: float
-    tied: bool
-
-
-Grounds = Ranking | SameLabels | RatesSpread
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """No pair is better than another, or none significantly; `grounds` show it."""
-
-    grounds: Grounds
-
-
-@dataclass(frozen=True, slots=True)
-class BestPair:
-    """The pair reaches `gbs`, the worst measured pair `worst_gbs`; `all_measured`: all pairs were measured."""
-
-    gbs: float
-    worst_gbs: float
-    all_measured: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ByLabels:
-    """Labels have an order and no rates: those `inside` the set, best first, and the machine's `worst`.
-
-    `band` says how they join the set, and what its rates are for nobody to see; `first` of the first k, None if they
-    are the same set.
-    """
-
-    inside: tuple[str, ...]
-    worst: str
-    band: Band
-    first: Band | None
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The set is predicted to reach `band`, the `first` k devices another one; None if they are the same set."""
-
-    band: Band
-    first: Band | None
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The set reached `gbs` of all-reduce busbw; `first` if it is the first k, `gain` over these as in Choice."""
-
-    gbs: float
-    simulated: bool
-    first: bool
-    gain: tuple[float, float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What measured the finalists by something else than all-reduces says of the set."""
-
-    text: str
-
-
-Reason = AllLeft | OneDevice | Undecided | BestPair | ByLabels | Predicted | Measured | Told
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice:
-    """The chosen positions, ascending, and why.
+    """The chosen positions, ascending, and the reason, a clause.
 
     `finalists` are best first and include the default set: the first k, by PCI bus id, of those not left out.
     `decided_by` are the tie-breaks that decided, in their order; none if bandwidth decided. `tied`: the choice does not
@@ -235,12 +135,11 @@ class Choice:
     the chosen set's measured busbw over the default's: low end of its 95% interval, middle, high end; None if it was
     not measured. `failed` are sets of devices within the chosen set where something failed or moved wrong data; every
     other set has some, too. `impossible` are those of `failed` whose only fault is a rate above its limit. `forgiven`
-    are throttled members that were taken because all sets without them include a failure. `trials` is the smallest
-    number of trials of the pairs that decide, None if there are none.
+    are throttled members that were taken because all sets without them include a failure.
     """
 
     members: Members
-    reason: Reason
+    reason: str
     band: Band | None
     finalists: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...] = ()
@@ -252,10 +151,21 @@ class Choice:
     gain: tuple[float, float, float] | None = None
     failed: tuple[Members, ...] = ()
     forgiven: tuple[LeftOut, ...] = ()
-    trials: int | None = None
     impossible: tuple[Members, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line, for people."""
         band = f", {figure(self.band.lo)} to {figure(self.band.hi)} GB/s" if self.band else ""
-        return f"<Choice of {self.members}: {type(self.reason).__name__}{band}, {len(self.finalists)} finalists>"
+        return f"<Choice of {self.members}: {self.reason}{band}, {len(self.finalists)} finalists>"
+
+    def why(self, devices: Sequence[Device]) -> str:
+        """Return why the set was chosen among these devices; no set that includes what failed is given without it."""
+        text = self.reason
+        if self.forgiven:
+            taken = ", ".join(f"{devices[one.member].tag} ({one.reason})" for one in self.forgiven)
+            text += f"; with {taken}, because every set without them includes a failure"
+        if broken := [some for some in self.failed if some not in self.impossible]:
+            text += f"; includes failed {device_sets(broken, devices)}"
+        if above_limit := [some for some in self.failed if some in self.impossible]:
+            text += f"; includes {device_sets(above_limit, devices)} with a rate above the limit"
+        return text

@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.bands import on_one_plane
-from collbench.choose.choice import Grounds, LeftOut, RatesSpread, SameLabels, TieBreak, Unfit, Why
+from collbench.choose.choice import EXCLUDED, LeftOut, TieBreak, Unfit, Why
 from collbench.choose.rings import Sets, masks
 from collbench.choose.wiring import Wiring, guessed_rates, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import DELTA, summarize
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Ranking, points_of, rank_links, rank_pairs
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Path, Run, new_errors
-from collbench.model.units import SMALL_BYTES
+from collbench.model.units import SMALL_BYTES, amount, format_approximate_size
 
 # How to choose among sets that tie by bandwidth (docs/method/choosing.md 4): level by level, until one is left.
 
@@ -130,7 +131,7 @@ def left_out(
     rest = [position for position in range(len(run.devices)) if position not in exclude]
     signs = _signs(run)
     slowed = {position: _throttled(run, position, signs) for position in rest}
-    reasons = {position: [Why(Unfit.EXCLUDED)] for position in exclude}
+    reasons = {position: [EXCLUDED] for position in exclude}
     for position in rest:
         reasons[position] = _faults(run, position, signs)
         if not allow_busy:
@@ -159,10 +160,11 @@ def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
     used = before.memory_used
     idle = before.processes == 0 and used is not None and used < _IDLE_BYTES
     if (before.utilization or 0) > BUSY_PERCENT and not idle:
-        reasons.append(Why(Unfit.UTILISATION, before.utilization or 0))
+        reasons.append(Why(Unfit.BUSY, f"busy: {before.utilization:.0f}% utilization"))
     memory = run.devices[position].memory_bytes
     if used is not None and memory and memory - used < _LEAST_FREE * memory:
-        reasons.append(Why(Unfit.MEMORY, max(memory - used, 0), memory))
+        free, total = map(format_approximate_size, (max(memory - used, 0), memory))
+        reasons.append(Why(Unfit.BUSY, f"busy: only {free} of {total} free"))
     return reasons
 
 
@@ -171,8 +173,8 @@ def _others(before: Health, after: Health, share: float) -> list[Why]:
     if only_opened(before):
         return []  # a tie-break prefers a device that no process has opened
     if count := max(before.processes or 0, after.processes or 0):
-        return [Why(Unfit.PROCESSES, count)]
-    return [Why(Unfit.TRIALS_SHARED, share)] if share >= _FLAGGED_SHARE else []
+        return [Why(Unfit.BUSY, f"busy: {count} other process{'' if count == 1 else 'es'}")]
+    return [Why(Unfit.BUSY, f"busy: another process in {share:.0%} of its trials")] if share >= _FLAGGED_SHARE else []
 
 
 def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
@@ -180,9 +182,9 @@ def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
     states = (_state(run.health_before, position), _state(run.health_after, position))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
-        return [Why(Unfit.THROTTLED, reasons=tuple(sorted(reasons)))]
+        return [Why(Unfit.THROTTLED, f"throttled: {', '.join(sorted(reasons))}")]
     share = signs.share(position, FlagKind.THROTTLED)
-    return [Why(Unfit.TRIALS_THROTTLED, share)] if share >= _FLAGGED_SHARE else []
+    return [Why(Unfit.THROTTLED, f"throttled in {share:.0%} of its trials")] if share >= _FLAGGED_SHARE else []
 
 
 def broken_pairs(run: Run) -> set[frozenset[int]]:
@@ -194,11 +196,11 @@ def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
     before, after = _state(run.health_before, position), _state(run.health_after, position)
     reasons = []
     if ecc := max(before.ecc_errors or 0, after.ecc_errors or 0):
-        reasons.append(Why(Unfit.ECC_ERRORS, ecc))
+        reasons.append(Why(Unfit.FAULTY, f"faulty: {amount(ecc, 'uncorrected ECC error')}"))
     if grown := new_errors(run, "nvlink_errors").get(position):
-        reasons.append(Why(Unfit.NVLINK_ERRORS, grown[1] - grown[0]))
+        reasons.append(Why(Unfit.FAULTY, f"faulty: {amount(grown[1] - grown[0], 'new NVLink error')}"))
     if position == signs.blamed:
-        reasons.append(Why(Unfit.FAILING_PAIRS))
+        reasons.append(Why(Unfit.FAULTY, "faulty: only its pairs failed or moved wrong data"))
     return reasons
 
 
@@ -253,9 +255,9 @@ class SelectionProblem:
     """Which k of these devices are best? They are numbered by PCI bus id; `order` has the run's position of each.
 
     `order_of` is BUS_ID, or INDEX for devices without PCI bus ids, such as CPU cores. `delta` is the ratio up to which
-    two sets are equal. `grounds` show whether pairs differ, `worst` is the slowest measured pair in GB/s. `tied`: no
-    set can be better than another. `undecided`: no pair is significantly better, but not all are known to be equal.
-    `failed` are the sets, in these numbers, on which something failed.
+    two sets are equal. `grounds` says in a clause whether pairs differ, `worst` is the slowest measured pair in GB/s.
+    `tied`: no set can be better than another. `undecided`: no pair is significantly better, but not all are known to be
+    equal. `failed` are the sets, in these numbers, on which something failed.
     """
 
     order: tuple[int, ...]
@@ -263,7 +265,7 @@ class SelectionProblem:
     wired: Wiring
     levels: tuple[Level, ...]
     delta: float
-    grounds: Grounds
+    grounds: str
     worst: float
     tied: bool
     undecided: bool
@@ -304,10 +306,10 @@ def _order_of(devices: Sequence[Device]) -> TieBreak:
     return TieBreak.BUS_ID if all(one.pci_bus_id for one in devices) else TieBreak.INDEX
 
 
-def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProblem:
+def from_run(run: Run, fit: Collection[int], ranking: Ranking, without: str = "") -> SelectionProblem:
     """Return the problem of choosing among a run's fit devices, by the ranking of their pairs.
 
-    How the machine is wired is what all of its devices show, also those that may not be chosen.
+    How the machine is wired is what all of its devices show, also those that may not be chosen, which `without` names.
     """
     every = in_bus_order(run.devices, range(len(run.devices)))
     order = tuple(position for position in every if position in set(fit))
@@ -331,7 +333,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
         wired=wired,
         levels=_levels(run, order, ranking),
         delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
-        grounds=ranking,
+        grounds=verdict_of(ranking, without),
         worst=min(standing.gbs for standing in ranking.standings),
         tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),
         undecided=ranking.one_tier and not ranking.all_tied and whole and len(ranking.standings) > 1,
@@ -356,14 +358,16 @@ def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
     return rates
 
 
-def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> SelectionProblem:
+def from_labels(
+    devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int], without: str = ""
+) -> SelectionProblem:
     """Return the problem that labels alone pose, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
     known = _paths(paths, {position: at for at, position in enumerate(order)})
     labels = sorted({path.label for path in known.values()})
-    return _without_run(
-        devices, order, known, guessed_rates(len(order), known), SameLabels(tuple(labels)), tied=len(labels) <= 1
-    )
+    tied = len(labels) <= 1
+    same = f"all pairs{without} have the label {labels[0]}" if labels else ""
+    return _without_run(devices, order, known, guessed_rates(len(order), known), same if tied else "", tied=tied)
 
 
 def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
@@ -373,8 +377,8 @@ def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = 
     ordered = rates[np.ix_(order, order)]
     inside = ordered[~np.eye(len(order), dtype=bool)]
     spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
-    grounds = RatesSpread(float(spread), bool(spread <= DELTA))
-    return _without_run(devices, order, known, ordered, grounds, tied=grounds.tied)
+    tied = bool(spread <= DELTA)
+    return _without_run(devices, order, known, ordered, f"all pairs are within {spread:.1%}" if tied else "", tied=tied)
 
 
 def _without_run(
@@ -382,7 +386,7 @@ def _without_run(
     order: tuple[int, ...],
     paths: Mapping[tuple[int, int], Path],
     rates: Rates,
-    grounds: Grounds,
+    grounds: str,
     *,
     tied: bool,
 ) -> SelectionProblem:

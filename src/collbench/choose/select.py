@@ -15,23 +15,14 @@ from numpy.typing import NDArray
 
 from collbench.choose.bands import predict
 from collbench.choose.choice import (
-    AllLeft,
-    BestPair,
-    ByLabels,
+    EXCLUDED,
     Candidate,
     Choice,
     LeftOut,
-    Measured,
     Members,
-    OneDevice,
-    Predicted,
-    Reason,
     TieBreak,
-    TooFewLeft,
-    Undecided,
     Unfit,
     Verified,
-    Why,
 )
 from collbench.choose.problem import (
     Level,
@@ -49,13 +40,14 @@ from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.choose.search import best, finalists, further, search, with_default
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
-from collbench.judge.stats import most_measured, simultaneous_quantile, summarize
+from collbench.judge.stats import FEWEST_TRIALS, most_measured, simultaneous_quantile, summarize
 from collbench.judge.tiers import estimates, rank_pairs, ties, tolerance
 from collbench.machine.labels import labels_within
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Measurement, Path, Run
+from collbench.model.run import Device, Measurement, Path, Run, tags
+from collbench.model.units import fixed
 
 __all__ = ["choose", "choose_by_labels", "choose_by_rates", "choose_each", "evidence", "further_finalists", "settle"]
 
@@ -94,25 +86,30 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
                 ended.status,
             )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
-    problem = None if ranking is None else from_run(run, fit, ranking)
+    without = _without(run.devices, out)
+    problem = None if ranking is None else from_run(run, fit, ranking, without)
     only = k == len(fit) and len(run.devices) > 1
     if (
         problem is None and k == 1 and not only
     ):  # what tells devices apart without pairs: their places, and what failed on them
-        problem = from_labels(run.devices, run.paths, fit)
+        problem = from_labels(run.devices, run.paths, fit, without)
         alone = tuple((place,) for place, position in enumerate(problem.order) if ended.within((position,)))
         problem = replace(problem, failed=alone)
     if problem is None or only:
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
-        choice = Choice(tuple(fit), AllLeft(len(fit), len(run.devices)), band, candidates)
+        of = len(run.devices)
+        reason = f"all {k} devices" if k == of else f"the {k} of {of} devices that are left"
+        choice = Choice(tuple(fit), reason, band, candidates)
     else:
-        choice = _decided(problem, k)
-    trials = None if ranking is None else ranking.trials
+        choice = _decided(problem, k, without)
+        if ranking is not None and ranking.trials < FEWEST_TRIALS:
+            few = f"some sets have {ranking.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
+            choice = replace(choice, reason=f"{choice.reason}; uncertain: {few}")
     finalists_left = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
     failed = ended.within(choice.members)
     beaten = tuple(filter(ended.impossible, failed))
-    return replace(choice, left_out=out, failed=failed, impossible=beaten, finalists=finalists_left, trials=trials)
+    return replace(choice, left_out=out, failed=failed, impossible=beaten, finalists=finalists_left)
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
@@ -128,15 +125,22 @@ def choose_by_labels(
     devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
 ) -> Choice:
     """Return the k devices that are best by labels alone. Raises UsageError for an impossible k."""
-    out = tuple(LeftOut(position, (Why(Unfit.EXCLUDED),)) for position in sorted(exclude))
-    fit = _fit(devices, k, out)
-    choice = _decided(from_labels(devices, paths, fit), k)
-    if isinstance(choice.reason, BestPair | Predicted) and choice.band is not None:
+    out = tuple(LeftOut(position, (EXCLUDED,)) for position in sorted(exclude))
+    fit, without = _fit(devices, k, out), _without(devices, out)
+    choice = _decided(from_labels(devices, paths, fit, without), k, without)
+    reason = choice.reason
+    if not choice.tied and choice.band is not None:  # labels have an order, not rates
         inside = labels_within(paths, choice.members)
-        first = choice.reason.first if isinstance(choice.reason, Predicted) else None
-        reason = ByLabels(inside, labels_within(paths, fit)[-1], choice.band, first)
-        choice = replace(choice, reason=reason)
-    return replace(choice, left_out=out, estimated=True)
+        first = next(some for some in choice.finalists if some.default)
+        if k == 2:
+            whose = f"the worst pair{without}" if without else "the machine's worst pair"
+            reason = f"{inside[0]}; {whose} has {labels_within(paths, fit)[-1]}"
+        else:
+            same = first.members == choice.members
+            other = f"same as the first {k}" if same else f"the first {k}: {first.band.basis}"
+            reason = f"{', '.join(inside)} over {choice.band.basis} ({other})"
+        reason += _HEURISTIC if choice.heuristic else ""
+    return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
 
 
 def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
@@ -145,7 +149,7 @@ def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequ
     For machines too large for a run of all pairs. Raises UsageError for an impossible k.
     """
     _fit(devices, k, ())
-    return _decided(from_rates(devices, rates, paths), k)
+    return _decided(from_rates(devices, rates, paths), k, "")
 
 
 def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
@@ -159,13 +163,26 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
         raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
     fit = [position for position in range(n) if position not in gone]
     if len(fit) < k:
-        raise TooFewLeft(k, devices, out)
+        named = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
+        busy = any(not {why.sort for why in left.why} & {Unfit.EXCLUDED, Unfit.FAULTY} for left in out)
+        left = f"{len(fit)} {'is' if len(fit) == 1 else 'are'} left without {named}"
+        advice = "choose fewer, or add --allow-busy" if busy else "choose fewer"
+        raise UsageError(f"cannot choose {k} of {n} devices: {left}; {advice}")
     return fit
 
 
-def _decided(problem: SelectionProblem, k: int) -> Choice:
+_FEW_LEFT_OUT = 3  # devices that a reason names
+_HEURISTIC = ", found by a heuristic search"
+
+
+def _without(devices: Sequence[Device], out: Sequence[LeftOut]) -> str:
+    """Return " without GPU3", "" if no device was left out."""
+    few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
+    return f" without {few}" if out else ""
+
+
+def _decided(problem: SelectionProblem, k: int, without: str) -> Choice:
     """Return the choice among the devices of a problem: by bandwidth where it matters, then by the tie-breaks."""
-    reason: Reason
     tied = k == 1 or problem.tied
     if tied:
         sets, heuristic = _tied_sets(problem, k)
@@ -173,7 +190,7 @@ def _decided(problem: SelectionProblem, k: int) -> Choice:
         index, used = decide(sets, problem.levels, problem.order_of)
         members = tuple(sets[index].tolist())
         shortlist = with_default(problem.wired, [members]) if k > 1 else ()
-        reason = OneDevice() if k == 1 else Undecided(problem.grounds)
+        reason = "one device: there is no pair to compare" if k == 1 else problem.grounds
     else:
         candidates = search(problem.wired, k, problem.delta)
         candidates = candidates.only(_preferred(candidates.sets, problem.failed))
@@ -185,7 +202,8 @@ def _decided(problem: SelectionProblem, k: int) -> Choice:
             levels = (*levels, Level(TieBreak.REMAINDER, costs))
         index, used = decide(candidates.sets[equal], levels, problem.order_of)
         shortlist = finalists(problem.wired, candidates, int(equal[index]), problem.delta)
-        members, reason = shortlist[0].members, _why(problem, shortlist)
+        members, reason = shortlist[0].members, _why(problem, shortlist, without)
+        reason += _HEURISTIC if heuristic else ""
 
     def positions(some: Members) -> Members:
         return tuple(sorted(problem.order[index] for index in some))
@@ -217,14 +235,18 @@ def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
     return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
 
 
-def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...]) -> Reason:
+def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: str) -> str:
     """Return the reason, with the rate that the chosen set should reach unless no difference is significant."""
-    chosen, default = shortlist[0], next(some for some in shortlist if some.default)
+    chosen, default, k = shortlist[0], next(some for some in shortlist if some.default), len(shortlist[0].members)
     if problem.undecided:
-        return Undecided(problem.grounds)
-    if len(chosen.members) == 2 and not chosen.band.unmeasured:
-        return BestPair(chosen.band.lo, problem.worst, all_measured=not problem.wired.missing.any())
-    return Predicted(chosen.band, None if chosen is default else default.band)
+        return problem.grounds
+    if k == 2 and not chosen.band.unmeasured:
+        pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
+        whose = f"the {pair}{without}" if without else f"the machine's {pair}"
+        return f"{fixed(chosen.band.lo, 3)} GB/s; {whose} reaches {fixed(problem.worst, 3)} GB/s"
+    over = f" over {chosen.band.basis}" if chosen.band.hi > 0 else ""
+    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}"
+    return f"predicted {chosen.band}{over} ({other})"
 
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).
@@ -269,10 +291,13 @@ def settle(choice: Choice, verification: Run) -> Choice:
         winner
     )
     decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)
+    over = f" (same as the first {len(winner)})" if winner == default else ""
+    if gain is not None:
+        over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {len(winner)}"
     return replace(
         choice,
         members=winner,
-        reason=Measured(summaries[winner].busbw, simulated, winner == default, gain),
+        reason=f"{fixed(summaries[winner].busbw, 3)} GB/s {'simulated' if simulated else 'measured'}{over}",
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
         decided_by=decided_by if len(tied) > 1 else (),

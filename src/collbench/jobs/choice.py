@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import combinations, islice
 from statistics import fmean
 
-from collbench.choose.choice import Choice, Members, TieBreak, Told
+from collbench.choose.choice import Choice, Members, TieBreak
 from collbench.choose.search import MOST_FINALISTS
 from collbench.jobs.replay.results import Replay, replays_of
 from collbench.jobs.replay.steps import communication_seconds
@@ -174,7 +174,7 @@ def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Cho
     return replace(
         choice,
         members=job_contest.chosen,
-        reason=Told(f"a step of {job} communicates for {best.seconds.value * 1e3:.3f} ms ({how}): {least}"),
+        reason=f"a step of {job} communicates for {best.seconds.value * 1e3:.3f} ms ({how}): {least}",
         band=next((some.band for some in choice.finalists if some.members == job_contest.chosen), None),
         decided_by=(choice.decided_by or (TieBreak.PREDICTED,)) if ties else (),
         tied=job_contest.tied,

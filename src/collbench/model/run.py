@@ -68,6 +68,12 @@ def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", 
     return between.join(devices[position].tag for position in positions)
 
 
+def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
+    """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one."""
+    names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
+    return "; ".join(name or "an unknown device" for name in names)
+
+
 class PeerStatus(StrEnum):
     """One answer of NVML or `nvidia-smi topo -p2p`: does a device reach its peer's memory, and if not, why."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collbench.model.failures import FailureKind
-from collbench.model.run import Run
+from collbench.model.run import Run, device_sets
 from collbench.model.units import amount, fixed, format_size
 from collbench.overlaps.factors import condition_of, strongest, summarize
 from collbench.overlaps.page import answer, condition_name, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
-from collbench.report import prose
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 
@@ -26,7 +25,7 @@ def failed(run: Run) -> str:
     kinds = [None, *FailureKind]  # None: wrong data
     worst = min(lost, key=lambda one: kinds.index(one.failure and one.failure.kind))
     more = f"; and {amount(len(lost) - 1, 'more data point')}" if len(lost) > 1 else ""
-    return f"{prose.device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
+    return f"{device_sets([worst.members], run.devices)}: {failed_overlap(worst, run.devices)}{more}"
 
 
 def html(run: Run) -> Html:

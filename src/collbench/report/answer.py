@@ -9,7 +9,6 @@ from collbench.choose.select import choose_each, evidence
 from collbench.judge.diagnose import judge
 from collbench.judge.registration import ordinary
 from collbench.model.run import CommandKind, Run
-from collbench.report import choice_text
 from collbench.report.rows import Table
 from collbench.report.text import measured, ranking, verdicts
 from collbench.report.text.frame import headline
@@ -30,16 +29,14 @@ def as_json(run: Run) -> dict[str, Any]:
             {
                 "devices": [names[member] for member in one.members],
                 "members": list(one.members),
-                "reason": choice_text.reason(one, run.devices),
+                "reason": one.why(run.devices),
                 "predicted_gbs": [one.band.lo, one.band.hi] if one.band else None,
                 "tied": one.tied,
                 "failed": [[names[member] for member in members] for members in one.failed],
             }
             for one in (choose_each(run) if rankings else ())
         ]
-        answer["left_out"] = [
-            {"device": names[one.member], "reason": choice_text.left_out(one)} for one in left_out(run)
-        ]
+        answer["left_out"] = [{"device": names[one.member], "reason": one.reason} for one in left_out(run)]
         answer["rankings"] = [picked(one, "operation", "kind") | ranking.figures_json(one) for one in rankings]
         for standing in (standing for one in answer["rankings"] for standing in one["standings"]):
             standing["devices"] = [names[member] for member in standing["members"]]

@@ -18,12 +18,13 @@ from collbench.judge.fits import Fit
 from collbench.judge.outcome import outcome
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tails import Tails
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Ranking
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run, tags
 from collbench.model.units import counted, format_approximate_size, format_size
-from collbench.report import choice_text, sentences
+from collbench.report import sentences
 from collbench.report.families import families
 from collbench.report.html.page import Drawn, Group, Section
 from collbench.report.html.series import broken, ratio_series, series
@@ -82,7 +83,7 @@ def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
     for number, work in enumerate(works):
         for at, one in enumerate(work.rankings):
             _, tiers, _, *resolution = ranking_page.section(run, one, mapped=False, labelled=True)
-            title = f"{work.work} at {format_size(one.size_bytes)}: {choice_text.tiers(one)}"
+            title = f"{work.work} at {format_size(one.size_bytes)}: {verdict_of(one)}"
             yield Group([tiers, *resolution], title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
@@ -183,7 +184,7 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
         return _answer("How fast", "nothing measured", [])
     first = measured.operations_of(timed)[0]
     line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
-    differ = [] if ranking is None else [choice_text.tiers(ranking)]
+    differ = [] if ranking is None else [verdict_of(ranking)]
     return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
 
 

@@ -12,11 +12,12 @@ from collbench.judge.compare import Change, Comparison, Verdict
 from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Members, Ranking, labels_of, rank_links
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
-from collbench.report import choice_text, sentences
+from collbench.report import sentences
 from collbench.report.families import Family, families, limits_of
 from collbench.report.text.frame import device_names
 
@@ -221,7 +222,7 @@ def _of_family(
         ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         figures=figures(family, limits),
         tiers=tiers,  # of each set the number and the first letter of its relation to the best
-        verdicts=["" if ranking is None else choice_text.tiers(ranking) for ranking in rankings],
+        verdicts=["" if ranking is None else verdict_of(ranking) for ranking in rankings],
         notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
         failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
         chosen=[_chosen(family, size) for size in sizes],

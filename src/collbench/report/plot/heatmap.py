@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import RankedLink, Ranking
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size, sentence
-from collbench.report import choice_text
 from collbench.report.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.report.text.frame import sim
 from collbench.report.text.ranking import DEVICES_WITH_DECIMALS, name, unit_of, value
@@ -84,7 +84,7 @@ def draw(named: Named, ranking: Ranking) -> Picture:
     numbers = [value(link.seconds, link.gbs, unit) for link in ranking.standings]
     how = "Row sends to column" if ranking.kind == "link" else "One number for each pair"
     many = f"{len(numbers)} {ranking.kind}s, {printed(min(numbers))} to {printed(max(numbers))} {unit}"
-    return Picture(figure, title, f"{how}: {many}. {sentence(choice_text.tiers(ranking))} {origins([named])}", tips)
+    return Picture(figure, title, f"{how}: {many}. {sentence(verdict_of(ranking))} {origins([named])}", tips)
 
 
 def _names(run: Run) -> list[str]:

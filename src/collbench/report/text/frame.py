@@ -29,10 +29,11 @@ from collbench.model.run import (
     Skipped,
     StopReason,
     at_the_ends,
+    device_sets,
     new_errors,
 )
 from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
-from collbench.report import prose, sentences
+from collbench.report import sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
 
@@ -328,7 +329,7 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
             failed[tuple(sorted(measurement.point.members)), measurement.failure.kind].append(measurement)
     for (devices, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
-        yield f"failed    {prose.device_sets([devices], run.devices)}: {_points(points)}: {why}"
+        yield f"failed    {device_sets([devices], run.devices)}: {_points(points)}: {why}"
     if len(failed) > most:
         yield f"failed    and {len(failed) - most} more: the run file lists them"
 
@@ -415,7 +416,7 @@ def worst_troubles(run: Run) -> str:
         return f"{lost}{sim(run, ' (sim)')}"
     clauses = []
     for trouble in troubles[:_MOST_SETS]:
-        where = prose.device_sets([trouble.devices], run.devices)
+        where = device_sets([trouble.devices], run.devices)
         how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
         clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
     if len(troubles) > _MOST_SETS:

@@ -17,13 +17,14 @@ from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import Winner, kinds_of, ordinary, ranges, side_by_side, winners
 from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import HostShare, host_shares, share_of_all
+from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, amount, figure, format_size, sentence, span
-from collbench.report import choice_text, sections
+from collbench.report import sections
 from collbench.report.text.frame import ALARM, alarm, device_names, ending, header, headline, sim
 from collbench.report.text.layout import Block, Lines, Page, Part, Table, both, legend, listed, short, table, whole
 from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
@@ -66,12 +67,9 @@ def pairs_page(run: Run) -> Page:
 
 def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
     """Return a line for each set that was chosen, with its reason, and for each device that was left out."""
-    lines = [
-        f"best {len(one.members):<3} {tags(one.members, run.devices)}: {choice_text.reason(one, run.devices)}"
-        for one in chosen
-    ]
+    lines = [f"best {len(one.members):<3} {tags(one.members, run.devices)}: {one.why(run.devices)}" for one in chosen]
     lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
-    return lines + [f"left out {run.devices[one.member].tag}: {choice_text.left_out(one)}" for one in left_out(run)]
+    return lines + [f"left out {run.devices[one.member].tag}: {one.reason}" for one in left_out(run)]
 
 
 def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[Part]:
@@ -139,7 +137,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
         shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
     elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --ranking", heads[:3] + heads[5:6]
     yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
-    yield Text(sentence(choice_text.tiers(ranking)))
+    yield Text(sentence(verdict_of(ranking)))
 
 
 def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from collbench.judge.fits import Bounded, Fit, Unfitted
 from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.summary import RankedWork, is_judged
+from collbench.judge.tier_words import verdict_of, wrong_sets
 from collbench.judge.tiers import Members, Missing, RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run, tags
@@ -28,7 +29,7 @@ from collbench.model.units import (
     sentence,
     span,
 )
-from collbench.report import choice_text, sentences
+from collbench.report import sentences
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, legend, listed, short, styles, table, whole
@@ -114,12 +115,12 @@ def _shown(rankings: Sequence[Ranking]) -> Ranking:
 def answer(run: Run, ranking: Ranking) -> Text:
     """Return a page's first line: whether what it ranks differs."""
     at = f"{ranking.work} at {format_size(ranking.size_bytes)}"
-    return Text(f"{at}: {choice_text.tiers(ranking)}{sim(run, ' (sim)')}")
+    return Text(f"{at}: {verdict_of(ranking)}{sim(run, ' (sim)')}")
 
 
 def _matters(ranking: Ranking) -> str:
     """Return in a few words whether the choice of devices matters."""
-    failed = "".join(f"; {count}" for count in choice_text.wrong_sets(ranking))
+    failed = "".join(f"; {count}" for count in wrong_sets(ranking))
     if ranking.trials < FEWEST_TRIALS:
         return f"too few trials{failed}"
     return f"{'no: all tie' if ranking.all_tied else 'undecided' if ranking.one_tier else 'yes'}{failed}"
@@ -159,7 +160,7 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
 
 def figures_json(ranking: Ranking) -> dict[str, Any]:
     """Return one ranking in JSON's own types."""
-    verdict = {"verdict": choice_text.tiers(ranking), "standings": plain(ranking.standings)}
+    verdict = {"verdict": verdict_of(ranking), "standings": plain(ranking.standings)}
     return picked(ranking, *_FIGURES) | verdict
 
 
@@ -173,7 +174,7 @@ def section(
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers, labelled=labelled)
-    yield Text(sentence(choice_text.tiers(ranking)))
+    yield Text(sentence(verdict_of(ranking)))
     trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."

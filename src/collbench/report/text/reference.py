@@ -25,9 +25,8 @@ from collbench.judge.references import (
 from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Run, tags
+from collbench.model.run import Run, device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, size_span
-from collbench.report.prose import device_sets
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain

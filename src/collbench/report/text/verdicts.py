@@ -15,10 +15,9 @@ from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.run import Run, tags
+from collbench.model.run import Run, device_sets, tags
 from collbench.model.units import abridged, amount, figure, fixed, format_size, span
 from collbench.report import sentences
-from collbench.report.prose import device_sets
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.report.text.frame import not_judged as not_judged_line
