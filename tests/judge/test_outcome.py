@@ -30,7 +30,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.report.text import verdicts
 from collbench.report.text.frame import headline
-from collbench.report.text.measured import pairs_page
+from collbench.report.text.pairs import pairs_page
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, gpus, in_words, measured, run_of
 from tests.sim import random_fabrics

@@ -4,7 +4,8 @@ import pytest
 
 from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.run import Chosen, DataPoint, Measurement, Run, StopReason
-from collbench.report.text.measured import collectives_page, page
+from collbench.report.text.collectives import collectives_page
+from collbench.report.text.measured import page
 from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, shared, throttled
 from tests.report.pages import text
 

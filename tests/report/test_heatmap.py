@@ -6,7 +6,7 @@ from collbench.judge.tiers import Ranking, rank_links, rank_pairs
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.report.text.layout import legend
-from collbench.report.text.measured import pairs_page
+from collbench.report.text.pairs import pairs_page
 from collbench.report.text.ranking import heat_map, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import pairs_run, text

@@ -6,7 +6,7 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.report.text.layout import Table
-from collbench.report.text.measured import pairs_page
+from collbench.report.text.pairs import pairs_page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.report.pages import pairs_run, text
 

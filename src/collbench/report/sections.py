@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """What the first screen of the HTML page shows: a question with its answer."""
+    """What the first screen of the HTML page shows: a question with its answer.
+
+    `state` colors it: "ok", "warn" or "hard".
+    """
 
     question: str
     short: str
     lines: Sequence[str] = ()
+    state: str = ""
 
 
 class Section(Protocol):

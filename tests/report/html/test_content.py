@@ -168,7 +168,7 @@ def test_shades_grow_with_the_share_of_the_best(share: float, letter: str) -> No
 
 def short_answers(run: Run) -> dict[str, tuple[str, str]]:
     page = reported(run)["runs"][0]
-    return {one["question"]: (one["short"], one["state"]) for one in page["answers"]}
+    return {one.question: (one.short, one.state) for one in page["answers"]}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
     run = replace(by_hand(), health_before=(well,) * 4, health_after=(well, well, hot, replace(well, nvlink_errors=5)))
     page = reported(run)["runs"][0]
     assert short_answers(run)["Is anything wrong"] == ("GPU2, GPU3 not fit", "warn")
-    left = [line for line in page["answers"][0]["lines"] if line.startswith("left out")]
+    left = [line for line in page["answers"][0].lines if line.startswith("left out")]
     assert left == ["left out GPU2: throttled: HW thermal slowdown", "left out GPU3: faulty: 5 new NVLink errors"]
     states = next(part for part in printed(page, "health") if isinstance(part, list) and isinstance(part[0], tuple))
     assert [row[:2] for row in states] == [("GPU0", "40"), ("GPU1", "40"), ("GPU2", "40 → 88"), ("GPU3", "40")]

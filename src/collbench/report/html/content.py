@@ -29,7 +29,7 @@ from collbench.report.families import families
 from collbench.report.html.page import Drawn, Group, Section
 from collbench.report.html.series import broken, ratio_series, series
 from collbench.report.sections import Html, section
-from collbench.report.text import measured, tails, verdicts
+from collbench.report.text import measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
@@ -145,50 +145,41 @@ def _environment(run: Run) -> Iterator[Group]:
 
 # What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
 
-_SEVERITIES = {
-    Severity.HARD: "hard",
-    Severity.CONTRADICTION: "warn",
-    Severity.FAILURE: "hard",
-    Severity.INFO: "info",
-}
 
-
-def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[dict[str, Any]]:
-    """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines.
+def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> list[Html]:
+    """Return the first screen: which devices, how fast, is anything wrong.
 
     Where an annex measured the run, `shown` is what it shows instead of the first two.
     """
-    if shown is not None:
-        return [_answer(shown.question, shown.short, shown.lines), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
-    return [_which_devices(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
+    first = [shown] if shown is not None else [_which_devices(run, ranking), _how_fast(run, ranking)]
+    return [*first, _is_anything_wrong(run, judged)]
 
 
-def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
+def _which_devices(run: Run, ranking: Ranking | None) -> Html:
     chosen = [] if ranking is None else [*choose_each(run)]
-    lines, state = measured.recommended(run, chosen), "warn" if left_out(run) else ""
+    lines, state = pairs.recommended(run, chosen), "warn" if left_out(run) else ""
     if not chosen:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
-        return _answer("Which devices", "nothing to choose", [why, *lines], state)
+        return Html("Which devices", "nothing to choose", [why, *lines], state)
     any_of_them = all(one.tied or len(one.members) == len(run.devices) for one in chosen)
     short = "any of them" if any_of_them else tags(chosen[0].members, run.devices)
-    return _answer("Which devices", short, lines, state)
+    return Html("Which devices", short, lines, state)
 
 
-def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
+def _how_fast(run: Run, ranking: Ranking | None) -> Html:
     """Return the rates of the pairs that were ranked; without pairs, those of the first work at its largest size."""
     timed = [one for one in run.measured() or run.measurements if one.samples]
     if ranking is not None:
         timed = [one for one in timed if one.point.work == ranking.work and len(one.point.members) == 2]
     if not timed:
-        return _answer("How fast", "nothing measured", [])
-    first = measured.operations_of(timed)[0]
-    line = measured.rates_line(run, [one for one in timed if one.point.operation is first]).plain
+        return Html("How fast", "nothing measured", [])
+    line = pairs.rates_line(run, next(iter(pairs.at_largest(timed).values()))).plain
     differ = [] if ranking is None else [verdict_of(ranking)]
-    return _answer("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
+    return Html("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
 
 
-def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
+def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
     failed, covered = headline(run), coverage(run)
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
     problems = verdicts.counts(faults)
@@ -201,16 +192,12 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines.append("the run was interrupted: some of it is missing")
     if unfit := [one.member for one in left_out(run)]:
         problems.append(f"{tags(unfit, run.devices)} not fit")
-    if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
+    if failed or any(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in faults):
         state = "hard"
     else:
         state = "warn" if problems or not covered.any or not run.complete else "ok"
     short = " and ".join(problems) or ("nothing found" if covered.any else "not judged")
-    return _answer("Is anything wrong", short, lines, state)
-
-
-def _answer(question: str, short: str, lines: Sequence[str], state: str = "") -> dict[str, Any]:
-    return {"question": question, "short": short, "lines": list(lines), "state": state}
+    return Html("Is anything wrong", short, lines, state)
 
 
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.

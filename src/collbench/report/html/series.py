@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,47 +142,12 @@ _STOPS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """What the page's script reads: each figure is a table of sizes × sets of devices, or of conditions.
-
-    `notes` is a text for each size and set; `words` are texts that come first in the list of them. Of the fields with a
-    default, an empty one is empty for each size or set.
-    """
-
-    name: str
-    kind: str
-    about: str
-    collective: bool
-    sizes: Sequence[int]
-    sets: Sequence[Sequence[int]]
-    names: Sequence[str]
-    figures: Sequence[dict[str, Any]]
-    notes: Sequence[Sequence[str]]
-    words: Sequence[str] = ()
-    ways: str = "one way"
-    labels: Sequence[str] = ()
-    theory: Sequence[float | None] = ()
-    tiers: Sequence[Sequence[Any]] = ()
-    verdicts: Sequence[str] = ()
-    failed: Sequence[Sequence[int]] = ()
-    chosen: Sequence[str] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the series as JSON's own types."""
-        texts = list(dict.fromkeys(["", *self.words, *(note for row in self.notes for note in row)]))
-        sizes, sets = len(self.sizes), len(self.sets)
-        empty: dict[str, Any] = dict.fromkeys(("verdicts", "chosen"), [""] * sizes)
-        empty |= dict.fromkeys(("tiers", "failed"), [[]] * sizes)
-        empty |= {"labels": [""] * sets, "theory": [None] * sets}
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        shown = {name: value or empty.get(name, value) for name, value in given.items()}
-        notes = [[texts.index(note) for note in row] for row in self.notes]  # many data points share a text
-        shown |= {"sets": [list(devices) for devices in self.sets], "size_names": [*map(format_size, self.sizes)]}
-        return shown | {"notes": notes, "words": texts}
+# What the page's script reads: each figure is a table of sizes × sets of devices. `tiers` has of each set its number
+# and the first letter of its relation to the best; `notes` the index in `words` of a text on each data point.
+Series = dict[str, Any]
 
 
-def series(run: Run) -> list[dict[str, Any]]:
+def series(run: Run) -> list[Series]:
     """Return the run's series as JSON's own types."""
     run_outcome, impossible_points = outcome(run), by_point(run)
     return [
@@ -196,7 +161,7 @@ def _of_family(
     family: Family,
     run_outcome: Outcome,
     impossible_points: Mapping[DataPoint, Impossible],
-) -> dict[str, Any]:
+) -> Series:
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(run, work, sets)
@@ -209,24 +174,31 @@ def _of_family(
         of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
     rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
-    return Series(
-        name=_name(family),
-        kind=family.kind,
-        about=_DIRECTED[family.kind],
-        collective=work.operation.is_collective,
-        sizes=sizes,
-        sets=sets,
-        names=[device_names(run.devices, work, devices) for devices in sets],
-        labels=[labels.get(devices, "") for devices in sets],
-        theory=[short(limits.get(devices)) for devices in sets],
-        ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
-        figures=figures(family, limits),
-        tiers=tiers,  # of each set the number and the first letter of its relation to the best
-        verdicts=["" if ranking is None else verdict_of(ranking) for ranking in rankings],
-        notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
-        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
-        chosen=[_chosen(family, size) for size in sizes],
-    ).as_json()
+    return {
+        "name": _name(family),
+        "kind": family.kind,
+        "about": _DIRECTED[family.kind],
+        "collective": work.operation.is_collective,
+        "sizes": sizes,
+        "sets": [list(devices) for devices in sets],
+        "names": [device_names(run.devices, work, devices) for devices in sets],
+        "figures": figures(family, limits),
+        **_noted([[_note(run, impossible_points, one) for one in row] for row in rows]),
+        "ways": "both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
+        "labels": [labels.get(devices, "") for devices in sets],
+        "theory": [short(limits.get(devices)) for devices in sets],
+        "tiers": tiers,
+        "verdicts": ["" if ranking is None else verdict_of(ranking) for ranking in rankings],
+        "failed": [[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
+        "chosen": [_chosen(family, size) for size in sizes],
+        "size_names": [*map(format_size, sizes)],
+    }
+
+
+def _noted(notes: Sequence[Sequence[str]], first: Iterable[str] = ()) -> Series:
+    """Return notes as indices in the list of their texts, which begins with `first`: many data points share one."""
+    texts = list(dict.fromkeys(["", *first, *(note for row in notes for note in row)]))
+    return {"notes": [[texts.index(note) for note in row] for row in notes], "words": texts}
 
 
 def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
@@ -282,10 +254,8 @@ _VERDICT_TEXTS = {
     Verdict.UNDECIDED: "undecided",
 }
 
-Points = Mapping[tuple[int, int], Change]  # by indices in the lists of sizes and of sets
 
-
-def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def ratio_series(comparison: Comparison, base: Sequence[Series]) -> list[Series]:
     """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     by_name = {one["name"]: one for one in base}
@@ -302,7 +272,8 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
     return every_series
 
 
-def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
+def _ratios(base: Series, points: Mapping[tuple[int, int], Change]) -> Series:
+    """Return the series of changes; `points` have indices in the lists of sizes and of sets."""
     rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
     changes = [[points.get((row, column)) for column in columns] for row in rows]
     # Speed over speed. The intervals hold for all data points at once, so they are wide.
@@ -313,20 +284,19 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         covers="simultaneous 99% interval",
         shades=["".join(map(_letter, row)) for row in changes],
     )
-    return Series(
-        name=base["name"],
-        kind=base["kind"],
-        about=base["about"],
-        collective=base["collective"],
-        sizes=[base["sizes"][row] for row in rows],
-        sets=[base["sets"][column] for column in columns],
-        names=[base["names"][column] for column in columns],
-        labels=[base["labels"][column] for column in columns],
-        ways="",
-        figures=[ratios],
-        notes=[["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes],
-        words=[*_VERDICT_TEXTS.values()],
-    ).as_json()
+    notes = [["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes]
+    none = {"theory": [None] * len(columns), "tiers": [[]] * len(rows), "verdicts": [""] * len(rows)}
+    return {
+        **base,
+        **{name: [base[name][row] for row in rows] for name in ("sizes", "size_names")},
+        **{name: [base[name][column] for column in columns] for name in ("sets", "names", "labels")},
+        **none,
+        "failed": [[]] * len(rows),
+        "chosen": [""] * len(rows),
+        "ways": "",
+        "figures": [ratios],
+        **_noted(notes, _VERDICT_TEXTS.values()),
+    }
 
 
 def _letter(change: Change | None) -> str:

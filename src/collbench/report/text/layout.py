@@ -63,7 +63,12 @@ class Table:
         """Return a table of only these columns, by index."""
         rows = [[row[column] for column in kept] for row in self.rows]
         left = [place for place, column in enumerate(kept) if column in self.left]
-        return Table([self.heads[column] for column in kept], [*rows], left, self.keys)
+        keys = sum(column < self.keys for column in kept)
+        return replace(self, heads=[self.heads[column] for column in kept], rows=[*rows], left=left, keys=keys)
+
+    def without(self, heads: Collection[str]) -> Table:
+        """Return the table without these columns."""
+        return self.part([column for column, head in enumerate(self.heads) if head not in heads])
 
     def lines(self) -> list[str]:
         """Return the table as lines of aligned columns."""
@@ -82,11 +87,12 @@ def table(
     keys: int | None = None,
     spare: Sequence[str] = (),
     elsewhere: str = "",
+    optional: Collection[str] = (),
 ) -> Table:
     """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
-    The first `keys` columns name its rows; None: those aligned left at the start, or the first. The rest is as in
-    Table.
+    The first `keys` columns name its rows; None: those aligned left at the start, or the first. Columns `optional` are
+    left out where they are empty or "-" in all rows. The rest is as in Table.
     """
     is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
     at_start = len([*takewhile(bool, is_left)]) or 1
@@ -94,7 +100,8 @@ def table(
     filled = Table(heads, [], at_left, at_start if keys is None else keys, spare, elsewhere)
     for row in rows:
         filled.add_row(*row)
-    return filled
+    empty = {head for at, head in enumerate(heads) if all(row[at] in ("", "-") for row in filled.rows)}
+    return filled.without(empty & set(optional)) if empty & set(optional) else filled
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
@@ -288,9 +287,6 @@ def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
 
 # Matrices of devices × devices: rates or times as a heat map, shaded by share of the best; readable without color.
 
-
-Matrix = NDArray[np.float64]
-
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
 _KINDS = {
@@ -300,42 +296,33 @@ _KINDS = {
 }
 
 
-def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
-    """Return a figure of each data point on two devices: shape (devices, devices), row = source, NaN if not measured.
-
-    A collective on a pair and a copy both ways fill both halves.
-    """
-    figures: dict[Members, float] = {
-        one.point.members: figure(one)
-        for one in run.measured(work.variant)
-        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
-    }
-    return _filled(run, figures, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
-
-
-def _filled(run: Run, figures: Mapping[Members, float], *, symmetric: bool) -> Matrix:
-    matrix = np.full((len(run.devices),) * 2, np.nan)
-    for (src, dst), entry in figures.items():
-        matrix[src, dst] = entry
-        if symmetric:
-            matrix[dst, src] = entry
-    return matrix
-
-
 def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
     """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
     work = Work(operation, variant)
     unit = unit_of(run, work, size_bytes)
-    matrix = pair_matrix(run, work, size_bytes, lambda measurement: value_of(measurement, unit))
+    figures: dict[Members, float] = {
+        one.point.members: value_of(one, unit)
+        for one in run.measured(variant)
+        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
+    }
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
     kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
     kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
     text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
-    return text.append_text(render_matrix(run, matrix, best_is_least=unit in _PER_SECOND))
+    symmetric = operation.is_collective or variant is Variant.BOTH_WAYS
+    return text.append_text(_matrix(run, figures, unit, symmetric=symmetric))
 
 
-def render_matrix(run: Run, matrix: Matrix, *, best_is_least: bool) -> Text:
-    """Return a matrix with its heads, shaded by shares of the best, in blocks of at most 80 columns."""
+def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric: bool) -> Text:
+    """Return figures of pairs as a matrix, row = source, shaded by shares of the best, in blocks of at most 80 columns.
+
+    What was not measured is a dash; a `symmetric` figure fills both halves.
+    """
+    matrix = np.full((len(run.devices),) * 2, np.nan)
+    for (source, destination), entry in figures.items():
+        matrix[source, destination] = entry
+        if symmetric:
+            matrix[destination, source] = entry
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
@@ -346,8 +333,8 @@ def render_matrix(run: Run, matrix: Matrix, *, best_is_least: bool) -> Text:
     widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
     first = max(map(len, tags))
     known = matrix[np.isfinite(matrix)]
-    best = (known.min() if best_is_least else known.max()) if known.size else 0.0
-    shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
+    best = (known.min() if unit in _PER_SECOND else known.max()) if known.size else 0.0
+    shares = best / matrix if unit in _PER_SECOND else matrix / best if best else np.full(matrix.shape, np.nan)
     style = styles(shares)
     blocks = []
     # As many columns in each block: 16 of four digits need two blocks. Long names (of hosts) leave room for one.
@@ -393,5 +380,4 @@ def value_of(measurement: Measurement, unit: str) -> float:
 def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
     """Return a ranking of links or pairs as a heat map in a unit that `unit_of` returns."""
     figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
-    matrix = _filled(run, figures, symmetric=ranking.kind == "pair")
-    return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
+    return _matrix(run, figures, unit, symmetric=ranking.kind == "pair")

@@ -25,7 +25,7 @@ from collbench.model.units import amount, counted, format_size
 from collbench.report.text import tails
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Table, both, short, table, whole
-from collbench.report.text.measured import winner_words
+from collbench.report.text.registration import winner_words
 from collbench.report.text.tails import micro
 from collbench.runfile.codec import picked
 

@@ -1,0 +1,262 @@
+"""The pages of `collbench copies` and `latency`: the figures of every link or device, for each kind of copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import numpy as np
+from rich.text import Text
+
+from collbench.judge.stats import half_width, summarize
+from collbench.judge.summary import HostShare, host_shares, share_of_all
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import Measurement, Run, tags
+from collbench.model.units import figure, format_size
+from collbench.report.text.collectives import point_figures
+from collbench.report.text.frame import ending, header, sim
+from collbench.report.text.layout import Lines, Page, Part, both, legend, short, table, whole
+from collbench.report.text.pairs import at_largest, rates_line
+from collbench.report.text.ranking import render_bandwidths, unit_of, value_of
+from collbench.report.text.reference import normal_line
+
+_MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
+_TABLES = {
+    Variant.ONE_TO_ALL: "one to all others at once: all that a device sends",
+    Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
+    Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
+    Variant.LOCAL: "within a device's memory; each byte is read and written",
+}
+# The columns of the table that compares concurrent host copies with isolated ones.
+_SHARES = {
+    Variant.HOST_BOTH_WAYS: "both ways",
+    Variant.HOST_ALL: "all at once",
+    Variant.HOST_ALL_BOTH_WAYS: "all, both ways",
+}
+_RANGE = ("size", "lowest", "median", "highest")
+_NODES_WITH_INTERVALS = 4  # with more NUMA nodes, intervals would break 80 columns
+_COPIES_LEGEND = """\
+ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
+read: the destination does; ±: half of the median's 95% interval"""
+
+
+def copies_page(run: Run) -> Page:
+    """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
+    copies = [m for m in run.measured() or run.measurements if m.samples and m.point.operation.is_copy]
+    for largest in [*at_largest(copies).values()][:1]:
+        yield from short(rates_line(run, largest))
+    yield from whole("header", Lines(header(run)))
+    yield from _copies_summary(run)
+    for variant in (*_MATRICES, *_TABLES):
+        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
+        if measurements:
+            several = len({measurement.point.numa_node for measurement in measurements}) > 1
+            tables = _nodes if several else _matrices if variant in _MATRICES else _devices
+            yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, measurements))
+    yield from whole("tables", *_shares(run))
+    yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
+    lacks = "skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"
+    yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
+
+
+def _copies_summary(run: Run) -> Page:
+    """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
+    rows = []
+    for variant in (*_MATRICES, *_TABLES):
+        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
+        rows += [_range_row(run, Work(one, variant), points) for one, points in at_largest(measurements).items()]
+    if rows:
+        yield from both("notes", *normal_line(run))
+        yield from short(
+            *_host_lines(run, host_shares(run)),
+            Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
+            table("copy", *_RANGE, rows=rows, keys=2),
+        )
+    plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
+    for operation, largest in [*at_largest(plain).items()][:1]:
+        yield from short(Text(), render_bandwidths(run, operation, largest[0].point.size_bytes), legend())
+
+
+def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    """Return a work's row at one size: lowest, median and highest figure in the unit that says most."""
+    size_bytes = measurements[0].point.size_bytes
+    unit = unit_of(run, work, size_bytes)
+    figures = _least_to_most([value_of(one, unit) for one in measurements], f" {unit}")
+    return (str(work), format_size(size_bytes), *figures)
+
+
+def _shares(run: Run) -> Iterator[Part]:
+    """Yield a table of concurrent host copies for each NUMA node: GB/s and the share of the isolated rate."""
+    shares = host_shares(run)
+    for node in dict.fromkeys(one.work.numa_node for one in shares):
+        here = [one for one in shares if one.work.numa_node == node]
+        variants = [variant for variant in _SHARES if any(one.work.variant is variant for one in here)]
+        size = format_size(max(one.size_bytes for one in here))
+        yield Text(f"\nhost at {size}, concurrently{_host_memory(run, node)}: GB/s one way, % of isolated")
+        rows = []
+        for device, operation in dict.fromkeys((one.device, one.work.operation) for one in here):
+            by_variant = {
+                one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)
+            }
+            isolated = next(iter(by_variant.values())).isolated_gbs
+            cells = [_cell(by_variant.get(variant)) for variant in variants]
+            rows.append((run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells))
+        heads = ("device", "copy", "isolated", *map(_SHARES.__getitem__, variants))
+        yield table(*heads, rows=rows, left=heads[:2])
+    yield from _host_lines(run, shares)
+
+
+def _host_memory(run: Run, node: int | None) -> str:
+    """Return the NUMA node of host memory if it was chosen; None is each device's own node."""
+    chosen = {measurement.point.numa_node for measurement in run.measured(Variant.HOST)} - {None}
+    if node is not None:
+        return f" on NUMA node {node}"
+    return " on own NUMA nodes" if chosen else ""
+
+
+def _cell(one: HostShare | None) -> str:
+    if one is None:
+        return "-"
+    return figure(one.gbs) if one.share is None else f"{figure(one.gbs)} {one.share:4.0%}"
+
+
+def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[Part]:
+    """Yield for each NUMA node the share of their isolated rate that host copies of all devices at once keep."""
+    for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
+        parts: list[str] = []
+        for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):
+            kept = [
+                f"{name} {share:.0%}"
+                for name, operation in (("h2d", Operation.H2D_CE), ("d2h", Operation.D2H_CE))
+                if (share := share_of_all(shares, Work(operation, variant, node))) is not None
+            ]
+            if kept:
+                parts.append(f"{'both ways ' if variant.opposed else ''}{', '.join(kept)}")
+        if parts:
+            where = f"all {len(run.devices)} at once{_host_memory(run, node)}"
+            yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
+
+
+def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
+    """Yield the matrix of each kind of copy on links or pairs, its range and its widest interval."""
+    for operation, largest in at_largest(measurements).items():
+        size_bytes = largest[0].point.size_bytes
+        unit = unit_of(run, Work(operation, variant), size_bytes)
+        low, middle, high = _least_to_most([value_of(one, unit) for one in largest])
+        half = max(half_width(one) for one in largest)
+        within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
+        yield Text()
+        yield render_bandwidths(run, operation, size_bytes, variant)
+        yield Text(f"{low} to {high}, median {middle}; {within}")
+    yield legend()
+
+
+def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
+    largest = at_largest(measurements)
+    size_bytes, first = max(measurement.point.size_bytes for measurement in measurements), next(iter(largest))
+    unit = unit_of(run, Work(first, variant), size_bytes)
+    about = _HOST_CHASE if first is Operation.CHASE else _TABLES[variant]
+    yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({about})")
+    columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest.values()]
+    rows = (
+        (device.tag, *(values.get(position, "-") for values in columns)) for position, device in enumerate(run.devices)
+    )
+    yield table("device", *largest, rows=rows)
+
+
+def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
+    """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
+    size_bytes = max(measurement.point.size_bytes for measurement in measurements)
+    unit = unit_of(run, measurements[0].point.work, size_bytes)
+    size = format_size(size_bytes)
+    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, {unit} (h2d: from it, d2h: to it)")
+    nodes = sorted(
+        {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
+    )
+    heads = ("device", "copy", *("anywhere" if node is None else f"node {node}" for node in nodes))
+    largest = at_largest(measurements)
+    printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _middle
+    figures = {(m.point.members[0], m.point.work): printed(m, unit) for points in largest.values() for m in points}
+    rows = (
+        (device.tag, operation.value, *(figures.get((at, Work(operation, variant, node)), "-") for node in nodes))
+        for at, device in enumerate(run.devices)
+        for operation in largest
+    )
+    yield table(*heads, rows=rows, left=heads[:2])
+
+
+def _with_interval(measurement: Measurement, unit: str) -> str:
+    half, middle = half_width(measurement), _middle(measurement, unit)
+    return f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
+
+
+def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
+    return [f"{figure(value)}{unit}" for value in (min(values), median(values), max(values))]
+
+
+def _middle(measurement: Measurement, unit: str) -> str:
+    return figure(value_of(measurement, unit))
+
+
+# The page of `collbench latency`: one access, one small copy, one small all-reduce.
+
+_HOST_CHASE = "accesses to pinned host memory"
+_TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
+_LAUNCH_LEGEND = """; launch: one call
+of an ungraphed loop, as in a training step, the mean of the ranks"""
+
+
+# The names of works in the answer of the short page.
+_LATENCIES = {
+    Operation.ALLREDUCE: "all-reduce",
+    Operation.CE_WRITE: "copy",
+    Operation.CPU_WRITE: "copy",
+    Operation.SM_WRITE: "copy by kernel",
+    Operation.CHASE: "access",
+}
+
+
+def latency_page(run: Run) -> Page:
+    """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
+    yield from whole("header", Lines(header(run)))
+    yield from short(*_latency_summary(run))
+    chase = [one for one in run.measured() if one.point.operation is Operation.CHASE]
+    copies = [one for one in run.measured() if one.point.operation.is_copy]
+    for index, points in enumerate(filter(None, (chase, copies))):
+        matrices = _matrices(run, Variant.PLAIN, points)
+        yield from both("matrices", *matrices) if index == 0 else whole("matrices", *matrices)
+    if host := run.measured(Variant.HOST):
+        yield from whole("tables", *_devices(run, Variant.HOST, host))
+    yield from whole("tables", *_allreduce(run))
+    lacks = "skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"
+    yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
+
+
+def _latency_summary(run: Run) -> Iterator[Part]:
+    """Yield a line with the median of each kind of latency, and a table of their ranges."""
+    rows = []
+    works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
+    for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
+        measurements = [m for m in run.measured(work.variant) if m.point.work == work]
+        smallest = min(m.point.size_bytes for m in measurements)
+        rows.append(_range_row(run, work, [m for m in measurements if m.point.size_bytes == smallest]))
+    medians = {row[0]: row[3] for row in rows}
+    if rows:
+        answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
+        yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{sim(run, ', sim')})\n")
+        yield table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2)
+
+
+def _allreduce(run: Run) -> Iterator[Part]:
+    measurements = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
+    if not measurements:
+        return
+    yield Text(f"\nallreduce of {format_size(measurements[0].point.size_bytes)} on each pair")
+    launches = any(summarize(measurement).launch_seconds for measurement in measurements)
+    rows = (
+        (tags(measurement.point.members, run.devices, "-"), *point_figures(measurement)[:2])
+        for measurement in sorted(measurements, key=lambda m: m.point.members)
+    )
+    yield table("pair", "time µs", "launch µs", rows=rows, optional=("launch µs",))
+    yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")

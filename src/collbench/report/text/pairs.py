@@ -1,0 +1,184 @@
+"""The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.text import Text
+
+from collbench.choose.choice import Choice
+from collbench.choose.problem import left_out
+from collbench.choose.select import choose_each, evidence
+from collbench.judge.registration import kinds_of, ordinary
+from collbench.judge.tier_words import verdict_of
+from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement, Run, tags
+from collbench.model.units import amount, figure, format_size, sentence, span
+from collbench.report.text.frame import device_names, ending, header, sim
+from collbench.report.text.layout import Lines, Page, Part, both, legend, short, table, whole
+from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
+from collbench.report.text.reference import below, normal_line
+from collbench.report.text.registration import fastest_memory
+from collbench.report.text.topology import render_labels
+from collbench.report.text.verdicts import contradiction
+
+# (most, best, worst): a table of more than `most` pairs shows so many of the best and of the worst.
+_PAIR_ROWS, _FEW_PAIR_ROWS = (28, 16, 8), (8, 5, 2)
+
+
+def pairs_page(run: Run) -> Page:
+    """Yield the page's blocks, top to bottom."""
+    yield from whole("header", Lines(header(run)))
+    every, run = run, ordinary(run)
+    source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
+    yield from whole("labels", Text(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
+    matrices = [render_bandwidths(run, operation, size) for operation, size in _mapped(run).items()]
+    for matrix in matrices:
+        yield from whole("matrices", Text(), matrix)
+    if matrices:
+        yield from whole("matrices", legend())
+    ranking = evidence(run)
+    if ranking is not None:
+        lines = "\n".join(recommended(run, [*choose_each(run)]))
+        # Below a fault that no figure sees, nothing may read "normal".
+        normal = [] if contradiction(run) and not below(run) else [*normal_line(run)]
+        yield from short(Lines(lines), *normal, *ranked_pairs(run, ranking))
+        yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS), Lines(f"\n{lines}"))
+        yield from whole("notes", *normal)
+    elif matrices:
+        yield from short(matrices[0], legend())
+    if len(kinds_of(every)) > 1:
+        yield from both("tables", *fastest_memory(every))
+    yield from ending(every)
+
+
+def recommended(run: Run, chosen: Iterable[Choice]) -> list[str]:
+    """Return a line for each set that was chosen, with its reason, and for each device that was left out."""
+    lines = [f"best {len(one.members):<3} {tags(one.members, run.devices)}: {one.why(run.devices)}" for one in chosen]
+    lines = [f"{line}{sim(run, ' (sim)')}" for line in lines]
+    return lines + [f"left out {run.devices[one.member].tag}: {one.reason}" for one in left_out(run)]
+
+
+def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[Part]:
+    """Yield a short page's table of pairs and its matrix."""
+    yield Text()
+    yield from _pairs(run, ranking, _FEW_PAIR_ROWS)
+    if len(run.devices) > 2:
+        yield Text()
+        yield render_bandwidths(run, ranking.operation, ranking.size_bytes)
+        yield legend()
+
+
+def _on_pairs(run: Run) -> dict[Operation, int]:
+    """Return the operations measured on pairs, and the largest size of each."""
+    pairs = [measurement for measurement in run.measured() if len(measurement.point.members) == 2]
+    return {operation: points[0].point.size_bytes for operation, points in at_largest(pairs).items()}
+
+
+def _mapped(run: Run) -> dict[Operation, int]:
+    """Return those whose matrices are printed: the first copy and the first collective."""
+    sizes = _on_pairs(run)
+    shown = [one for one in sizes if one.is_copy][:1] + [one for one in sizes if one.is_collective][:1]
+    return {operation: sizes[operation] for operation in shown}
+
+
+def rankings_of_pairs(run: Run, deciding: Ranking) -> Iterator[Ranking | None]:
+    """Yield the ranking by which devices are chosen, then that of each other operation at its largest size on pairs."""
+    yield deciding
+    for operation, size_bytes in _on_pairs(run).items():
+        if operation is not deciding.operation:
+            yield rank_pairs(run, operation, size_bytes)
+
+
+def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[Part]:
+    """Yield the table of pairs, best first; `rows` says how many it shows, as _PAIR_ROWS does."""
+    size = format_size(ranking.size_bytes)
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    title = f"{ranking.operation} at {size}, {unit} (95% interval; up to {ranking.delta:.1%} is a tie)"
+    yield Text(f"{sim(run)}pairs by {title}")
+    operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
+    spare = [operation.value for operation in reversed(operations) if operation not in _mapped(run)]
+    # The interval and the comparison are those of the operation that ranks: a folded table keeps them beside it.
+    heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *operations[1:]]
+    _, *others = rankings_of_pairs(run, ranking)
+    figures = [
+        {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in others
+    ]
+    last, shown = -1, list[tuple[str, ...]]()
+    for index in _kept_rows(ranking, rows):
+        standing, hidden = ranking.standings[index], ranking.standings[last + 1 : index]
+        if hidden:
+            whole_tiers = {one.tier for one in hidden} - {standing.tier, ranking.standings[last].tier}
+            of_tiers = f" of {amount(len(whole_tiers), 'tier')}" if whole_tiers else ""
+            shown.append(("…", f"{len(hidden)} more{of_tiers}"))
+        last = index
+        middle = value(standing.seconds, standing.gbs, unit)
+        # A time is the longer, the lower the rate.
+        ends = sorted(value(standing.seconds * standing.gbs / gbs, gbs, unit) for gbs in standing.interval or ())
+        interval, relation = "-".join(f"{end:.1f}" for end in ends) or "-", standing.relation.value
+        rates = (f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures)
+        pair = tags(standing.pair, run.devices, "-")
+        shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
+    elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --ranking", heads[:3] + heads[5:6]
+    yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
+    yield Text(sentence(verdict_of(ranking)))
+
+
+def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:
+    """Return which rows a table of pairs shows: all, or the best, the worst, and the best of each tier between them.
+
+    Of more tiers between them than the table may have rows, the first ones are shown.
+    """
+    most, best, worst = rows
+    tiers = [standing.tier for standing in ranking.standings]
+    count = len(tiers)
+    if count <= most:
+        return list(range(count))
+    between = sorted({tiers.index(tier) for tier in tiers[best : count - worst]} - {*range(best)})
+    kept = {*range(best), *between[:most], *range(count - worst, count)}
+    # A row alone takes no more room than the line that counts it.
+    return [index for index in range(count) if index in kept or {index - 1, index + 1} <= kept]
+
+
+def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:
+    """Return one operation's rate at its largest size: "allreduce, 8 GPUs: 362.4 GB/s busbw at 1G".
+
+    Of several sets of devices it has the range, and names the slowest. Small messages have a time instead.
+    """
+    work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
+    unit = unit_of(run, work, size_bytes)
+    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
+    (least, first), (most, last) = figures[0], figures[-1]
+    rates = f"{span(figure(least), figure(most))} {unit}"
+    busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
+    slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
+    sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes
+    where = f", slowest on {slowest}" if least < most and len(sets) > 1 else ""
+    said = f"{work}, {_counted_sets(run, work, sets)}: {rates}{busbw}"
+    return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
+
+
+def _counted_sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
+    """Return on what a work was measured: "8 GPUs", "28 pairs", "2 sets of 4 GPUs"."""
+    device = "core" if run.devices[0].is_core else "GPU"
+    sizes = {len(members) for members in sets}
+    if sizes <= {1, 2} and len(sets) > 1:
+        kind = kind_of(work)
+        return amount(len(sets), device if kind == "device" else kind)
+    each = amount(max(sizes), device)
+    return each if len(sets) == 1 else f"{len(sets)} sets of {each}"
+
+
+def at_largest(measurements: Iterable[Measurement]) -> dict[Operation, list[Measurement]]:
+    """Return each operation's data points of its largest size; operations in the order of the model."""
+    points: dict[Operation, list[Measurement]] = {operation: [] for operation in Operation}
+    for measurement in measurements:
+        points[measurement.point.operation].append(measurement)
+    sizes = {operation: max((one.point.size_bytes for one in these), default=0) for operation, these in points.items()}
+    return {
+        operation: [one for one in these if one.point.size_bytes == sizes[operation]]
+        for operation, these in points.items()
+        if these
+    }
