@@ -81,8 +81,11 @@ READERS = (
 )
 
 
-@pytest.mark.parametrize("command", READERS)
-@pytest.mark.parametrize(("make", "why"), KINDS, ids=[make.__name__ for make, _ in KINDS])
+# Each reader refuses a pipe; what else is no file is refused in the same place, so one reader has it all.
+ODD = [(command, *KINDS[0]) for command in READERS] + [(READERS[0], *kind) for kind in KINDS[1:]]
+
+
+@pytest.mark.parametrize(("command", "make", "why"), ODD, ids=[f"{row[0]}, {row[1].__name__}" for row in ODD])
 def test_what_is_no_regular_file_or_too_long_is_refused_in_a_line(
     program: Program, tmp_path: Path, command: str, make: Callable[[Path], None], why: str
 ) -> None:

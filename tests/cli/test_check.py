@@ -11,43 +11,16 @@ import pytest
 
 from collbench.api.peer_mapping import Examined, examine
 from collbench.model.errors import MachineError
-from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, on_gpus
-from tests.judge.checked import failed, h200, slow
+from tests.judge.checked import h200
 from tests.native.fakes import Fakes
 from tests.sim.made import fabric_text
 
 DATA = Path(__file__).parents[1] / "data" / "h200x4"
-DEGRADED = h200(slow([(0, 1), (1, 0)], 7 / 18))
-
-
-@pytest.mark.parametrize(
-    ("case", "run", "status", "text"),
-    [
-        ("agree", h200(), 0, "Labels, tools and measurement agree."),
-        ("contradiction", DEGRADED, 3, "NV_DEGRADED  GPU0, GPU1 (NV18)"),
-        ("hang", failed(h200(), Operation.CE_READ, (2, 3), "hang: no answer within 5 s"), 4, "HANG  GPU2, GPU3"),
-    ],
-)
-def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: int, text: str) -> None:
-    run_file.save(run, Path("run.json"))
-    result = program("check", "run.json")
-    assert (result.status, result.err) == (status, ""), case
-    assert text in result.out
-
-
-def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
-    silent = tuple(replace(path, tool_label=None, tool_peer_access=()) for path in h200().paths)
-    run_file.save(replace(h200(), paths=silent), Path("run.json"))
-    assert "not done  the labels against nvidia-smi" in program("check", "run.json", "-v").out
-    texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
-    result = program("check", "run.json", "-v", *texts)
-    assert (result.status, result.err) == (0, "")
-    assert "not done" not in result.out
 
 
 def test_another_text_contradicts(program: Program) -> None:
@@ -102,15 +75,6 @@ def simulated(program: Program, fault: Fault | None, *args: str, name: str = "hg
     return result.status, result.out, result.err
 
 
-def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
-    status, page, notices = simulated(program, None)
-    assert (status, notices) == (0, "collbench: saved run.json\n")
-    assert "agree     28 of 28 pairs: NV18" in page
-    run = run_file.load(Path("run.json"))
-    assert run.settings.command[0] == "check"
-    assert program("show", "run.json").status == 0
-
-
 def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3
@@ -122,19 +86,6 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
     mapped = re.search(r"\np2p +P2P works on all 56 links: [^\n]*\n", page)
     assert mapped, "asked of this machine only"
     assert program("check", "run.json").out == page.replace(mapped[0], "")
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True), "DATA_CORRUPT"),
-        (Fault(FaultKind.HANGING_LINK, (0, 1)), "HANG"),
-    ],
-)
-def test_wrong_data_and_hangs_are_reported_with_their_status(program: Program, fault: Fault, kind: str) -> None:
-    status, page, _ = simulated(program, fault, name="titan-rtx-nv2")
-    assert status == 4
-    assert kind in page
 
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +98,3 @@ def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fa
     assert result.err == ""
     assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in result.out
     assert re.search(r"^points +1 data points in both: ", result.out, re.MULTILINE)
-
-
-def test_from_a_measurement_to_export_comparison_and_reference(program: Program) -> None:
-    """Runs on a simulated machine whose link GPU2-GPU5 becomes slow; every page says that it is simulated."""
-    machine = json.loads((resources.files("collbench.sim") / "machines" / "hgx-h200.json").read_text("utf-8"))
-    machine["faults"] = [{"kind": "slow-link", "devices": [2, 5], "factor": 0.9}]
-    Path("ill.json").write_text(json.dumps(machine), encoding="utf-8")
-    for name, fabric, seed in (("monday", "hgx-h200", "1"), ("tuesday", "hgx-h200", "2"), ("ill-run", "ill.json", "3")):
-        args = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,1G")
-        assert program(*args, "-o", f"{name}.json").status == (3 if name == "ill-run" else 0)
-    assert '"ce-write"' in program("export", "monday.json", "--format", "csv").out
-    healthy = program("compare", "-v", "monday.json", "tuesday.json")
-    assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is significantly slower.")
-    assert healthy.out.startswith("backend   sim: SIMULATED machines")
-    ill = program("compare", "-v", "monday.json", "ill-run.json")
-    assert (ill.status, set(re.findall(r"GPU\d[→-]GPU\d", ill.out))) == (3, {"GPU2-GPU5", "GPU2→GPU5", "GPU5→GPU2"})
-    reference = program("compare", "monday.json", "--reference")  # figures are of real machines
-    why = "not judged: there is no reference figure for a simulated machine: 8 × NVIDIA H200, NV18; "
-    assert (reference.status, reference.out.startswith(why)) == (1, True), reference.out
-    assert "rates " not in program("show", "monday.json").out

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from collbench.model.operations import Operation
-from collbench.report.rows import COLUMNS
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
 from tests.report.hostile import hostile_run
-from tests.report.test_nccl_scripts import superbench
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -37,11 +35,6 @@ def test_a_file_holds_what_standard_output_would(program: Program, saved: str, l
     result = program("export", saved, "--format", layout, "-o", "out/export")
     assert (result.status, result.out, result.err) == (0, "", "collbench: wrote out/export\n")
     assert Path("out/export").read_text(encoding="utf-8") == printed.out
-
-
-def test_json_are_records(program: Program, saved: str) -> None:
-    records = json.loads(program("export", saved, "--format", "json").out)
-    assert [list(record) for record in records] == [[column.name for column in COLUMNS]] * 8
 
 
 READERS = re.findall(r"`(pandas\.read_\w+\(f[^`]*\))`", (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8"))
@@ -81,21 +74,9 @@ def test_the_page_has_a_line_for_each_table() -> None:
     assert len(READERS) == 2
 
 
-def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Path) -> None:
-    path = tmp_path / "allreduce.json"
-    run_file.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], command=("allreduce",)), path)
-    read = superbench(program("export", str(path), "--format", "nccl-tests").out)
-    assert read[2**30][1:] == pytest.approx((300.0, 300.0))
-
-
 @pytest.mark.parametrize(
     ("title", "args", "reported"),
     [
-        ("no such file", ("none.json", "--format", "csv"), "cannot read run file none.json"),
-        ("no run file", ("text.json", "--format", "csv"), "text.json is not a run file"),
-        ("no format", ("RUN",), "missing option '--format'"),
-        ("an unknown format", ("RUN", "--format", "xlsx"), "'xlsx' is not one of"),
-        ("two runs", ("RUN", "RUN", "--format", "csv"), "unexpected extra argument"),
         ("into a folder", ("RUN", "--format", "csv", "-o", "."), "cannot write the export to .: it is a folder"),
         (
             "below a file",
@@ -116,10 +97,3 @@ def test_what_cannot_be_exported_is_refused(
     result = program("export", *(files.get(word, word) for word in args))
     assert (result.status, result.out) == (2, "")
     assert reported in result.line
-
-
-@pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])
-def test_a_simulated_run_says_sim(program: Program, tmp_path: Path, layout: str) -> None:
-    path = tmp_path / "sim.json"
-    run_file.save(run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 300.0)], backend="sim"), path)
-    assert "sim" in program("export", str(path), "--format", layout).out.replace("simulated", "")

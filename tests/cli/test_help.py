@@ -86,37 +86,6 @@ def nccl_section(text: str) -> list[str]:
     return text.partition("\nOptions with nccl-tests' names:\n")[2].splitlines()
 
 
-@pytest.mark.parametrize("command", COLLECTIVES)
-def test_nccl_tests_flags_have_a_section_of_their_own(program: Program, command: str) -> None:
-    page = program(command, "--help").out
-    nccl_flags = [line.split()[0].rstrip(",") for line in nccl_section(page) if line.startswith("  -")]
-    assert {"-b", "-e", "-f", "-n", "-w", "-d", "-c", "-G"} <= set(nccl_flags)
-    own_options = page.partition("Options:\n")[2].partition("\nOptions with")[0]
-    assert re.findall(r"^  (-\w, --\w+)", own_options, re.MULTILINE) == ["-o, --output", "-h, --help"]
-
-
-@pytest.mark.parametrize(
-    ("command", "reduction", "root"),
-    [
-        ("allreduce", True, False),
-        ("broadcast", False, True),
-        ("reduce", True, True),
-        ("allgather", False, False),
-        ("reducescatter", True, False),
-        ("alltoall", False, False),
-        ("sendrecv", False, False),
-        ("gather", False, True),
-        ("scatter", False, True),
-    ],
-)
-def test_help_shows_a_reduction_and_a_root_only_where_they_matter(
-    program: Program, command: str, reduction: bool, root: bool
-) -> None:
-    page = program(command, "--help").out
-    assert ("--op " in page.partition("Options:")[2]) == reduction
-    assert ("--root " in page.partition("Options:")[2]) == root
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("all-reduce", "allreduce"), ("all_gather", "allgather"), ("reduce-scatter", "reducescatter"),
@@ -125,20 +94,6 @@ def test_help_shows_a_reduction_and_a_root_only_where_they_matter(
 def test_spellings_that_people_type(program: Program, typed: str, meant: str) -> None:
     assert program(typed, "--help").out == program(meant, "--help").out
     assert f"\n  {typed} " not in program("--help").out
-
-
-@pytest.mark.parametrize("command", ["pairs", "copies", "latency", *COLLECTIVES])
-def test_every_measurement_says_how_long_it_takes_and_how_to_change_that(program: Program, command: str) -> None:
-    page = program(command, "--help").out
-    for option in ("--precision", "--budget", "--quick", "--seed", "--output"):
-        assert option in page
-    assert "60 s" in page
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_help_never_breaks_an_example(program: Program, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert "  collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json\n" in program("pairs", "--help").out
 
 
 def test_train_shows_exactly_the_options_that_it_reads(program: Program) -> None:

@@ -23,15 +23,6 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
     assert program("export", "--format", "nccl-tests", "run.json").out == done.stdout
 
 
-def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    args = ["allgather", "--sizes", "1K", "-o", "run.json"]
-    done = on_gpus(fakes, tmp_path, args)
-    assert done.code == 0, done.stderr
-    assert "allgather over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32\n" in done.stdout
-    assert done.stdout.endswith("\nsaved     run.json\n")
-    assert program("show", "run.json").out in done.stdout
-
-
 def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program, tmp_path: Path) -> None:
     args = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
     done = on_gpus(fakes, tmp_path, args, free=FREE_FOR_COPIES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collbench.runfile import run_file
-from tests.cli.program import collbench, environment, fake_uuid, has_library, on_gpus, one_line, without_nccl
+from tests.cli.program import collbench, environment, has_library, on_gpus, one_line, without_nccl
 from tests.native.fakes import Fakes
 
 _MIB = 2**20
@@ -20,13 +20,9 @@ QUICK = ("--sizes", "1K", "--output", "run.json")
         ("one GPU alone", ("pairs",), {"gpus": 1}, "would be 1 (GPU0)", "--backend host"),
         ("no GPU", ("pairs", "--backend", "cuda"), {"gpus": 0}, "would be 0 (none)", "CUDA_VISIBLE_DEVICES"),
         ("one GPU chosen", ("pairs", "--devices", "2"), {}, "would be 1 (GPU2)", "name more with --devices"),
-        ("a GPU that is not there", ("pairs", "--devices", "0,7"), {}, "device 7", "0, 1, 2, 3"),
-        ("index and UUID", ("pairs", "--devices", f"0,{fake_uuid(0)}"), {}, "names GPU0 twice", "once"),
         ("no NCCL at this path", ("allreduce", "--nccl", "/nowhere/nccl.so"), {}, "/nowhere/nccl.so", "check --nccl"),
         ("an old NCCL", ("broadcast",), {"nccl": 21602}, "2.16.2", "needs 2.18 or newer"),
         ("full memory", ("pairs", "--sizes", "1G"), {"free": f"{2400 * _MIB},2={2312 * _MIB}"}, "1G", "GPU2 2.258 GiB"),
-        ("topo of a GPU that is not there", ("topo", "0", "99"), {}, "device 99", "0, 1, 2, 3"),
-        ("topo of one GPU, twice", ("topo", "1", fake_uuid(1)), {}, "names GPU1 twice", "once"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_one_clear_line(
@@ -57,24 +53,6 @@ def test_without_any_nccl(fakes: Fakes, tmp_path: Path, args: tuple[str, ...]) -
     assert (done.code, done.stdout) == (2, "")
     assert "NCCL cannot be opened" in one_line(done.stderr)
     assert "--nccl PATH" in one_line(done.stderr)
-
-
-def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes, tmp_path: Path) -> None:
-    room = (256 + 4 * 512 + 2) * _MIB
-    args = ("allreduce", "--sizes", "1K,2M,4M", "--output", "run.json")
-    done = on_gpus(fakes, tmp_path, args, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
-    assert (done.code, done.stderr) == (0, "")
-    run = run_file.load(tmp_path / "run.json")
-    assert {measurement.point.size_bytes for measurement in run.measurements} == {1024}
-    skipped = next(line for line in done.stdout.splitlines() if line.startswith("skipped"))
-    assert "sizes 2M, 4M" in skipped
-    assert "GPU3 2.252 GiB" in skipped
-
-
-def test_auto_takes_the_gpus_that_answer(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["allreduce", *QUICK])
-    assert (done.code, done.stderr) == (0, "")
-    assert run_file.load(tmp_path / "run.json").backend == "cuda"
 
 
 def test_auto_without_a_gpu_falls_back_to_the_host_and_says_so(fakes: Fakes, tmp_path: Path) -> None:

@@ -304,14 +304,6 @@ def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_
     assert program(*RESUME, "--fabric", "fab.json").status == 0
 
 
-def test_a_shipped_fabric_is_data(program: Program, tmp_path: Path) -> None:
-    args = "pairs --backend sim --fabric nvlink-pairs-2x2 --sizes 1M --quick --seed 1"
-    assert program(*args.split(), "-o", "run.json").status == 0
-    run = replace(run_file.load(tmp_path / "run.json"), complete=False)
-    run_file.save(run, tmp_path / "run.json", replace=True)
-    assert program(*RESUME).status == 0
-
-
 def test_a_recorded_library_is_not_loaded_and_ones_own_is(fakes: Fakes, tmp_path: Path) -> None:
     """The search finds another version: one line says which option to add."""
     library = tmp_path / "theirs.so"

@@ -49,45 +49,6 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path)
 # --- the answer and its reasons -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layout", "answer"),
-    [
-        ("env", "export CUDA_VISIBLE_DEVICES=GPU-2,GPU-3\n"),
-        ("list", "2,3\n"),
-        ("docker", "--gpus '\"device=GPU-2,GPU-3\"'\n"),
-        ("apptainer", "--nv --env CUDA_VISIBLE_DEVICES=GPU-2,GPU-3\n"),
-        ("slurm", "--nodes=1 --ntasks=2 --gpu-bind=map_gpu:2,3\n"),
-    ],
-)
-def test_stdout_holds_only_the_answer_and_stderr_the_reasons(
-    program: Program, saved_run: Run, layout: str, answer: str
-) -> None:
-    result = program("select", "2", "--no-verify", "--format", layout)
-    assert (result.status, result.out) == (0, answer)
-    assert result.err.startswith("GPU2, GPU3 (NVIDIA H200) on box\n")
-    assert "saved at " in result.err
-
-
-def test_the_page_for_people_is_on_stdout(program: Program, saved_run: Run) -> None:
-    result = program("select", "2", "--no-verify")
-    assert (result.status, result.err) == (0, "")
-    chosen, check, why, *_ = result.out.splitlines()
-    assert (chosen, why[:10]) == ("GPU2, GPU3 (NVIDIA H200) on box", "why       ")
-    assert check.startswith("check     INTRA_LABEL_OUTLIER all links of GPU0: 97% below the best NV18 links")
-    assert "GPU0, GPU1  " in result.out  # the first two, to compare with
-    assert "the first 2" in result.out
-
-
-def test_json_names_everything(program: Program, saved_run: Run) -> None:
-    answer = json.loads(program("select", "2", "--no-verify", "--format", "json").out)
-    assert (answer["format"], answer["format_version"]) == ("collbench-selection", 1)
-    assert [device["index"] for device in answer["devices"]] == [2, 3]
-    assert answer["environment"] == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"}
-    assert answer["origin"]["backend"] == "cuda"
-    assert answer["gain"] is None
-    assert any(finalist["first"] and finalist["devices"] == ["GPU0", "GPU1"] for finalist in answer["finalists"])
-
-
 def test_equal_gpus_are_reported_as_equal_and_nothing_is_measured(
     program: Program, saved_run: Run, tmp_path: Path
 ) -> None:
@@ -161,9 +122,6 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
     [
         ("too many", ("5",), "5 is more than the 4 available here (GPU0, GPU1, GPU2, GPU3)"),
         ("too many after excluding", ("3", "--exclude", "0,1"), "3 is more than the 2"),
-        ("none", ("0",), "0 is not in the range"),
-        ("no number", ("two",), "'two' is not a whole number; see"),
-        ("an unknown format", ("2", "--format", "csh"), "'csh' is not one of"),
         ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not available"),
         ("labels and a run", ("2", "r", "--topology", "t"), "use only one"),
         ("a run and none", ("2", "r", "--fresh"), "use only one"),
@@ -173,9 +131,6 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),
         ("a run and a machine", ("2", "r", "--backend", "sim", "--fabric", "dgx-1v"), "use only one"),
-        ("no backend", ("2", "--backend", "rocm"), "'rocm' is not one of 'auto', 'cuda', 'host', 'sim'"),
-        ("no size", ("2", "--size", "big"), "size 'big'"),
-        ("no age", ("2", "--max-age", "old"), "duration 'old'"),
         ("no such run", ("2", "none.json"), "none.json"),
         ("no such topology", ("2", "--topology", "none.txt"), "none.txt"),
     ],
@@ -201,12 +156,6 @@ def test_a_shell_that_evaluates_a_failure_fails(
     assert (shell.returncode, shell.stdout) == (1, b"")
 
 
-def test_help_is_no_failure(program: Program) -> None:
-    result = program("select", "--format", "env", "--help")
-    assert result.status == 0
-    assert result.out.startswith("Usage: ")
-
-
 # --- runs of other machines ---------------------------------------------------------------------------------------
 
 
@@ -215,41 +164,9 @@ def another(tmp_path: Path, **changes: object) -> str:
     return "other.json"
 
 
-@pytest.mark.parametrize("layout", ["text", "json", "list", "env", "docker"])
-@pytest.mark.parametrize("backend", ["cuda", "sim"])
-def test_a_run_of_another_machine_is_refused_by_name(
-    program: Program, saved_run: Run, tmp_path: Path, layout: str, backend: str
-) -> None:
-    result = program("select", "2", another(tmp_path, backend=backend), "--format", layout)
-    assert result.status == 2
-    assert "other.json cannot choose devices here: it was measured on " in result.line
-    assert "--any-machine" in result.line
-
-
-@pytest.mark.parametrize("layout", ["text", "json", "list", "env"])
-def test_elsewhere_takes_it_and_names_the_machine(
-    program: Program, saved_run: Run, tmp_path: Path, layout: str
-) -> None:
-    result = program("select", "2", another(tmp_path), "--any-machine", "--format", layout)
-    assert result.status == 0, result.err
-    assert "on box" in (result.out if layout == "text" else result.err)
-    assert layout != "env" or result.out == f"export CUDA_VISIBLE_DEVICES={fake_uuid(2)},{fake_uuid(3)}\n"
-
-
 def simulated(tmp_path: Path) -> str:
     machine = replace(pair_run(2, lambda *_: 1.0).machine, fabric="dgx-1v")
     return another(tmp_path, backend="sim", machine=machine)
-
-
-def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Path) -> None:
-    """No GPU, no driver, no fixture: this machine is not looked at."""
-    result = program("select", "2", simulated(tmp_path), "--any-machine")
-    assert result.status == 0, result.err
-    assert result.out.startswith("GPU2, GPU3 of the simulated machine dgx-1v (sim)\n")
-    for line in result.out.splitlines():
-        assert "GB/s" not in line or "sim" in line
-    answer = json.loads(program("select", "2", "other.json", "--any-machine", "--format", "json").out)
-    assert (answer["environment"], answer["origin"]["fabric"]) == ({}, "dgx-1v")
 
 
 @pytest.mark.parametrize("layout", ["env", "docker", "apptainer", "slurm"])
@@ -306,14 +223,6 @@ def test_of_a_simulated_machine_devices_can_be_excluded(program: Program, args: 
 
 
 # --- labels without a measurement ---------------------------------------------------------------------------------
-
-
-def test_a_choice_by_labels_is_an_estimate(program: Program) -> None:
-    result = program("select", "4", "--topology", str(DGX_1V))
-    assert (result.status, result.err) == (0, "")
-    assert result.out.splitlines()[0] in ("GPU0, GPU1, GPU2, GPU3", "GPU4, GPU5, GPU6, GPU7")
-    assert "why       by labels, nothing was measured: NV2, NV1 over 4 NVLink rings" in result.out
-    assert f"evidence  labels in {DGX_1V}\n" in result.out
 
 
 SEEN = sorted((DGX_1V.parent / "seen").glob("*.txt"))
@@ -424,25 +333,6 @@ def test_eval_starts_the_job_on_the_chosen_gpus(fakes: Fakes, tmp_path: Path) ->
     done = fakes.run(["sh", "-c", script], tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr
     assert done.stdout == f"{fake_uuid(2)},{fake_uuid(3)}"
-
-
-def test_a_process_on_a_gpu_leaves_it_out(fakes: Fakes, tmp_path: Path) -> None:
-    save_run(saved_in(tmp_path), fake_gpus())
-    args = ["select", "2", "--no-verify", "--format", "list"]
-    done = on_gpus(fakes, tmp_path, args, process="0,3=4242")
-    assert done.code == 0, done.stderr
-    assert "3" not in done.stdout
-    assert "left out  GPU3: " in done.stderr
-
-
-def test_what_cuda_visible_devices_hides_is_not_chosen(fakes: Fakes, tmp_path: Path) -> None:
-    variables = {"CUDA_VISIBLE_DEVICES": "3,1"}
-    done = on_gpus(fakes, tmp_path, ["select", "2", "--format", "env"], variables)
-    assert done.code == 0, done.stderr
-    assert done.stdout == f"export CUDA_VISIBLE_DEVICES={fake_uuid(1)},{fake_uuid(3)}\n"
-    more = on_gpus(fakes, tmp_path, ["select", "3"], variables)
-    assert (more.code, more.stdout) == (2, "")
-    assert "more than the 2" in one_line(more.stderr)
 
 
 def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> None:
@@ -589,27 +479,6 @@ def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> N
 # --- --help -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["select", "train"])
-def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tmp_path: Path, command: str) -> None:
-    """Only `select` simulates, and neither command substitutes CPU cores for missing GPUs."""
-    reported = " ".join(program(command, "--help").out.split())
-    backends = reported[reported.index("--backend NAME") :].split("[default: auto]")[0]
-    known = {"auto", "cuda", "host", *(("sim",) if command == "select" else ())}
-    assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == known
-    assert "GPUs, never CPU cores" in backends
-    args = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
-    (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, [command, "--backend", "auto", *args], gpus=0)
-    assert (done.code, done.stdout) == (2, "")
-    assert "--backend host" in one_line(done.stderr)
-    result = program(command, "--backend", "sim", *args)
-    if command == "select":
-        assert (result.status, "(sim)" in result.out) == (0, True)
-    else:
-        assert (result.status, result.out) == (2, "")
-        assert "collbench select K --backend sim --fabric NAME" in result.line
-
-
 def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: Fakes, tmp_path: Path) -> None:
     """The fifth collective of each worker is corrupt, whatever its pair is: each pair is named, and none is chosen."""
     done = on_gpus(fakes, tmp_path, ("select", "2", "--no-verify"), corrupt_collective="5:0:1")
@@ -617,9 +486,3 @@ def test_workers_follow_each_other_until_every_pair_delivered_wrong_data(fakes: 
     named = re.findall(r"wrong data: allreduce of \S+ B, GPU\d among (GPU\d, GPU\d):", done.stderr)
     assert sorted(named) == [f"GPU{a}, GPU{b}" for a, b in combinations(range(4), 2)]
     assert "the run has no pair to choose by, because measuring failed (wrong data)" in done.stderr
-
-
-def test_all_devices_are_taken_unprobed_and_the_page_says_so(program: Program) -> None:
-    page = program("select", "8", *SIM).out
-    assert "evidence  no choice to make, links not probed" in page
-    assert "links not probed" not in program("select", "4", *SIM, "--no-verify").out

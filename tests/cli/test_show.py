@@ -14,7 +14,6 @@ from collbench.model.operations import Operation, Variant
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
 from tests.cli.program import Program, collbench
-from tests.cli.test_terminal import ANSI, COLOUR, colourful, on_terminal
 
 MIB = 2**20
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -48,19 +47,6 @@ def test_spellings_of_an_operation(saved: str, tmp_path: Path, typed: str, names
     assert [*map(str, find_works(run_file.load(path), typed, path))] == names
 
 
-@pytest.mark.parametrize(
-    ("title", "args", "line"),
-    [
-        ("an operation without a ranking", ["--operation", "allreduce"], "narrow a ranking: add --ranking"),
-        ("a size of what", ["--size", "1M"], "narrow a ranking: add --ranking"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:
-    result = program("show", saved, *args)
-    assert (result.status, result.out) == (2, "")
-    assert line in result.line
-
-
 def test_what_a_run_lacks_is_refused_with_what_it_holds(program: Program, saved: str, tmp_path: Path) -> None:
     run_file.save(run_of(gpus(2), []), tmp_path / "empty.json")
     for args, line in (
@@ -71,24 +57,6 @@ def test_what_a_run_lacks_is_refused_with_what_it_holds(program: Program, saved:
         result = program("plot", *args, "--kind", "heatmap", "-o", "map.svg")
         assert (result.status, result.out) == (2, "")
         assert line in result.line
-
-
-def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program, tmp_path: Path) -> None:
-    args = ("show", str(RECORDED), "--ranking", "--operation", "ce-write", "-v")
-    piped = program(*args).out
-    assert max(map(len, piped.partition("ce-write")[2].split("\n"))) <= 80
-    shown = on_terminal(collbench(*args), colourful(), tmp_path)
-    assert COLOUR.search(shown)
-    plain, legend, rest = ANSI.sub("", shown).rpartition("\nshade: ")
-    assert legend
-    plain += rest.partition("\n")[2]  # the shades are for colors only
-    assert plain.split() == piped.split()  # but for where sentences are folded
-    without = on_terminal(collbench(*args), colourful() | {"NO_COLOR": "1"}, tmp_path)
-    assert without.split() == piped.split()
-    reported = [
-        line for line in (*plain.split("\n"), *without.split("\n")) if len(line.split()) > 1
-    ]  # a path stays whole
-    assert max(map(len, reported)) <= 80
 
 
 def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:

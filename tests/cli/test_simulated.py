@@ -14,13 +14,6 @@ from tests.sim.made import fabric_text
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
 
 
-def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
-    own_machine = fabric_text(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
-    pathlib.Path("mine.json").write_text(own_machine, encoding="utf-8")
-    result = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
-    assert "SIMULATED machine 'my machine'" in result.out
-
-
 @pytest.mark.parametrize(
     "command", [("pairs", "--sizes", "1M"), ("allreduce", "-g", "2", "--sizes", "1M"), ("select", "2")]
 )
@@ -75,22 +68,6 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
     result = program("pairs", "--resume", "run.json")
     assert result.status == 0, result.err
     assert len(run_file.load(path).measurements) == whole
-
-
-@pytest.mark.parametrize(
-    ("args", "reported"),
-    [
-        (("--fabric", "dgx-1v"), "add --backend sim"),
-        (("--backend", "host", "--fabric", "dgx-1v"), "add --backend sim"),
-        (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric file dgx-2"),
-        (("--backend", "sim", "--fabric", "."), "cannot read fabric file ."),
-        ((*SIM, "--devices", "0,9"), "device 9 is not available"),
-    ],
-)
-def test_bad_requests_are_refused_in_one_line(program: Program, args: tuple[str, ...], reported: str) -> None:
-    result = program("pairs", *args)
-    assert result.status == 2
-    assert reported in result.line
 
 
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

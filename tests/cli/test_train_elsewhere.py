@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import fake_gpus, on_gpus, one_line, save_run
-from tests.launch.test_rendezvous import BATCH, ELASTIC_POD, IN_STEP, POD, SLURM
+from tests.launch.test_rendezvous import IN_STEP, POD, SLURM
 from tests.native.fakes import Fakes
 
 
@@ -22,7 +22,6 @@ def script(tmp_path: Path) -> None:
     ("case", "environment", "expected"),
     [
         ("srun, one task a node", SLURM, f"{IN_STEP} --nproc-per-node 2 -- train.py\n"),
-        ("a batch script", BATCH, "--standalone --nproc-per-node 2 -- train.py\n"),
         ("a pod", POD, "--nproc-per-node 2 -- train.py\n"),
     ],
 )
@@ -32,12 +31,6 @@ def test_what_schedulers_set_is_found(
     done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], environment)
     assert (done.code, done.stderr.count("\n")) == (0, 1), done.stderr
     assert done.stdout.partition(" -m torch.distributed.run ")[2].startswith(expected), case
-
-
-def test_a_pods_number_of_processes_is_overridden_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], ELASTIC_POD)
-    assert done.stderr.splitlines()[0] == "collbench: PET_NPROC_PER_NODE=8 is overridden by the 2 chosen here"
-    assert " --nproc-per-node 2 " in done.stdout
 
 
 def test_two_tasks_on_a_node_are_refused_by_the_first_only(fakes: Fakes, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_torch_hands_the_program_on_byte_for_byte(program: list[str], kind: str,
     ("line", "named"), [("train.py", "train.py"), ("-m train", "train"), ("--no-python ./train.sh", "./train.sh")]
 )
 def test_torchs_report_of_a_failure_names_the_users_script(line: str, named: str, backend: str) -> None:
-    """By torch's own function; test_endings.py has a real report."""
+    """By torch's own function."""
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     from torch.distributed.launcher.api import _get_entrypoint_name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,3 @@ def test_a_program_other_than_python_gets_its_arguments_and_its_status_is_report
     assert training.returncode == 1
     assert "exitcode  : 9" in err
     assert (tmp_path / "rank0").read_text() == "0 --a b c\n"
-
-
-def test_the_report_of_a_failure_on_cores_names_the_users_script(tmp_path: Path) -> None:
-    """Checked for other commands with torch's own function in test_command.py."""
-    (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
-    core = min(os.sched_getaffinity(0))
-    training = start(tmp_path, "host", [(core, "core")], "--devices", str(core), "train.py")
-    _, err = training.communicate(timeout=TIMEOUT_S)
-    assert training.returncode == 1, err
-    assert "\ntrain.py FAILED\n" in err

@@ -12,7 +12,6 @@ from collbench.machine.launchers import (
     alone,
     find_launch,
     find_step,
-    first_host,
     join_seconds,
     tasks_on_node,
 )
@@ -179,21 +178,6 @@ def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
     ports = {launch.master_port for launch in map(find_launch, environments) if launch}
     assert len(ports) == 3
     assert all(1024 < port < 32768 for port in ports), "ports from 32768 on are ephemeral on Linux"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first_node"),
-    [
-        ("node7", "node7"),
-        ("node[01-03,7]", "node01"),
-        ("node[3,1-2]", "node3"),
-        ("login,node[01-03]", "login"),
-        ("rack1-node[08-10]-ib,other", "rack1-node08-ib"),
-        ("node-a.example,node-b.example", "node-a.example"),
-    ],
-)
-def test_the_first_host_of_a_node_list(nodes: str, first_node: str) -> None:
-    assert first_host(nodes) == first_node
 
 
 @pytest.mark.parametrize(

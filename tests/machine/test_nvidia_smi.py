@@ -60,39 +60,6 @@ NO_AFFINITY_AND_GAPS = "\n# saved by hand\n\tGPU0\tGPU3\n\nGPU0\t X \tNODE\n# be
 
 
 @pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        (
-            "h200x4/nvidia-smi-topo-m.txt",
-            Topology(
-                gpus=("GPU0", "GPU1", "GPU2", "GPU3"),
-                labels=tuple(tuple("X" if i == j else "NV18" for j in range(4)) for i in range(4)),
-                cpu_affinity=("0-63",) * 4,
-                numa_affinity=("0",) * 4,
-            ),
-        ),
-        (
-            "topologies/titan-rtx-nv2.txt",
-            Topology(("GPU0", "GPU1"), (("X", "NV2"), ("NV2", "X")), ("0-23",) * 2, ("N/A",) * 2),
-        ),
-        (
-            "topologies/two-gpu-phb.txt",
-            Topology(("GPU0", "GPU1"), (("X", "PHB"), ("PHB", "X")), ("0-11",) * 2, ("N/A",) * 2),
-        ),
-    ],
-)
-def test_recorded_matrices(file: str, expected: Topology) -> None:
-    assert read_topology(DATA / file) == expected
-
-
-def test_the_dgx1v_matrix_has_the_pairs_that_method_section_6_names() -> None:
-    topology = read_topology(DATA / "topologies" / "dgx-1v.txt")
-    assert [topology.labels[i][j] for i, j in ((0, 3), (0, 4), (1, 2))] == ["NV2"] * 3
-    assert [topology.labels[i][j] for i, j in ((0, 5), (2, 4))] == ["SYS"] * 2
-    assert topology.cpu_affinity == ("",) * 8
-
-
-@pytest.mark.parametrize(
     ("title", "text", "expected"),
     [
         (

@@ -9,7 +9,7 @@ import pytest
 from collbench.measurement import session
 from collbench.measurement.backends.protocol import Opened, Step
 from collbench.measurement.session import Session
-from collbench.model.errors import BackendError, MachineError, RunFileError, UsageError
+from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.run import Health, Machine, StopReason
 from collbench.runfile import run_file
 from tests.builders import ALL, paths
@@ -148,16 +148,6 @@ def test_health_that_cannot_be_read_any_more_hides_neither_the_cause_nor_the_run
     ):
         measuring.measure(quiet)
     assert run_file.load(tmp_path / "run.json").health_after == ()
-
-
-@pytest.mark.parametrize("path", [".", "file/run.json", "/proc/none/run.json"])
-def test_a_path_that_cannot_be_written_stops_it_before_a_backend_is_opened(
-    path: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setattr(session, "open_backend", lambda *_, **__: pytest.fail("opened"))
-    with pytest.raises(RunFileError, match="choose another place"):
-        Session(ALL, tmp_path / path, pytest.fail)
 
 
 def test_a_full_disk_is_reported_once_and_measuring_goes_on(

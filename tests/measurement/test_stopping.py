@@ -24,11 +24,6 @@ def trials(size: int, *times: tuple[float, ...], sigma: float | None = 1e-6) -> 
     return Measurement(DataPoint(Operation.CE_WRITE, (0, 1), size), samples, noise=noise)
 
 
-def single_batches(*times: float) -> list[tuple[float, ...]]:
-    """Return trials of one batch each."""
-    return [(time,) for time in times]
-
-
 def of_kind(half_interval: float, size: int = MIB) -> Measurement:
     """Return three equal trials of a kind whose median of three is known within that."""
     return trials(size, *[(1.0,)] * 3, sigma=half_interval / 1.95996 / 0.66983)

@@ -17,6 +17,8 @@ from collbench.model.units import (
     fixed,
     format_approximate_size,
     format_size,
+    parse_budget,
+    parse_precision,
     parse_size,
     parse_sizes,
     sentence,
@@ -214,3 +216,23 @@ def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: 
 )
 def test_lists_in_sentences(title: str, written: object, text: object) -> None:
     assert written == text, title
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"), [("1%", 0.01), ("0.5%", 0.005), ("0.01", 0.01), (".02", 0.02), (" 3% ", 0.03), ("50.%", 0.5)]
+)
+def test_precisions(text: str, ratio: float) -> None:
+    assert parse_precision(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "100%"])
+def test_the_ends_are_no_precisions(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--precision {text} is not above 0 and below 100%: write 1%"):
+        parse_precision(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10s", 10), ("500ms", 0.5), ("2min", 120), ("1.5s", 1.5), ("0.25min", 15), (".5s", 0.5)]
+)
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == pytest.approx(seconds)

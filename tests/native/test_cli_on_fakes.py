@@ -181,15 +181,6 @@ def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp
     }
 
 
-def test_no_size_that_fits_is_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", "--sizes", "1G")
-
-    assert done.code == 2
-    assert done.stderr.startswith("collbench: ")
-    assert done.stderr.count("\n") == 1
-    assert "free" in done.stderr
-
-
 def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
     done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, corrupt_copy="700:17:2>1")
 
@@ -216,20 +207,6 @@ def test_a_library_that_delivers_earlier_results_ends_the_run_with_exit_status_4
 
     assert done.code == 4
     assert "wrong data: allreduce" in done.stderr
-
-
-def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
-    uninterrupted = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
-    late = len(uninterrupted.lines("cuGraphLaunch")) * 3 // 4
-    settings = {"interrupt": f"cuGraphLaunch={late}", "signal_parent": 1}
-    done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, "--force", **settings)
-    run = _run_file(tmp_path)
-
-    assert done.code == 130
-    assert "Traceback" not in done.stderr
-    assert run["complete"] is False
-    assert any(measurement["samples"] for measurement in run["measurements"])
-    assert _collbench(fakes, tmp_path, "show", "run.json").code == 0
 
 
 @pytest.mark.parametrize(
@@ -281,9 +258,6 @@ def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes
 @pytest.mark.parametrize(
     ("title", "arguments", "settings", "text"),
     [
-        ("one GPU alone", (), {"gpus": 1}, "two"),
-        ("NCCL is too old", (), {"nccl": 21602}, "2.16.2: collbench needs 2.18 or newer"),
-        ("an unknown device", ("--devices", "0,7"), {}, "7"),
         (
             "a driver without devices",
             (),
@@ -301,15 +275,6 @@ def test_what_cannot_be_measured_is_one_clear_line(
     assert text in done.stderr, title
     assert done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "run.json").exists(), title
-
-
-def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "topo", nvlinks=0, direct="0,0-1=2", ancestor="50,2-3=20")
-
-    assert done.code == 0, done.stderr
-    assert "NV2" in done.stdout
-    assert "PXB" in done.stdout
-    assert "SYS" in done.stdout
 
 
 def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: Path) -> None:

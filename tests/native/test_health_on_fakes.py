@@ -40,8 +40,6 @@ def _flags(run: dict[str, Any]) -> set[str]:
     [
         # nvml.h: nvmlClocksEventReasonSwThermalSlowdown is 0x20, SwPowerCap 0x4.
         ("a GPU gets too hot", {"throttle": "0,1=32"}, "throttled: SW thermal slowdown on GPU1"),
-        ("a GPU meets its power limit", {"throttle": "0,0=4"}, "throttled: SW power cap on GPU0"),
-        ("a GPU is hot", {"temperature": "30,1=86"}, "hot: GPU1 at 86 °C"),
         ("somebody starts a job", {"visitor": "0,0=4242", "worker": 90001}, "shared: 1 other process on GPU0"),
     ],
 )

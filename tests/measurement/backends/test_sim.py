@@ -9,7 +9,7 @@ import pytest
 from collbench.judge.physics import impossible
 from collbench.judge.stats import summarize
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.protocol import Backend, Step, Timing
+from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.failures import Cause, WrongData
@@ -34,12 +34,6 @@ def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, varian
 def gbs(backend: SimBackend, timed: Step) -> list[float]:
     """Return each group's algorithm bandwidth, GB/s of one message."""
     return [timed.size_bytes / np.median(batches) / 1e9 for batches in backend.time(timed).seconds]
-
-
-def test_it_is_a_backend() -> None:
-    backend: Backend = SimBackend(QUIET_DGX, seed=1)
-    assert backend.name == "sim"
-    assert len(backend.devices()) == 8
 
 
 @pytest.mark.parametrize(
