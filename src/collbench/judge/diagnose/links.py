@@ -60,7 +60,6 @@ class Gap(NamedTuple):
     reading: Reading
     gap: float
     error: float
-    wild: bool = False  # only a few of its trials are that low
     chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
 
 
@@ -84,7 +83,7 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
             if back is not None and excluded.comparable(back):
                 chance = _chance(there, back.middle - there.high, each.noise(there, everywhere))
                 error = math.hypot(there.error, back.error)
-                gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance=chance))
+                gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps, rates=True):
         worst, readings, works = _worst(blame, slow)
@@ -146,7 +145,7 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
     The noise of different works is independent, so the mean of four gaps has half of their error.
     """
     z, most = facts.readings.z, NormalDist().cdf(-facts.readings.z)
-    alone = [gap for gap in gaps if not gap.wild and gap.chance <= most and gap.gap - z * gap.error > threshold]
+    alone = [gap for gap in gaps if gap.chance <= most and gap.gap - z * gap.error > threshold]
     error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
     together = fmean(gap.gap for gap in gaps) - z * error > threshold and all(gap.gap > 0 for gap in gaps)
     return list(gaps) if together and _of_all([gap.chance for gap in gaps]) <= most else alone
@@ -204,9 +203,8 @@ class _Peers:
         """Yield how far each reading lies below."""
         for reading in self.readings:
             noise = math.hypot(reading.error, self.error / math.sqrt(len(self.tied)))
-            wild = reading.high >= self.typical - OUTLYING
             chance = _chance(reading, self.typical - reading.high, self.noise(reading, everywhere))
-            yield Gap(reading, self.typical - reading.middle, noise, wild, chance)
+            yield Gap(reading, self.typical - reading.middle, noise, chance)
 
 
 def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tuple[list[_Peers], list[float]]:
