@@ -67,12 +67,10 @@ def tiers_of_links(drawn: Trials, trials: int | None) -> list[int]:
         trials = 7
         while trials < min(MAX_TRIALS, trials_wanted(drawn[:, :trials].tolist())):
             trials += 1
-    logs: dict[tuple[int, ...], list[float]] = {
-        (link, link + 1): row.tolist() for link, row in enumerate(drawn[:, :trials])
-    }
+    logs: dict[int, list[float]] = {link: row.tolist() for link, row in enumerate(drawn[:, :trials])}
     estimates = estimates_of(logs, dict.fromkeys(logs, "NV18"))
-    order = sorted(estimates.values(), key=lambda estimate: (-estimate.middle, estimate.members))
-    by_link = {estimate.members[0]: tier for estimate, tier in zip(order, tiers_of(order, DELTA), strict=True)}
+    order = sorted(estimates, key=lambda link: (-estimates[link].middle, link))
+    by_link = dict(zip(order, tiers_of([estimates[link] for link in order], DELTA), strict=True))
     return [by_link[link] for link in range(len(drawn))]
 
 

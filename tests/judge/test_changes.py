@@ -84,7 +84,7 @@ def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Chan
     found = Named(
         Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
     )
-    ends = [Estimate((0,), "", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
+    ends = [Estimate("", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
     return judge_change(PointPair(found, found, ends[0], ends[1]), 0.01, 0.05)
 
 

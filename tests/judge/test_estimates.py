@@ -36,9 +36,7 @@ def link(
 ) -> Estimate:
     """Return a link's estimate from the logs of its trials, ascending."""
     middle = trials[len(trials) // 2]
-    return Estimate(
-        (0, 1), label, tuple(trials), middle, error, error if cautious_error is None else cautious_error, freedom
-    )
+    return Estimate(label, tuple(trials), middle, error, error if cautious_error is None else cautious_error, freedom)
 
 
 def around(middle: float, count: int = 5) -> list[float]:
@@ -94,7 +92,7 @@ def test_an_estimate_is_the_median_with_the_noise_of_all_links_of_its_label() ->
         (0, 2): [4.0, 4.02, 4.04, 4.06, 4.08],
         (1, 2): [1.0, 1.5, 2.0],
     }
-    found = estimates_of(logs, {(0, 1): "NV18", (0, 2): "NV18", (1, 2): "SYS"})
+    found = estimates_of(logs, {members: "SYS" if members == (1, 2) else "NV18" for members in logs})
     differences = sorted([0.01] * 4 + [0.02] * 3 + [0.03] * 2 + [0.04] + [0.02] * 4 + [0.04] * 3 + [0.06] * 2 + [0.08])
     noise = (differences[9] + differences[10]) / 2 / TWO_OF
     first, second, other = (found[members] for members in logs)

@@ -26,7 +26,7 @@ def point(
 ) -> PointPair:
     """Return a point whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
     named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
-    old, now = (Estimate((0,), "", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
+    old, now = (Estimate("", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
     return PointPair(named, named, old, now)
 
 

@@ -257,6 +257,17 @@ def test_a_pair_with_a_direction_that_was_not_tried_lacks_its_figure() -> None:
     assert (ranking.lacking, ranking.all_tied) == (((0, 1),), False)
 
 
+@pytest.mark.parametrize("slower", [(0, 1), (1, 0)])
+def test_a_pair_ties_with_the_best_whichever_direction_is_slower(slower: Pair) -> None:
+    points = [
+        measured(Operation.CE_WRITE, link, [rate * (1 - 1e-4 * (link == slower)) for rate in (300.0, 300.1, 300.2)])
+        for link in permutations(range(3), 2)
+    ]
+    ranking = rank_pairs(run_of(gpus(3), points), Operation.CE_WRITE, GIB)
+    assert ranking is not None
+    assert {standing.relation for standing in ranking.standings} == {Relation.TIED}
+
+
 def test_one_slow_direction_is_its_links_alone() -> None:
     rate = {(2, 0): 200.0}
     points = [measured(Operation.CE_WRITE, link, rate.get(link, 390.0)) for link in permutations(range(3), 2)]
@@ -342,7 +353,7 @@ def test_the_verdict_begins_with_what_it_lacks(found: Ranking, words: str) -> No
 
 def steady(*middles: float) -> list[Estimate]:
     """Return links of these log rates without noise, the best first."""
-    return [Estimate((0, index), "", (middle,) * 5, middle, 0.0, 0.0, 100.0) for index, middle in enumerate(middles)]
+    return [Estimate("", (middle,) * 5, middle, 0.0, 0.0, 100.0) for middle in middles]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from collbench.judge.outcome import unordered
 from collbench.judge.stats import log_rates, student, summarize
-from collbench.judge.tiers import Estimate, Members, estimates_of, pair_labels
+from collbench.judge.tiers import Estimate, estimates_of, pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Path, Run
 
@@ -80,14 +80,12 @@ def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict
     freedom: dict[tuple[str, int], int] = defaultdict(int)
     for key in points_by_key:
         freedom[kinds[key], key.size_bytes] += len(logs[key]) - 1
-    names: dict[Key, Members] = {key: (number,) for number, key in enumerate(points_by_key)}
-    pools: dict[Members, str] = {}
-    for key, name in names.items():
-        scarce = freedom[kinds[key], key.size_bytes] < _ENOUGH_FREEDOM
+    pools = {}
+    for key, kind in kinds.items():
+        scarce = freedom[kind, key.size_bytes] < _ENOUGH_FREEDOM
         size = f"class {sum(key.size_bytes >= edge for edge in _SIZE_CLASSES)}" if scarce else f"{key.size_bytes} B"
-        pools[name] = f"{kinds[key]} {size}"
-    made = estimates_of({name: logs[key] for key, name in names.items()}, pools)
-    return {key: made[name] for key, name in names.items()}
+        pools[key] = f"{kind} {size}"
+    return estimates_of(logs, pools)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev, variance  # of a few values; numpy takes 20 µs for the same
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,6 +150,18 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
     """
     differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
     return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
+
+
+Point = TypeVar("Point", bound=Hashable)
+
+
+def noise_of_kinds(logs: Mapping[Point, Sequence[float]], kinds: Mapping[Point, Hashable]) -> dict[Point, float]:
+    """Return σ̂ of one trial of each point, pooled over the log trials of all points of its kind."""
+    pools: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
+    for point, trials in logs.items():
+        pools[kinds[point]].append(trials)
+    pooled = {kind: trial_noise(parts) for kind, parts in pools.items()}
+    return {point: pooled[kinds[point]] for point in logs}
 
 
 # Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each

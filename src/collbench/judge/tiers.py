@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,9 +16,11 @@ from collbench.judge.stats import (
     DELTA,
     FEWEST_TRIALS,
     OwnNoise,
+    Point,
     exceeds,
     log_rates,
     median_deviation,
+    noise_of_kinds,
     own_noise,
     range_quantile,
     summarize,
@@ -51,13 +53,12 @@ TRIALS_WITH_AN_OUTLIER = 7
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
+    """A link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
     `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger. A
     claim that it is equal to another rests on `own_noise` if its trials show that it has noise of its own.
     """
 
-    members: Members
     label: str
     trials: tuple[float, ...]
     middle: float
@@ -109,28 +110,24 @@ def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, st
     return estimates_of({members: log_rates(measurement) for members, measurement in points.items()}, labels)
 
 
-def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
+def estimates_of(logs: Mapping[Point, Sequence[float]], labels: Mapping[Point, str]) -> dict[Point, Estimate]:
     """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label."""
-    pools: dict[str, list[Members]] = defaultdict(list)
-    for members in logs:
-        pools[labels[members]].append(members)
+    noise, freedom = noise_of_kinds(logs, labels), Counter[str]()
+    for link, given in logs.items():
+        freedom[labels[link]] += len(given) - 1
     estimated = {}
-    for label, pool in pools.items():
-        pooled = trial_noise(logs[members] for members in pool)
-        freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
-        for members in pool:
-            trials = tuple(sorted(logs[members]))
-            own, per_noise = trial_noise([trials]), median_deviation(len(trials))
-            estimated[members] = Estimate(
-                members=members,
-                label=label,
-                trials=trials,
-                middle=median(trials),
-                error=pooled * per_noise,
-                cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
-                freedom=freedom,
-                own_noise=own_noise([(trials, pooled)]),
-            )
+    for link, given in logs.items():
+        trials, pooled, label = tuple(sorted(given)), noise[link], labels[link]
+        own, per_noise = trial_noise([trials]), median_deviation(len(trials))
+        estimated[link] = Estimate(
+            label=label,
+            trials=trials,
+            middle=median(trials),
+            error=pooled * per_noise,
+            cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
+            freedom=_FREEDOM_SHARE * freedom[label],
+            own_noise=own_noise([(trials, pooled)]),
+        )
     return estimated
 
 
@@ -185,12 +182,12 @@ def _variance(one: Estimate) -> tuple[float, float]:
     return (one.error * one.own_noise.ratio) ** 2, one.own_noise.freedom
 
 
-def tied_with(best: Estimate, others: Sequence[Estimate], delta: float) -> set[Members]:
+def tied_with(best: Estimate, others: Mapping[Members, Estimate], delta: float) -> set[Members]:
     """Return the members of those that are equal to the best up to δ, so that none is called so wrongly in 97.5%.
 
     By Holm's steps: the clearest tie must be as clear as if all of them were to be shown. [Scand. J. Stat. 6 (1979)]
     """
-    chances = sorted((chance_of_no_tie(best, other, delta), other.members) for other in others)
+    chances = sorted((chance_of_no_tie(best, other, delta), members) for members, other in others.items())
     shown: set[Members] = set()
     for left, (chance, members) in zip(range(len(chances), 0, -1), chances, strict=True):
         if chance > _TIE_CHANCE / left:
@@ -422,16 +419,15 @@ def _ranking(
     if not estimated:
         return None
     size_bytes = next(iter(points.values())).point.size_bytes
-    order = sorted(estimated, key=lambda members: _rank(estimated[members]))
+    order = sorted(estimated, key=lambda members: (_rank(estimated[members]), members))
     delta = tolerance(size_bytes)
     ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
     worst = ordered[-1]
     # The others are compared with the best one that is as steady as its label: the highest may be so by its noise.
-    best = next((estimate for estimate in ordered if estimate.own_noise is None), ordered[0])
-    others = [estimate for estimate in ordered if estimate is not best]
-    itself = [best.members] if len(best.trials) >= FEWEST_TRIALS else []
-    tied = {*itself, *tied_with(best, others, delta)}
+    top = next((members for members in order if estimated[members].own_noise is None), order[0])
+    best, others = estimated[top], {members: estimated[members] for members in order if members != top}
+    tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= FEWEST_TRIALS else set())
     standings = []
     for members, estimate, tier in zip(order, ordered, tiers, strict=True):
         summary = summarize(points[members])
@@ -453,9 +449,9 @@ def _ranking(
         kind=kind,
         standings=tuple(standings),
         delta=delta,
-        noise=max((margin(best, other, len(ordered)) for other in others), default=0.0),
+        noise=max((margin(best, other, len(ordered)) for other in others.values()), default=0.0),
         spread=1 - math.exp(worst.middle - ordered[0].middle),
-        equal=all(ties(best, other, delta) for other in others),
+        equal=all(ties(best, other, delta) for other in others.values()),
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),
         impossible=tuple(some for some in sets if ended.impossible(some)),
@@ -463,12 +459,12 @@ def _ranking(
     )
 
 
-def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
+def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...]]:
     """Return the sort key for best first; of equal ones first the most precise, with which the others are compared.
 
-    Positions decide last, because renumbering devices should change nothing else.
+    Positions decide only after it, because renumbering devices should change nothing else.
     """
-    return -estimate.middle, -len(estimate.trials), estimate.cautious_error, estimate.trials, estimate.members
+    return -estimate.middle, -len(estimate.trials), estimate.cautious_error, estimate.trials
 
 
 def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:

@@ -18,8 +18,8 @@ from collbench.judge.stats import (
     log_rates,
     median_deviation,
     most_measured,
+    noise_of_kinds,
     own_noise,
-    trial_noise,
 )
 from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
 from collbench.machine.labels import is_nvlink
@@ -266,17 +266,12 @@ def _noise(
     pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
 ) -> dict[DataPoint, float]:
     """Return σ̂ of one trial's log of each point's kind: within its work and label, more widely if these are few."""
-    narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
-    wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
+    narrow, trials = noise_of_kinds(logs, pools), Counter[object]()
+    wide = noise_of_kinds(logs, {point: point.operation.is_collective for point in logs})
     for point, pool in pools.items():
-        narrow[pool].append(logs[point])
-        wide[pool[0].operation.is_collective].append(logs[point])
-    pooled = {pool: trial_noise(parts) for pool, parts in narrow.items()}
-    everywhere = {kind: trial_noise(parts) for kind, parts in wide.items()}
-    for pool, parts in narrow.items():
-        if sum(map(len, parts)) < _FEW_TRIALS:
-            pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
-    return {point: pooled[pool] for point, pool in pools.items()}
+        trials[pool] += len(logs[point])
+    few = {point for point, pool in pools.items() if trials[pool] < _FEW_TRIALS}
+    return {point: max(narrow[point], wide[point]) if point in few else narrow[point] for point in pools}
 
 
 def _own_noises(
