@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path as File
 from typing import Any, NamedTuple
 
@@ -180,6 +180,33 @@ def test_a_healthy_machine_has_no_cause_whatever_its_facts() -> None:
     facts = facts._replace(label="SYS").sets(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", CUDA_VISIBLE_DEVICES="0,1")
     assert facts.names() == {}
     assert list(workarounds(facts.map)) == []
+
+
+def test_a_fact_that_is_also_on_sound_links_comes_after_one_that_is_not() -> None:
+    """The IOMMU translates for all four GPUs, and only links between two sockets are slow."""
+    four = tuple(
+        replace(one, device=replace(one.device, index=at)) for at in range(4) for one in [_machine().driver.gpus[0]]
+    )
+    facts = machine(four, host={"slots": {at: Slot("DMA-FQ") for at in range(4)}}, driver={"virtualization": "none"})
+    far = Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0)
+    ends = list(permutations(range(4), 2))
+    crosses = {end: end[0] // 2 != end[1] // 2 for end in ends}
+    links = tuple(_link(end, far if crosses[end] else None) for end in ends)
+    paths = tuple(Path(end, "SYS" if crosses[end] else "PIX") for end in ends if end[0] < end[1])
+    found = causes(PeerMap("cuda", "node7", tuple(one.device for one in four), links, paths), facts)
+    assert [cause.name for cause in found] == ["CPU sockets", "IOMMU"]
+
+
+def test_lanes_that_copies_through_the_host_cross_too_are_only_a_possible_cause() -> None:
+    assert _narrow(SLOW).names() == {"PCIe width": Certainty.POSSIBLE}
+    assert list(_translated(_narrow(SLOW)).names()) == ["IOMMU", "PCIe width"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"), [("ForceP2P=0x11", True), ("ForceP2P=0x0", False), ("ForceP2P=0", False)]
+)
+def test_a_setting_that_switches_p2p_off_does_not_force_it(setting: str, named: bool) -> None:
+    assert ("patched driver" in BROKEN.has(registry=setting).names()) is named
 
 
 def test_nvlinks_do_not_pass_bridges_nor_bar1() -> None:

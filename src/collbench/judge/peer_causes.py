@@ -5,6 +5,7 @@ Pure. A cause is named only for links with its symptom, so a machine on which al
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,17 +76,31 @@ class _Case:
 
 
 def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
-    """Return the causes of what the links show, the surest first; links with the same one are together."""
+    """Return the causes of what the links show, the surest first; links with the same one are together.
+
+    Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
+    those that explain the most links.
+    """
     grouped: dict[tuple[str, _Found], list[Link]] = {}
+    explained, spared = Counter[str](), Counter[str]()  # by cause: links with its fact, with the symptom and without
     for link in peer_map.links:
         case = _case(peer_map, link, facts)
         unused = link.nccl and "P2P/" not in link.nccl  # where it works, NCCL takes another way
         for name, states, find in _TABLE:
             shows = link.state in states and (link.state is not PeerState.WORKS or unused)
-            if found := find(case) if shows else None:
+            if (found := find(case)) is None:
+                continue
+            if shows:
                 grouped.setdefault((name, found), []).append(link.devices)
+                explained[name] += 1
+            else:
+                spared[name] += 1
     every = [PeerCause(name, tuple(links), *found) for (name, found), links in grouped.items()]
-    return tuple(sorted(every, key=lambda cause: list(Certainty).index(cause.certainty)))
+
+    def rank(cause: PeerCause) -> tuple[int, int, int]:
+        return list(Certainty).index(cause.certainty), spared[cause.name], -explained[cause.name]
+
+    return tuple(sorted(every, key=rank))
 
 
 def _case(peer_map: PeerMap, link: PeerLink, facts: Facts) -> _Case:
@@ -143,7 +158,7 @@ _FLAVORS = {True: " (open kernel modules)", False: " (proprietary kernel modules
 
 def _patched(case: _Case) -> _Found | None:
     """A driver that offers GeForce cards P2P over PCIe is not NVIDIA's own; so is one whose settings force it."""
-    forced = [word for word in case.facts.host.registry.split(";") if "P2P" in word.upper()]
+    forced = [word for word in case.facts.host.registry.split(";") if _forces_p2p(word)]
     geforce = case.over_pcie and any("GeForce" in name for name in case.names)
     if not forced and not geforce:
         return None
@@ -152,6 +167,12 @@ def _patched(case: _Case) -> _Found | None:
     text = f"the driver {case.facts.driver.version}{flavor} is patched: {why}"
     fix = "install NVIDIA's driver, or the patch made for exactly this version, with the IOMMU off"
     return _Found(Certainty.CONSISTENT, text, fix)
+
+
+def _forces_p2p(setting: str) -> bool:
+    """ForceP2P=0 of the driver's module switches P2P off [nvrm_registry.h, NV_REG_STR_CL_FORCE_P2P]."""
+    name, _, value = setting.partition("=")
+    return "P2P" in name.upper() and value.strip().lower() not in ("0", "0x0", "0x00")
 
 
 # The way over PCIe.
@@ -216,7 +237,8 @@ def _width(case: _Case) -> _Found | None:
     if not case.over_pcie or not narrow:
         return None
     fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
-    return _Found(Certainty.CONSISTENT, f"PCIe lanes are missing: {', '.join(narrow)}", fix)
+    text = f"PCIe lanes are missing, for copies through host memory too: {', '.join(narrow)}"
+    return _Found(Certainty.POSSIBLE, text, fix)
 
 
 def _generation(case: _Case) -> _Found | None:
@@ -234,7 +256,7 @@ def _generation(case: _Case) -> _Found | None:
         return None
     text = f"the PCIe link is at a lower generation under load: {', '.join(slow)}"
     fix = "reseat the card and its riser, try another slot, and let the firmware choose the slot's link speed (Auto)"
-    return _Found(Certainty.CONSISTENT, text, fix)
+    return _Found(Certainty.POSSIBLE, text, fix)
 
 
 def _sockets(case: _Case) -> _Found | None:
@@ -329,11 +351,11 @@ _TABLE: tuple[tuple[str, tuple[PeerState, ...], Callable[[_Case], _Found | None]
     ("patched driver", (*_BROKEN, PeerState.REFUSED), _patched),
     ("ACS", _ON_THE_WAY, _acs),
     ("IOMMU", _ON_THE_WAY, _iommu),
+    ("virtual machine", (PeerState.NONE, PeerState.REFUSED, *_ON_THE_WAY), _virtual_machine),
     ("BAR1", (*_BROKEN, PeerState.REFUSED), _bar1),
+    ("CPU sockets", (PeerState.SLOW,), _sockets),
     ("PCIe width", (PeerState.SLOW,), _width),
     ("PCIe generation", (PeerState.SLOW,), _generation),
-    ("CPU sockets", (PeerState.SLOW,), _sockets),
-    ("virtual machine", (PeerState.NONE, PeerState.REFUSED, *_ON_THE_WAY), _virtual_machine),
     ("NCCL variable", (PeerState.WORKS,), _variable),
     ("NCCL's distance", (PeerState.WORKS,), _default_level),
     ("NCCL_SHM_DISABLE", (PeerState.WORKS, PeerState.NONE), _no_shared_memory),
