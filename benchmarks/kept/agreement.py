@@ -221,7 +221,7 @@ def _skew() -> list[Row]:
 
 def _host() -> list[Row]:
     with files.session(HOST, 2, 1) as bench:
-        compared = _compared(rates.host(bench))
+        compared = _compared(rates.host(bench, 512))
     alone = [ratio for what, ratio in compared.ratios.items() if " host" not in what and "local" not in what]
     return [
         (

@@ -108,11 +108,11 @@ def copies(bench: Bench) -> Table:
     return table
 
 
-def host(bench: Bench) -> Table:
-    """Compare host and local copies at 64 MiB: isolated, in both directions, all GPUs at once.
+def host(bench: Bench, mebibytes: int = 64) -> Table:
+    """Compare host and local copies: isolated, in both directions, all GPUs at once.
 
-    64 MiB are the most that a host of several NUMA nodes allows (method/measuring.md 11). For larger messages
-    nvbandwidth pins so much memory for each case that a repeat takes a quarter of an hour on some machines.
+    64 MiB messages are the most that a host of several NUMA nodes allows (method/measuring.md 11), and of 512 MiB
+    nvbandwidth took a minute for each case on a machine of two H100.
     """
     table = Table(
         f"Copies between host and GPU, {bench.repeats} repeats",
@@ -120,7 +120,7 @@ def host(bench: Bench) -> Table:
         "launches one kernel for both and reports half of their sum, we two and the rate of one: no bar.",
         ("what", "peer", "collbench", "ratio (min–max)", "worst GPU", "bar", "verdict"),
     )
-    _compare_copies(bench, table, HOST_CASES, 64, bench.all_gpus)
+    _compare_copies(bench, table, HOST_CASES, mebibytes, bench.all_gpus)
     return table
 
 
