@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, permutations
@@ -21,27 +21,22 @@ from numpy.typing import NDArray
 from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Link, both_ways, directed_links
 from collbench.judge.physics import chained, most_over_pcie
-from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
+from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
 
 Values = NDArray[np.float64]
 # Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
 OUTLYING = 0.025
-# docs/method/verdicts.md 5: a worse label is 10% faster, as a difference of log bandwidth.
-INVERTED = math.log(1.1)
 # By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
 # makes staging a little faster. nccl#814 has a factor of 2.2.
 STAGED_FASTER = math.log(4 / 3)
-# Words without a place in the order of labels.
-NO_ORDER = (UNKNOWN, "?", "NET", "mixed")
 OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 # Links of one kind differ by so much without a fault, and copies to host memory by the socket on which it lies.
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
 # A residual counts at most so many σ: what no element explains decides for none.
 _MOST_SIGMA = 7.0
 _PROMISING = 60  # elements that explain most alone are tried in pairs
-_MOST_FURTHER = 2  # elements than two
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
 _UNDECIDED = 6.0
 # The labels of what lies below one switch or root port, one upstream switch, one host bridge.
@@ -183,26 +178,10 @@ def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Elemen
         ((one, other) for one, other in np.argwhere(fits < best + _UNDECIDED) if one <= other), key=fits.item
     )
     alike = [[candidates[place] for place in dict.fromkeys(both)] for both in places]
-    further = _further(predicted, misfits, places[0], best, cost)
-    if not further and (either := _either(alike)):
+    if either := _either(alike):
         return (either,)
-    chosen = sorted({*places[0], *further}, key=lambda place: predicted[place].sum())
+    chosen = sorted({*places[0]}, key=lambda place: predicted[place].sum())
     return tuple(candidates[place] for place in chosen)
-
-
-def _further(
-    predicted: Values, misfits: Callable[[Values], Values], two: Sequence[int], best: float, cost: float
-) -> list[int]:
-    """Return what else explains significantly more than the best one or two elements, each time the most."""
-    explained, found = predicted[list(two)].min(axis=0), list[int]()
-    while len(found) < _MOST_FURTHER:
-        misfit = misfits(np.minimum(explained, predicted))
-        place = int(np.argmin(misfit))
-        if misfit[place] + cost >= best:
-            break
-        found.append(place)
-        best, explained = float(misfit[place]), np.minimum(explained, predicted[place])
-    return found
 
 
 def _either(alike: Sequence[Sequence[Element]]) -> Element | None:
@@ -262,30 +241,37 @@ def _predicted(element: Element, seen: Sequence[_Seen]) -> list[float]:
 
 
 def _seen(facts: Facts, *, over_nvlink: bool, collective: bool) -> Iterator[_Seen]:
-    below: dict[tuple[int, frozenset[Link], int | None, int | None], list[tuple[float, float, float]]]
-    below = defaultdict(list)
-    staged = {} if over_nvlink else facts.readings.of(STAGED, COPY_BYTES)
+    staged = {} if over_nvlink or collective else facts.readings.of(STAGED, COPY_BYTES)
+    groups: list[tuple[int, list[Reading]]] = []
     for work in facts.readings.works(collective=collective):
-        group = [r for r in facts.readings.of(work).values() if _tells(facts, r, over_nvlink=over_nvlink)]
-        for reading, typical in _typical(facts, group, {} if collective else staged):
-            links = frozenset(directed_links(work, reading.members))
-            below[_PLAIN, links, None, None].append((reading.middle, typical, reading.error))
+        readings = facts.readings.of(work).values()
+        groups.append((_PLAIN, [reading for reading in readings if _tells(facts, reading, over_nvlink=over_nvlink)]))
+    groups.append((_STAGED, [*staged.values()]))
     if not over_nvlink and not collective:
-        for reading, typical in _typical(facts, list(staged.values()), {}):
-            sender, receiver = reading.members
-            below[_STAGED, frozenset(), sender, receiver].append((reading.middle, typical, reading.error))
-        for hosts in with_host_memory(facts):
-            for reading, typical in _typical(facts, hosts, {}):
-                gpu, out = reading.members[0], reading.work.operation in OUT_OF_GPU
-                below[_HOST, frozenset(), gpu if out else None, None if out else gpu].append(
-                    (reading.middle, typical, reading.error)
-                )
-    for (kind, crossed, source, target), values in below.items():
+        groups += [(_HOST, hosts) for hosts in with_host_memory(facts)]
+    below: dict[tuple[int, _Crossed], list[tuple[float, float, float]]] = defaultdict(list)
+    for kind, group in groups:
+        for reading, typical in _typical(facts, group, staged if kind == _PLAIN else {}):
+            below[kind, _crossed(kind, reading)].append((reading.middle, typical, reading.error))
+    for (kind, crossed), values in below.items():
         middles, typicals, errors = zip(*values, strict=True)
         unlike = _UNLIKE if kind == _PLAIN else _HOSTS_UNLIKE
         error = math.hypot(math.hypot(*errors) / len(errors), unlike)
         typical = fmean(typicals)
-        yield _Seen(kind, crossed, source, target, min(0.0, fmean(middles) - typical), typical, error)
+        yield _Seen(kind, *crossed, min(0.0, fmean(middles) - typical), typical, error)
+
+
+_Crossed = tuple[frozenset[Link], int | None, int | None]
+
+
+def _crossed(kind: int, reading: Reading) -> _Crossed:
+    """Return the links that a reading crosses, or the GPUs that send to host memory and receive from it."""
+    first, last = reading.members[0], reading.members[-1]
+    if kind == _PLAIN:
+        return frozenset(directed_links(reading.work, reading.members)), None, None
+    if kind == _STAGED:
+        return frozenset(), first, last
+    return (frozenset(), first, None) if reading.work.operation in OUT_OF_GPU else (frozenset(), None, first)
 
 
 def with_host_memory(facts: Facts) -> Iterator[list[Reading]]:
@@ -308,26 +294,15 @@ def _tells(facts: Facts, reading: Reading, *, over_nvlink: bool) -> bool:
 def _typical(
     facts: Facts, group: Sequence[Reading], staged: Mapping[tuple[int, ...], Reading]
 ) -> Iterator[tuple[Reading, float]]:
-    """Yield a work's readings, each with what the best of its label and products reach.
-
-    A better label can do what a worse one does, and peer access what staging does.
-    """
-    alike: dict[tuple[tuple[object, ...], str], list[Reading]] = defaultdict(list)
+    """Yield a work's readings, each with what the best of its label and products reach, or staging if that is more."""
+    alike: dict[object, list[Reading]] = defaultdict(list)
     for reading in group:
         through_host = reading.work.variant is Variant.STAGED
         like = likeness(facts, reading.members)
         label = _in_tree(facts, reading.members) if through_host else reading.label
         alike[like[:-1] if through_host else like, label].append(reading)
-    best = {key: _of_the_best(facts, readings) for key, readings in alike.items()}
-    for (like, label), readings in alike.items():
-        typical = best[like, label]
-        if label not in NO_ORDER and not is_nvlink(label) and readings[0].work.variant is Variant.PLAIN:
-            worse = [
-                rate
-                for (other, name), rate in best.items()
-                if other == like and name not in NO_ORDER and rank_key(name) > rank_key(label)
-            ]
-            typical = max((rate for rate in worse if rate - typical > INVERTED), default=typical)
+    for readings in alike.values():
+        typical = _of_the_best(facts, readings)
         for reading in readings:
             through = staged.get(reading.members)
             faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_FASTER
