@@ -30,21 +30,7 @@ _LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.5
 _CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 
 _Array = NDArray[np.float64]
-
-
-class _Trials(NamedTuple):
-    """Log times of large messages, shape (data points, passes), NaN where there is none.
-
-    `touches`: which data points each device has a part in.
-    """
-
-    logs: _Array
-    touches: NDArray[np.bool_]  # shape (devices, data points)
-
-    def without(self, devices: Sequence[int]) -> _Trials:
-        """Return the data points that touch none of these devices."""
-        left = ~self.touches[list(devices)].any(axis=0)
-        return _Trials(self.logs[left], self.touches[:, left])
+_Flags = NDArray[np.bool_]
 
 
 class _Slow(NamedTuple):
@@ -61,12 +47,12 @@ def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
 
     Of CPU cores none: other programs disturb them all the time.
     """
-    trials = None if facts.on_cores else _trials(facts)
-    while trials is not None and len(trials.logs):
-        slow = _slowest(trials)
-        if slow is None:
-            return
-        first, last, passes = slow.begin + 1, slow.end, trials.logs.shape[1]
+    if facts.on_cores:
+        return
+    logs, touches = _trials(facts)
+    passes = logs.shape[1]
+    while (slow := _slowest(logs, touches)) is not None:
+        first, last = slow.begin + 1, slow.end
         part = f"pass {first}" if first == last else f"passes {first} to {last}"
         gpus = on(facts.run, slow.devices)
         fix = (
@@ -76,48 +62,48 @@ def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
         cause = replace(unhealthy.cause(slow.devices) or Cause("changed", _CHANGED), fix=fix)
         text = f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others"
         yield verdict_on(facts, Kind.UNSTEADY, of_devices(facts, slow.devices), text, cause)
-        trials = trials.without(slow.devices)
+        left = ~touches[[*slow.devices]].any(axis=0)  # data points that touch none of these devices
+        logs, touches = logs[left], touches[:, left]
 
 
-def _trials(facts: Facts) -> _Trials | None:
-    """Return the passes' trials of large messages; those that confirm something were made in no pass."""
+def _trials(facts: Facts) -> tuple[_Array, _Flags]:
+    """Return log times of large messages, shape (data points, passes), NaN where there is none; and what they touch.
+
+    That says of each device, shape (devices, data points), in which it has a part. Trials that confirm something were
+    made in no pass.
+    """
     points = []
     for one in facts.run.measurements:
         passes = [sample for sample in one.samples if not sample.confirms]
         if one.point.size_bytes >= RELATIVE_BYTES and len(passes) >= FEWEST_TRIALS:
             points.append((one, np.log(trial_seconds(replace(one, samples=passes)))))
-    if not points:
-        return None
-    logs = np.full((len(points), max(len(times) for _, times in points)), np.nan)
+    logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
     for row, (_, times) in zip(logs, points, strict=True):
         row[: len(times)] = times
-    return _Trials(
-        logs,
-        np.array([[device in one.point.members for one, _ in points] for device in range(len(facts.run.devices))]),
-    )
+    touches = [[device in one.point.members for one, _ in points] for device in range(len(facts.run.devices))]
+    return logs, np.array(touches, dtype=bool)
 
 
-def _slowest(trials: _Trials) -> _Slow | None:
+def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
     """Return the devices that were slowed down the most for some passes in a row; None if noise may be all."""
-    windows = [*combinations(range(trials.logs.shape[1] + 1), 2)]
-    chance = _CHANCE_OF_ANY / len(windows) / len(trials.touches)
+    windows = [*combinations(range(logs.shape[1] + 1), 2)] if len(logs) else []
     found: list[_Slow] = []
     for begin, end in windows:
-        inside = np.zeros(trials.logs.shape[1], dtype=bool)
+        chance = _CHANCE_OF_ANY / len(windows) / len(touches)
+        inside = np.zeros(logs.shape[1], dtype=bool)
         inside[begin:end] = True
-        counts = [(~np.isnan(trials.logs[:, part])).sum(axis=1) for part in (inside, ~inside)]
-        both = (counts[0] > 0) & (counts[1] > 0)
+        both = ~np.isnan(logs[:, inside]).all(axis=1) & ~np.isnan(logs[:, ~inside]).all(axis=1)
         if not both.any():
             continue
-        shifts = _Shifts.of(trials.logs[both][:, inside], trials.logs[both][:, ~inside])
-        for device, touched in enumerate(trials.touches[:, both]):
+        shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside])
+        for device, touched in enumerate(touches[:, both]):
             if touched.any() and _is_slower(shifts, touched, chance):
                 found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
     if not found:
         return None
     worst = max(found, key=lambda one: one.by)
-    touched = trials.touches[worst.devices[0]]
-    alike = [device for device, others in enumerate(trials.touches) if np.array_equal(others, touched)]
+    touched = touches[worst.devices[0]]
+    alike = [device for device, others in enumerate(touches) if np.array_equal(others, touched)]
     return worst._replace(devices=tuple(alike))
 
 
@@ -141,14 +127,14 @@ class _Shifts(NamedTuple):
         squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
         return cls(np.nanmean(here, axis=1) - middle, squares, outside - 1.0, 1 / inside + 1 / outside)
 
-    def by_spread(self, part: NDArray[np.bool_]) -> tuple[float, float]:
+    def by_spread(self, part: _Flags) -> tuple[float, float]:
         """Return the variance of the mean of some data points, as they show it, with its degrees of freedom."""
         count = int(part.sum())
         if count < _FEWEST_POINTS:
             return math.inf, 1.0
         return float(self.slower[part].var(ddof=1)) / count, count - 1.0
 
-    def by_trials(self, part: NDArray[np.bool_]) -> tuple[float, float]:
+    def by_trials(self, part: _Flags) -> tuple[float, float]:
         """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
         freedom = float(self.freedom[part].sum())
         if freedom < _FEWEST_POINTS:
@@ -157,7 +143,7 @@ class _Shifts(NamedTuple):
         return of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom
 
 
-def _is_slower(shifts: _Shifts, touched: NDArray[np.bool_], chance: float) -> bool:
+def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
     others, slower = ~touched, shifts.slower
     parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
