@@ -47,7 +47,7 @@ def both(size: int = GIB, trials: int = 3) -> list[Measurement]:
 )
 def test_what_judges_a_pair(title: str, run: Run) -> None:
     found = coverage(run)
-    assert (found.judged, found.missed, found.pairs, found.lacking) == (((0, 1),), (), 1, ())
+    assert (found.judged, found.missed, found.pairs, found.lacking) == (((0, 1),), {}, 1, {})
 
 
 STAGED = [variant(one, Variant.STAGED) for one in both()]
@@ -79,10 +79,9 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
 )
 def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: str) -> None:
     found = coverage(run)
-    (missed,) = found.missed
-    assert (found.judged, found.pairs, found.lacking) == ((), 1, (missed,))
-    assert (missed.pair, missed.absence.kind) == ((0, 1), kind)
-    assert sentences.absence(missed.absence, run).startswith(reason)
+    assert (found.judged, found.pairs, found.lacking) == ((), 1, found.missed)
+    assert found.missed[0, 1].kind == kind
+    assert sentences.absence(found.missed[0, 1], run).startswith(reason)
 
 
 def given_up(found: Measurement, kind: FailureKind) -> Measurement:
@@ -91,12 +90,12 @@ def given_up(found: Measurement, kind: FailureKind) -> Measurement:
 
 def test_a_pair_on_which_something_failed_is_not_judged_whatever_else_was_measured() -> None:
     bad = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.HANG)
-    (missed,) = coverage(two(*both(), bad)).missed
-    assert missed.absence.kind is AbsenceKind.FAILED
+    (absence,) = coverage(two(*both(), bad)).missed.values()
+    assert absence.kind is AbsenceKind.FAILED
     untried = given_up(measured(Operation.SM_READ, (1, 0), 300.0), FailureKind.UNTRIED)
     assert coverage(two(*both(), untried)).judged == ()
-    (missed,) = coverage(two(both()[0], untried)).missed
-    assert (missed.absence.kind, missed.absence.failure) == (AbsenceKind.FAILED, untried.failure)
+    (absence,) = coverage(two(both()[0], untried)).missed.values()
+    assert (absence.kind, absence.failure) == (AbsenceKind.FAILED, untried.failure)
 
 
 def refused(*works: Work) -> list[Skipped]:
@@ -118,17 +117,17 @@ def test_no_peer_access_excuses_a_pair_where_it_is_all_that_is_lacking(
     title: str, skipped: list[Work], operations: list[Operation], by_design: bool
 ) -> None:
     found = coverage(replace(two(operations=operations), skipped=refused(*skipped)))
-    (missed,) = found.missed
-    assert (missed.absence.by_design, len(found.lacking)) == (by_design, 0 if by_design else 1)
+    (absence,) = found.missed.values()
+    assert (absence.by_design, len(found.lacking)) == (by_design, 0 if by_design else 1)
     plain = skipped[0].variant is Variant.PLAIN
-    assert missed.absence.kind is (AbsenceKind.SKIPPED if plain else AbsenceKind.NOT_MEASURED)
+    assert absence.kind is (AbsenceKind.SKIPPED if plain else AbsenceKind.NOT_MEASURED)
 
 
 def test_pairs_are_judged_one_by_one() -> None:
     points = [measured(WRITE, link, 400.0) for link in permutations(range(4), 2) if link != (3, 1)]
     found = coverage(run_of(gpus(4), points))
     assert found.judged == tuple(pair for pair in combinations(range(4), 2) if pair != (1, 3))
-    assert ([one.pair for one in found.missed], found.pairs) == ([(1, 3)], 6)
+    assert ([*found.missed], found.pairs) == ([(1, 3)], 6)
 
 
 def less(run: Run, *left_out: tuple[Work, tuple[int, ...]]) -> Run:

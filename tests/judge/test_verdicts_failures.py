@@ -116,7 +116,7 @@ def test_other_failures_are_no_hang_whatever_their_words(
 def test_a_pair_with_what_failed_or_was_not_tried_is_not_among_those_that_agree(kind: FailureKind) -> None:
     """Its other copies and its all-reduce would be enough to judge it."""
     covered = coverage(failed(h200(), Operation.CE_WRITE, (2, 1), HUNG, kind))
-    assert [one.pair for one in covered.lacking] == [(1, 2)]
+    assert [*covered.lacking] == [(1, 2)]
     assert len(covered.judged) == 5
 
 

@@ -35,10 +35,10 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:
         return ""
-    first = covered.lacking[0]
+    first, absence = next(iter(covered.lacking.items()))
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    pair = device_sets([first.pair], run.devices)
-    return f"cannot vouch for {pair}: {sentences.absence(first.absence, run)}; {share}"
+    pair = device_sets([first], run.devices)
+    return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
 # Saved output of nvidia-smi instead of the run's own.

@@ -24,19 +24,14 @@ _FIRST = Work(Operation.CE_WRITE)
 
 
 @dataclass(frozen=True, slots=True)
-class NotJudged:
-    """A pair (ascending positions) that could not be judged, and why."""
-
-    pair: Pair
-    absence: Absence
-
-
-@dataclass(frozen=True, slots=True)
 class Coverage:
-    """The pairs that were judged, and those that were not. `alone`: one device, judged by its copies with the host."""
+    """The pairs (ascending positions) that were judged, and why the others were not.
+
+    `alone`: one device, judged by its copies with the host.
+    """
 
     judged: tuple[Pair, ...]
-    missed: tuple[NotJudged, ...]
+    missed: dict[Pair, Absence]
     alone: bool = False
 
     @property
@@ -50,9 +45,9 @@ class Coverage:
         return len(self.judged) + len(self.missed)
 
     @property
-    def lacking(self) -> tuple[NotJudged, ...]:
+    def lacking(self) -> dict[Pair, Absence]:
         """The pairs that should have been judged; the others are missing by design, for example without peer access."""
-        return tuple(one for one in self.missed if not one.absence.by_design)
+        return {pair: absence for pair, absence in self.missed.items() if not absence.by_design}
 
 
 def coverage(run: Run) -> Coverage:
@@ -65,15 +60,15 @@ def coverage(run: Run) -> Coverage:
     facts, troubles, absences = Facts(run), outcome(run), Absences(run)
     untried = {one.devices for one in troubles.troubles if one.kind is TroubleKind.UNTRIED}
     judged: list[Pair] = []
-    missed: list[NotJudged] = []
+    missed: dict[Pair, Absence] = {}
     for pair in combinations(range(len(run.devices)), 2):
         if troubles.failed(pair):
-            missed.append(NotJudged(pair, Absence(AbsenceKind.FAILED)))
+            missed[pair] = Absence(AbsenceKind.FAILED)
         elif pair not in untried and _judged(facts, pair):
             judged.append(pair)
         else:
-            missed.append(NotJudged(pair, _why(run, absences, pair)))
-    return Coverage(tuple(judged), tuple(missed), len(run.devices) == 1 and bool(facts.readings.host(0)))
+            missed[pair] = _why(run, absences, pair)
+    return Coverage(tuple(judged), missed, len(run.devices) == 1 and bool(facts.readings.host(0)))
 
 
 def _judged(facts: Facts, pair: Pair) -> bool:

@@ -105,8 +105,8 @@ def page(
 def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     """Yield a line for each reason why pairs were not judged."""
     reasons: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for one in covered.missed:
-        reasons[sentences.absence(one.absence, run)].append(one.pair)
+    for pair, absence in covered.missed.items():
+        reasons[sentences.absence(absence, run)].append(pair)
     for reason, pairs in reasons.items():
         names = [device_sets([pair], run.devices) for pair in pairs]
         yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
