@@ -8,10 +8,10 @@ too: a step that could as well be one of them, or ten steps between two losses, 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,12 @@ _SMALL = 256  # bytes: a call of a loss, a norm or a counter; 0 bytes are a rank
 _FEWEST = 3  # repetitions of a step
 _CLEAR = 1.3  # a step's pause over the longest pause within it
 _COVERED = 0.6  # of the calls, by what is a step at all
-_ALIKE = 1.03  # pauses of which the medians are known to differ by less are alike
 _NOTICED, _SURE = 0.01, 6.0  # of a step, and standard errors: a pause that is longer by more is longer for a reason
+_THRESHOLDS = 64  # of pauses
+_FEW = 0.25  # of the steps: an evaluation comes after fewer
 _FEW_PARTS = 3  # sequences: a small call after so few of them again and again may end a step of that many
 _UNROLLED = 4096  # calls: of a phase that is longer, only the repetitions are unrolled whose times are known
+_ALIKE_HERE = "micro-batches, equal blocks and steps look alike here"
 _REDUCING = ("allreduce", "reducescatter", "reduce")
 
 
@@ -78,11 +80,6 @@ class _Level:
     among: Places
     at: Places
     length: int
-    ratio: float
-
-    def rows(self, values: Any) -> Any:
-        """Return the values of the units `among`, a row for each sequence."""
-        return values[self.at[:, None] + np.arange(self.length)]
 
 
 def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequence[float]] | None = None) -> Job:
@@ -201,53 +198,33 @@ def _kind(job: Job, number: int) -> tuple[Any, ...]:
 # Sequences between pauses.
 
 
-def _keys(kinds: Places) -> tuple[Any, Any]:
-    """Return hashes of all beginnings of a sequence, and the powers with which those of its parts are made."""
-    hashes, powers = [0], [1]
-    for kind in kinds.tolist():
-        hashes.append((hashes[-1] * 1_000_003 + kind + 1) & 0xFFFFFFFFFFFFFFFF)
-        powers.append(powers[-1] * 1_000_003 & 0xFFFFFFFFFFFFFFFF)
-    return np.array(hashes, np.uint64), np.array(powers, np.uint64)
-
-
-def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
-    """Return the sequences that come again between pauses longer than those within them, the shortest first."""
-    kinds, exact = one.kinds[among], one.calls[one.first[among]]
-    hashes, powers = _keys(kinds)
+def _level(one: _Unrolled, pauses: Values, among: Places) -> _Level | None:
+    """Return the longest sequence that comes again between pauses longer than those within it; None for none."""
+    kinds = one.kinds[among]
     known = pauses[np.isfinite(pauses)]
     if len(known) < 2 * _FEWEST:
-        return []
-    levels: dict[tuple[int, int], tuple[float, _Level]] = {}
-    for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), 64):
-        cuts = np.flatnonzero(~(pauses <= least))
-        bounds = np.unique(np.concatenate([[0], cuts, [len(kinds)]]))
-        lengths = np.diff(bounds)
-        with np.errstate(over="ignore"):
-            keys = hashes[bounds[1:]] - hashes[bounds[:-1]] * powers[lengths]
-        weights = Counter[tuple[int, int]]()
-        for key, length in zip(keys.tolist(), lengths.tolist(), strict=True):
-            weights[key, length] += length
-        (key, length), weight = weights.most_common(1)[0]
-        at = bounds[:-1][(keys == np.uint64(key)) & (lengths == length)]
-        if length < 2 or len(at) < _FEWEST or weight < _COVERED * len(kinds):
+        return None
+    found: tuple[int, int, Places] | None = None
+    for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), _THRESHOLDS)[::-1]:
+        bounds = np.unique(np.concatenate([[0], np.flatnonzero(~(pauses <= least)), [len(kinds)]]))
+        at: dict[bytes, list[int]] = defaultdict(list)
+        for start, end in pairwise(bounds.tolist()):
+            at[kinds[start:end].tobytes()].append(start)
+        key, begins = max(at.items(), key=lambda item: len(item[0]) * len(item[1]))
+        length, weight = len(key) // kinds.itemsize, len(key) * len(begins)
+        if found is not None and (length, weight) <= found[:2]:
             continue
-        within = pauses[at[:, None] + np.arange(length)]
-        before = within[:, 0][np.isfinite(within[:, 0])]
-        if len(before) < 2:
+        if length < 2 or len(begins) < _FEWEST or weight < _COVERED * kinds.nbytes:
             continue
-        inner = max(1.0, float(np.nanmax(np.nanmedian(within[:, 1:], axis=0))))
-        ratio = float(np.median(before)) / inner
-        if (ratio >= _CLEAR and (key, length) not in levels) or levels.get((key, length), (0.0,))[0] < weight:
-            levels[key, length] = (
-                weight,
-                _Level(
-                    among,
-                    _stalled(exact if len(np.unique(kinds[at[0] : at[0] + length])) < 2 else kinds, at, length),
-                    length,
-                    ratio,
-                ),
-            )
-    return sorted((level for _, level in levels.values() if level.ratio >= _CLEAR), key=lambda level: level.length)
+        within = pauses[np.array(begins)[:, None] + np.arange(length)]
+        middle = np.nanmedian(within, axis=0)
+        if np.isfinite(within[:, 0]).sum() > 1 and middle[0] >= _CLEAR * max(1.0, np.nanmax(middle[1:])):
+            found = length, weight, np.array(begins)
+    if found is None:
+        return None
+    length, _, begins_of = found
+    alike = kinds if len(np.unique(kinds[begins_of[0] : begins_of[0] + length])) > 1 else one.calls[one.first[among]]
+    return _Level(among, _stalled(alike, begins_of, length), length)
 
 
 def _stalled(kinds: Places, at: Places, length: int) -> Places:
@@ -313,7 +290,7 @@ def _collectives(job: Job, one: _Unrolled, group: int) -> Places:
     return np.flatnonzero(wanted[one.calls[one.first]])
 
 
-def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:  # noqa: PLR0911  # each is a reason of its own
+def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:
     """Return the level that is the step, or None and why none is claimed."""
     counts = np.bincount(one.kinds)
     rare = one.small & (counts[one.kinds] <= len(one.kinds) / 4)
@@ -321,55 +298,24 @@ def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:  # noqa: PLR
     if not len(among):
         return None, "no call comes again"
     sums = np.add.reduceat(one.pauses, np.append(0, among[:-1] + 1))  # a small call's pause is part of the next one's
-    levels = _levels(one, sums, among)
-    if not levels:
+    level = _level(one, sums, among)
+    if level is None:
         return None, "no calls come again after a pause longer than those between them"
-    top = levels[-1]
-    for level in levels[:-1]:
-        if _adds_reduction(job, one, level, _extras(one, level)) or _only_messages(job, one, level):
-            continue  # micro-batches, whose gradients are reduced later, or that go through a pipeline
-        if top.length < 2 * level.length:
-            continue
-        if _is_step(job, one, level, sums):
-            return level, ""
-        return None, _unclear(level, top.length)
-    root = _root(one, top)
-    if root < top.length:
-        # A GPU waits for the optimizer after a step, but not after a micro-batch; its host may not.
-        middle, kinds = np.nanmedian(top.rows(sums), axis=0), one.kinds[top.among[top.at[0] :][: top.length]]
-        places = np.arange(top.length)
-        within = middle[(places % root > 0) & (kinds == kinds[0])] if root > 1 else middle[1:]
-        groups = {job.calls[call].group for call in one.calls[one.first[top.among[top.at[0] :][: top.length]]]}
-        if (
-            not one.on_gpu
-            or len(groups) > 1
-            or not len(within)
-            or np.median(middle[root::root]) > 1.1 * np.median(within)
-        ):
-            return None, _unclear(top, root)
-    if _adds_reduction(job, one, top, _extras(one, top)) or not _is_step(job, one, top, sums):
-        return None, _unclear(top, 0)
-    return top, ""
+    part = _part(one, level)
+    if part < level.length:
+        return None, f"it may be {part} or {level.length} calls: {_ALIKE_HERE}"
+    if not _is_step(job, one, level):
+        return None, f"{level.length} calls may be a part of it: {_ALIKE_HERE}"
+    return level, ""
 
 
-def _unclear(level: _Level, other: int) -> str:
-    calls = sorted({level.length, *([other] if other else [])})
-    return (
-        f"it may be {' or '.join(map(str, calls))} calls" if len(calls) > 1 else f"{calls[0]} calls may be a part of it"
-    ) + ": micro-batches, equal blocks and steps look alike here"
-
-
-def _root(one: _Unrolled, level: _Level) -> int:
+def _part(one: _Unrolled, level: _Level) -> int:
     """Return the length of the shortest sequence that repeats to a level's: of equal calls, where these are steady."""
-    rows = level.among[level.rows(np.arange(len(level.among)))]
+    rows = level.among[level.at[:, None] + np.arange(level.length)]
     calls = one.calls[one.first[rows]]
     kinds = calls[-1] if np.mean((calls == calls[-1]).all(axis=1)) > 0.8 else one.kinds[rows[-1]]
-    return next(
-        length
-        for length in range(1, len(kinds) + 1)
-        if not len(kinds) % length
-        and np.array_equal(kinds[length:], kinds[:-length] if length < len(kinds) else kinds[:0])
-    )
+    parts = (length for length in range(1, len(kinds)) if not len(kinds) % length)
+    return next((length for length in parts if np.array_equal(kinds[length:], kinds[:-length])), len(kinds))
 
 
 def _extras(one: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
@@ -394,58 +340,28 @@ def _always(one: _Unrolled, begins: Places, ends: Places) -> set[int]:
     return {kind for kind, count in counts.items() if count >= 0.9 * (len(begins) - 1)}
 
 
-def _adds_reduction(job: Job, one: _Unrolled, level: _Level, extras: Sequence[tuple[int, Places]]) -> bool:
-    """True if what comes between a level's sequences again and again reduces data on a group as they do not."""
-    inside = {one.kinds[unit] for unit in level.among[level.at[0] : level.at[0] + level.length]}
-    counts = Counter[int]()
-    for _, units in extras:
-        counts.update(
-            {
-                int(one.kinds[unit])
-                for unit in units
-                if not one.small[unit]
-                and one.kinds[unit] not in inside
-                and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
-            }
-        )
-    return any(count >= 2 for count in counts.values())
-
-
-def _only_messages(job: Job, one: _Unrolled, level: _Level) -> bool:
-    units = level.among[level.at[0] : level.at[0] + level.length]
-    return all(job.calls[call].collective is None for call in one.calls[one.first[units]])
-
-
-def _is_step(job: Job, one: _Unrolled, level: _Level, pauses: Values) -> bool:
+def _is_step(job: Job, one: _Unrolled, level: _Level) -> bool:
     """True unless a level's sequences may be parts of a longer step, by what comes between them and their pauses."""
     extras = _extras(one, level)
-    reduces = any(
-        job.calls[one.calls[one.first[unit]]].operation in _REDUCING and not one.small[unit]
-        for unit in level.among[level.at[0] : level.at[0] + level.length]
-    )
-    small = [number for number, units in extras if one.small[units].all()]
-    large = {number for number, units in extras if not one.small[units].all()}
-    again = any(
-        not one.small[unit] and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
-        for _, units in extras
-        for unit in units
-    )
-    if large and (again or not reduces or len(large) > 0.25 * len(level.at)):
-        return False  # nothing tells an evaluation from the end of a step
-    before = pauses[level.at]
-    usable = np.isfinite(before) & one.known[level.among[level.at]]
-    usable[[number for number in large if number < len(usable)]] = False  # after an evaluation anything may happen
+    large = {number: units for number, units in extras if not one.small[units].all()}
+    own = level.among[level.at[0] : level.at[0] + level.length]
+    of_training = any(_reduces(job, one, unit) for unit in own)  # else what comes between may be the end of a step
+    again = any(_reduces(job, one, unit) for unit in chain(*large.values()))
+    if large and (again or not of_training or len(large) > _FEW * len(level.at)):
+        return False
+    small = [number for number, _ in extras if number not in large]
     distances = Counter(after - number for number, after in pairwise(small))
     every, times = distances.most_common(1)[0] if distances else (0, 0)
-    if times >= 2 and every <= _FEW_PARTS:
-        return False  # passes of equal blocks before a norm may be as far apart as steps
-    early = every > 3 and times >= 2 and small[0] <= every - 2 and min(distances) == every
-    if early:  # parts of a step would be whole from the first one on
-        usable[[number for number in small if number < len(usable)]] = False
-    elif small and not _same(before, usable, np.array(small)):
+    # Parts of a step would be whole from the first one on; passes of equal blocks come by twos and threes.
+    periodic = every > _FEW_PARTS and times >= 2 and small[0] <= every - 2 and min(distances) == every
+    if small and not periodic:
         return False
-    dropped = large | (set(small) if early else set())
-    return not _uneven(one, _bounds(one, level), dropped)
+    return not _uneven(one, _bounds(one, level), {number for number, _ in extras})
+
+
+def _reduces(job: Job, one: _Unrolled, unit: int) -> bool:
+    """True if a unit reduces data, and not a loss."""
+    return not one.small[unit] and job.calls[one.calls[one.first[unit]]].operation in _REDUCING
 
 
 def _bounds(one: _Unrolled, level: _Level) -> Places:
@@ -495,27 +411,6 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     return False
 
 
-def _split(values: Values, usable: NDArray[np.bool_], places: Places) -> tuple[Values, Values]:
-    chosen = np.zeros(len(values), bool)
-    chosen[places[places < len(values)]] = True
-    return values[usable & chosen], values[usable & ~chosen]
-
-
-def _error(one: Values, other: Values) -> float:
-    """Return the standard error of the difference of two medians."""
-    deviation = 1.4826 * max(float(np.median(np.abs(values - np.median(values)))) for values in (one, other))
-    return 1.2533 * deviation * float(np.sqrt(1 / len(one) + 1 / len(other)))
-
-
-def _same(values: Values, usable: NDArray[np.bool_], places: Places) -> bool:
-    """True if the pauses at these places are known to be as long as the others."""
-    one, other = _split(values, usable, places)
-    if len(one) < 3 or len(other) < 3:
-        return False
-    middle = float(np.median(other))
-    return float(np.median(one)) < _ALIKE * middle and _error(one, other) < (_ALIKE - 1) * middle
-
-
 # Steps that somebody named.
 
 
@@ -534,27 +429,22 @@ def _marked(one: _Unrolled, marks: Sequence[float]) -> Places:
 def _given(one: _Unrolled, calls: int) -> Places:
     """Return the units that begin a sequence of so many calls that comes most, after the longest pause."""
     sizes = np.append(one.first, len(one.calls))
-    hashes, powers = _keys(one.kinds)
-    windows: dict[tuple[int, int], list[int]] = {}
-    for start in range(len(one.first)):
-        end = int(np.searchsorted(sizes, sizes[start] + calls))
+    windows: dict[bytes, list[int]] = defaultdict(list)
+    for start, end in enumerate(np.searchsorted(sizes, sizes[:-1] + calls).tolist()):
         if end < len(sizes) and sizes[end] == sizes[start] + calls:
-            with np.errstate(over="ignore"):
-                windows.setdefault((int(hashes[end] - hashes[start] * powers[end - start]), end - start), []).append(
-                    start
-                )
+            windows[one.kinds[start:end].tobytes()].append(start)
     if not windows:
         return np.zeros(0, int)
-    most = max(map(len, windows.values()))
 
     def pause(starts: list[int]) -> float:
         own = one.pauses[starts]
         return float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 0.0
 
-    (_, length), best = max(
+    most = max(map(len, windows.values()))
+    window, best = max(
         (item for item in windows.items() if len(item[1]) >= 0.8 * most), key=lambda item: pause(item[1])
     )
-    bounds, end = [], 0
+    bounds, end, length = list[int](), 0, len(window) // one.kinds.itemsize
     for start in best:
         if start >= end:
             bounds += [end, start] if end and start > end else [start]
@@ -669,29 +559,20 @@ def _occasional(one: _Unrolled, rows: Places) -> Iterator[Occasional]:
     """Yield what comes between the steps, the most frequent first."""
     inside = set(rows.ravel().tolist())
     starts = rows[:, 0]
-    seen: dict[tuple[int, ...], list[int]] = {}
-    run: list[int] = []
+    seen: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    between: list[int] = []
     for unit in range(int(starts[0]), len(one.first) + 1):
         if unit < len(one.first) and unit not in inside:
-            run.append(unit)
-        elif run:
-            key = tuple(one.kinds[run].tolist())
-            seen.setdefault(key, []).append(run[0])
-            run = []
-    for places in sorted(seen.values(), key=len, reverse=True)[:8]:
+            between.append(unit)
+        elif between:
+            seen[tuple(one.kinds[between].tolist())].append(between[0])
+            between = []
+    for run, places in sorted(seen.items(), key=lambda item: -len(item[1]))[:8]:
         after = np.searchsorted(starts, places, side="right")
         gaps = Counter(np.diff(after).tolist())
         every, times = gaps.most_common(1)[0] if gaps else (0, 0)
-        count = next(
-            (
-                length
-                for length in range(1, len(one.first))
-                if places[0] + length >= len(one.first) or places[0] + length in inside
-            ),
-            1,
-        )
         yield Occasional(
-            int(one.calls[one.first[places[0]]]), count, len(places), every if times * 2 > len(places) - 1 else 0
+            int(one.calls[one.first[places[0]]]), len(run), len(places), every if times * 2 > len(places) - 1 else 0
         )
 
 
