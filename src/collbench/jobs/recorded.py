@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,21 +19,18 @@ from collbench.jobs.job import (
     Group,
     Job,
     JobRank,
-    Phase,
     PointToPoint,
-    Position,
-    Sample,
     Source,
     Spread,
     Unknown,
 )
-from collbench.jobs.repeats import PhaseOrder, fold, kept_of, spreads
+from collbench.jobs.repeats import Folded, PartialPhase, Times, sample, spreads
 from collbench.jobs.streams import (
     FUNCTIONS,
     CommunicatorKey,
     NcclCall,
     Numbers,
-    Repetition,
+    Repeated,
     Stream,
     bucket_median,
 )
@@ -267,137 +264,65 @@ class _Tables:
 
 def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     """Return one rank's record; `clock` turns its starts into ns from the job's own."""
-    folded = _Folded()
-    _add_runs(folded, stream)
-    _add_tail(folded, stream)
-    translated = {index: tables.translate(stream, call) for index, call in enumerate(stream.calls)}
-    all_phases = [
-        _phase(symbols, partial, _positions(symbols, translated, tables), clock)
-        for symbols, partial in folded.phases.items()
-    ]
-    unknown = sum(
-        partial.repetitions
-        for symbols, partial in folded.phases.items()
-        for symbol in symbols
-        if translated[symbol // 2] is None
-    )
-    # A phase of nothing but calls that this collbench does not know is left out, and counted.
-    renumbered = {
-        old: new for new, old in enumerate(index for index, phase in enumerate(all_phases) if phase.positions)
-    }
-    order = tuple((renumbered[index], times) for index, times in folded.sequence.order if index in renumbered)
-    once = len(order) == len(renumbered)
+    calls = [tables.translate(stream, call) for call in stream.calls]
+    folded = Folded()
+    places = {phase: _places(stream.phases[phase].symbols, calls, tables) for phase in dict(stream.runs)}
+    partials: dict[int, PartialPhase] = {}
+    for phase, repetitions in stream.runs:
+        if places[phase].at:
+            partials[phase] = folded.add(places[phase].symbols, repetitions)
+    for phase, partial in partials.items():
+        _add_sums(partial, stream.phases[phase], places[phase], clock)
+    tail = _places(stream.tail, calls, tables)
+    folded.fold(np.array(tail.symbols, int))
+    unknown = sum(places[phase].unknown * repetitions for phase, repetitions in stream.runs) + tail.unknown
     return JobRank(
         rank=number,
-        phases=tuple(phase for phase in all_phases if phase.positions),
+        phases=folded.phases(_tail_times(stream, tail, clock)),
         host=stream.host,
         device=stream.device,
         ending=Ending.COMPLETE if stream.complete else Ending.CUT_OFF,
         dropped=stream.dropped + unknown,
-        order=() if once else order,
+        order=folded.order,
     )
 
 
-def _add_runs(folded: _Folded, stream: Stream) -> None:
-    """Add the phases that the plugin folded, with its sums and samples."""
-    symbols = [tuple(phase.symbols.tolist()) for phase in stream.phases]
-    for phase, repetitions in stream.runs:
-        folded.add(symbols[phase], repetitions)
-    for phase in {phase for phase, _ in stream.runs}:
-        repeated = stream.phases[phase]
-        partial = folded.phases[symbols[phase]]
-        partial.samples += [sample for sample in repeated.samples if sample.repetition < partial.repetitions]
-        if repeated.times is not None:
-            partial.pauses = [_summed(times) for times in repeated.times]
-        if repeated.gpu_times is not None:
-            partial.gpu = [_summed(times) for times in repeated.gpu_times]
-
-
-def _add_tail(folded: _Folded, stream: Stream) -> None:
-    """Fold the calls that the plugin had not folded yet, and add what repeats in them."""
-    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
-    for start, period, repetitions in fold(stream.tail):
-        symbols = tuple(stream.tail[start : start + period].tolist())
-        before = folded.add(symbols, repetitions)
-        partial, size = folded.phases[symbols], period * repetitions
-        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
-        gpu = stream.tail_gpu[start : start + size].reshape(repetitions, period)
-        partial.samples += [
-            Repetition(
-                before + repetition,
-                starts[repetition],
-                gpu[repetition],
-                _begins(stream, start + repetition * period, period),
-            )
-            for repetition in kept_of(repetitions, period)
-        ]
-        partial.tails.append(pauses[start : start + size].reshape(repetitions, period))
-        partial.gpu_tails.append(_micro(gpu))
-
-
-def _begins(stream: Stream, start: int, period: int) -> Numbers:
-    """Return Repetition.begins of a repetition in the tail."""
-    begins, ahead = stream.tail_begins[start : start + period, 0], int(stream.tail_begins[start + period - 1, 1])
-    return np.where(begins > 0, begins + ahead, 0)
-
-
-@dataclass
-class _PartialPhase:
-    """One phase while it is put together."""
-
-    repetitions: int = 0
-    samples: list[Repetition] = field(default_factory=list)
-    pauses: list[Spread | None] | None = None  # from the plugin's sums
-    gpu: list[Spread | None] | None = None
-    tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
-    gpu_tails: list[Numbers] = field(default_factory=list)
-
-
-@dataclass
-class _Folded:
-    """A rank's phases while they are put together, and their order."""
-
-    phases: dict[tuple[int, ...], _PartialPhase] = field(default_factory=dict)
-    sequence: PhaseOrder = field(default_factory=PhaseOrder)
-
-    def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
-        """Note that a phase came; return how often it had come before."""
-        self.sequence.add(symbols, repetitions)
-        partial = self.phases.setdefault(symbols, _PartialPhase())
-        before = partial.repetitions
-        partial.repetitions += repetitions
-        return before
-
-
 @dataclass(frozen=True, slots=True)
-class _PhasePosition:
-    """One position: where its calls stand in the sequence, which call of the job's table, grouped with the last one."""
+class _Places:
+    """A sequence of NCCL's calls as calls of the job's table: where those of each stand, and Folded's symbols.
 
-    at: slice
-    call: int
-    together: bool
-
-
-def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_PhasePosition]:
-    """Return a phase's positions.
-
-    What this collbench does not know is left out. A group of one send to and one receive from every rank, all of one
-    size, is what NCCL makes of an all-to-all, and becomes one again.
+    What this collbench does not know is left out, and counted. A group of one send to and one receive from every rank,
+    all of one size, is what NCCL makes of an all-to-all, and becomes one again.
     """
-    starts = [index for index, symbol in enumerate(symbols) if symbol % 2 == 0 or index == 0]
-    positions: list[_PhasePosition] = []
+
+    at: tuple[slice, ...]
+    symbols: tuple[int, ...]
+    unknown: int
+
+    def first(self, times: Numbers) -> Numbers:
+        """Return times of the first call at each place; the last axis of `times` are NCCL's calls."""
+        return times[..., [at.start for at in self.at]]
+
+    def over(self, function: Callable[..., Numbers], times: Numbers) -> Numbers:
+        """Return a function of the times at each place: parts of an all-to-all share a kernel."""
+        return np.stack([function(times[..., at], axis=-1) for at in self.at], axis=-1)
+
+
+def _places(symbols: Numbers, translated: Sequence[Call | None], tables: _Tables) -> _Places:
+    grouped, at, numbers = symbols % 2 == 1, list[slice](), list[int]()
+    starts = [index for index in range(len(symbols)) if not grouped[index] or index == 0]
+    calls = [translated[symbol // 2] for symbol in symbols.tolist()]
     for start, end in itertools.pairwise([*starts, len(symbols)]):
-        calls = [translated[symbol // 2] for symbol in symbols[start:end]]
-        exchange = None if symbols[start] % 2 else _exchange(calls, tables)
+        exchange = None if grouped[start] else _exchange(calls[start:end], tables)
         if exchange is not None:
-            positions.append(_PhasePosition(slice(start, end), tables.call_number(exchange), False))
+            at.append(slice(start, end))
+            numbers.append(2 * tables.call_number(exchange))
             continue
-        positions += [
-            _PhasePosition(slice(index, index + 1), tables.call_number(call), symbols[index] % 2 == 1)
-            for index, call in enumerate(calls, start)
-            if call is not None
-        ]
-    return positions
+        for index, call in enumerate(calls[start:end], start):
+            if call is not None:
+                at.append(slice(index, index + 1))
+                numbers.append(2 * tables.call_number(call) + int(grouped[index]))
+    return _Places(tuple(at), tuple(numbers), calls.count(None))
 
 
 def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
@@ -418,37 +343,41 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
     return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
 
 
-def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_PhasePosition], clock: int) -> Phase:
-    length = len(symbols)
-    whole = sorted(partial.samples, key=lambda sample: sample.repetition)
-    none = np.empty((0, length))  # where no repetition is here
-    since_last = [np.diff(sample.starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for sample in whole]
-    pauses = partial.pauses or spreads(np.concatenate([none, *(partial.tails or since_last)]))
-    took = partial.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole]
-    gpu = partial.gpu or spreads(np.concatenate([none, *took]))
-    return Phase(
-        tuple(
-            Position(position.call, position.together, pauses[position.at.start], _longest(gpu[position.at]))
-            for position in positions
-        ),
-        partial.repetitions,
-        tuple(_sample(sample, positions, clock) for sample in whole) if positions else (),
-    )
+def _add_sums(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
+    """Add the sums and samples of a phase that the plugin folded."""
+    kept = [one for one in repeated.samples if one.repetition < partial.repetitions]
+    length = len(repeated.symbols)
+
+    def spread(sums: Numbers | None, times: Iterable[Numbers]) -> list[Spread | None]:
+        return [*map(_summed, sums)] if sums is not None else spreads(np.array([*times]).reshape(-1, length))
+
+    pauses = spread(repeated.times, (np.diff(one.starts, prepend=np.nan).clip(min=0.0) / 1e3 for one in kept))
+    gpu = spread(repeated.gpu_times, (_micro(one.gpu) for one in kept))
+    partial.pauses = [pauses[at.start] for at in places.at]
+    partial.gpu = [_longest(gpu[at]) for at in places.at]
+    partial.samples += [
+        sample(
+            one.repetition,
+            places.first(_micro(one.starts, clock)),
+            places.over(np.max, _micro(one.gpu)),
+            places.over(np.min, _micro(one.begins, clock)),
+        )
+        for one in kept
+    ]
 
 
-def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
-    # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
-    took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
-    began = [int(whole.begins[position.at].min()) for position in positions]
-
-    def micro(times: Iterable[int]) -> tuple[float, ...]:
-        return tuple(round((time + clock) / 1e3, 3) if time else 0.0 for time in times)
-
-    return Sample(
-        whole.repetition,
-        micro(int(whole.starts[position.at.start]) for position in positions),
-        tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
-        micro(began) if any(began) else (),
+def _tail_times(stream: Stream, places: _Places, clock: int) -> Times:
+    """Return the times of the calls that the plugin had not folded yet."""
+    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
+    begins, ahead = stream.tail_begins.T
+    if not places.at:
+        return Times(*np.empty((5, 0)))
+    return Times(
+        places.first(_micro(stream.tail_starts, clock)),
+        places.first(pauses),
+        places.over(np.max, _micro(stream.tail_gpu)),
+        places.over(np.min, _micro(begins, clock)),
+        places.over(np.max, ahead / 1e3),
     )
 
 
@@ -457,9 +386,9 @@ def _longest(parts: Sequence[Spread | None]) -> Spread | None:
     return max(known, key=lambda part: part.mean) if len(known) == len(parts) else None
 
 
-def _micro(times: Numbers) -> Numbers:
-    """Return ns as µs, NaN where they are 0: unknown."""
-    return np.where(times > 0, times / 1e3, np.nan)
+def _micro(times: Numbers, clock: int = 0) -> Numbers:
+    """Return ns as µs on the job's clock, NaN where they are 0: unknown."""
+    return np.where(times > 0, times / 1e3 + clock / 1e3, np.nan)
 
 
 def _summed(times: Any) -> Spread | None:

@@ -1,4 +1,4 @@
-"""What repeats in a rank's sequence of calls, the order of its phases, and how the times of a phase spread."""
+"""A rank's calls as phases: what repeats in their sequence, in which order it came, and how its times spread."""
 
 from __future__ import annotations
 
@@ -8,32 +8,104 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collbench.jobs.job import Spread
+from collbench.jobs.job import Phase, Position, Sample, Spread
 from collbench.jobs.streams import Numbers
 
 # A sequence is folded where it comes at least twice and covers so many calls.
 _WORTH = 4
 _KEPT, _FEWEST_KEPT = 8192, 32  # calls, and repetitions, of a phase that are kept whole: the last ones
+_FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
-def kept_of(repetitions: int, period: int) -> range:
-    """Return which repetitions of a phase of so many calls are kept whole: in a row, for steps that span two."""
-    return range(max(0, repetitions - max(_FEWEST_KEPT, _KEPT // period)), repetitions)
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When calls were made and ran, one after another, µs on the job's clock, NaN where unknown: shape (calls,).
+
+    The calls of a repetition began `ahead` later on their GPU than `begins` says, as its last one says.
+    """
+
+    starts: Numbers
+    pauses: Numbers  # since the call before
+    gpu: Numbers
+    begins: Numbers
+    ahead: Numbers
 
 
 @dataclass(slots=True)
-class PhaseOrder:
-    """A rank's phases by their symbols, numbered as they are first met, and the order in which they came."""
+class PartialPhase:
+    """One phase while it is put together: what its source says of its repetitions, and where others stand in Times."""
 
-    numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
-    order: list[tuple[int, int]] = field(default_factory=list)  # a phase, and how often it was repeated there
+    repetitions: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    pauses: list[Spread | None] | None = None
+    gpu: list[Spread | None] | None = None
+    numbers: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
 
-    def add(self, symbols: tuple[int, ...], repetitions: int) -> None:
+
+class Folded:
+    """A rank's phases while they are put together, by their symbols, and how they came.
+
+    A symbol is a call of the job's table × 2, + 1 where NCCL got it together with the one before it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._phases: list[PartialPhase] = []
+        self._order: list[tuple[int, int]] = []
+
+    def add(self, symbols: tuple[int, ...], repetitions: int) -> PartialPhase:
         """Note that a phase came next, so many times in a row."""
-        number = self.numbers.setdefault(symbols, len(self.numbers))
-        if self.order and self.order[-1][0] == number:
-            repetitions += self.order.pop()[1]
-        self.order.append((number, repetitions))
+        number = self._numbers.setdefault(symbols, len(self._phases))
+        if number == len(self._phases):
+            self._phases.append(PartialPhase())
+        partial = self._phases[number]
+        partial.repetitions += repetitions
+        if self._order and self._order[-1][0] == number:
+            repetitions += self._order.pop()[1]
+        self._order.append((number, repetitions))
+        return partial
+
+    def fold(self, symbols: Numbers) -> None:
+        """Add calls that came one by one as what repeats in them."""
+        for first in range(0, len(symbols), _FOLDED_AT_ONCE):
+            for start, period, repetitions in fold(symbols[first : first + _FOLDED_AT_ONCE]):
+                at = first + start
+                partial = self.add(tuple(symbols[at : at + period].tolist()), repetitions)
+                partial.begins += range(at, at + period * repetitions, period)
+                partial.numbers += range(partial.repetitions - repetitions, partial.repetitions)
+
+    def phases(self, times: Times) -> tuple[Phase, ...]:
+        """Return the phases; `times` are of the calls that came one by one."""
+        return tuple(_phase(*named, times) for named in zip(self._numbers, self._phases, strict=True))
+
+    @property
+    def order(self) -> tuple[tuple[int, int], ...]:
+        """JobRank.order."""
+        return () if len(self._order) == len(self._phases) else tuple(self._order)
+
+
+def _phase(symbols: tuple[int, ...], partial: PartialPhase, times: Times) -> Phase:
+    length = len(symbols)
+    rows = np.array(partial.begins, int)[:, None] + np.arange(length)
+    pauses, gpu = partial.pauses or spreads(times.pauses[rows]), partial.gpu or spreads(times.gpu[rows])
+    positions = tuple(
+        Position(symbol // 2, symbol % 2 == 1, pause, took)
+        for symbol, pause, took in zip(symbols, pauses, gpu, strict=True)
+    )
+    kept = slice(-max(_FEWEST_KEPT, _KEPT // length), None)  # in a row, for steps that span two
+    samples = [
+        sample(number, times.starts[row], times.gpu[row], times.begins[row] + times.ahead[row[-1]])
+        for number, row in zip(partial.numbers[kept], rows[kept], strict=True)
+        if np.isfinite(times.starts[row]).all()
+    ]
+    whole = sorted([*partial.samples, *samples], key=lambda one: one.repetition)
+    return Phase(positions, partial.repetitions, tuple(whole))
+
+
+def sample(number: int, starts: Numbers, gpu: Numbers, begins: Numbers) -> Sample:
+    """Return a repetition with its times, µs, NaN where unknown."""
+    return Sample(number, micros(starts), micros(gpu), micros(begins))
 
 
 def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:

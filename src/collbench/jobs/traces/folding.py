@@ -13,13 +13,11 @@ import numpy as np
 from collbench.jobs import steps
 from collbench.jobs.calls import transfers
 from collbench.jobs.exposed import on_gpu
-from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.jobs.repeats import PhaseOrder, fold, kept_of, micros, spreads
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Unknown
+from collbench.jobs.repeats import Folded, Times
 from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.errors import UsageError
-
-_FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
 def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
@@ -134,47 +132,16 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
-    starts = np.array([call.start for call in trace.calls]) - (began - trace.origin)
-    pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
-    gpu = np.array([call.gpu for call in trace.calls])
-    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - (began - trace.origin)
-    begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
-    sequence = PhaseOrder()
-    folded = (
-        (first + start, period, repetitions)
-        for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
-        for start, period, repetitions in fold(np.array(call_numbers[first : first + _FOLDED_AT_ONCE]))
+    starts, gpu, begins = (
+        np.array([getattr(call, name) for call in trace.calls]) for name in ("start", "gpu", "gpu_start")
     )
-    for start, period, repetitions in folded:
-        symbols = tuple(call_numbers[start : start + period])
-        sequence.add(symbols, repetitions)
-        begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
-    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
-    order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
-    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
-
-
-def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
-    length = len(symbols)
-    rows = np.array(begins)[:, None] + np.arange(length)
-
-    positions = tuple(
-        Position(symbol, pause=pause, gpu=took)
-        for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
+    offset = began - trace.origin
+    times = Times(
+        starts - offset, np.diff(starts, prepend=np.nan).clip(min=0.0), gpu, begins - offset, np.zeros(len(gpu))
     )
-    samples = []
-    for repetition in kept_of(len(begins), length):
-        calls = rows[repetition]
-        if np.isfinite(starts[calls]).all():
-            samples.append(
-                Sample(
-                    repetition,
-                    micros(starts[calls]),
-                    micros(gpu[calls]),
-                    micros(gpu_starts[calls]),
-                )
-            )
-    return Phase(positions, len(begins), tuple(samples))
+    folded = Folded()
+    folded.fold(2 * np.array(call_numbers))
+    return JobRank(number, folded.phases(times), trace.host, None, Ending.COMPLETE, trace.lost, folded.order)
 
 
 def _on_gpu(rank: JobRank, trace: Trace, began: float, moving: Mapping[tuple[int, int], Any]) -> JobRank:
