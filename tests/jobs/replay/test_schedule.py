@@ -288,51 +288,8 @@ def test_ranks_that_call_two_groups_in_other_orders_do_not_wait_for_ever() -> No
     assert len(schedule.meetings) == 2
 
 
-def begun_later(job: Job, rank: int, at: int) -> Job:
-    """Return the job as if the recorder had begun to count one rank's steps at another call."""
-
-    def turned(phase: Phase) -> Phase:
-        return replace(phase, positions=(*phase.positions[at:], *phase.positions[:at]))
-
-    return replace(
-        job,
-        ranks=tuple(
-            replace(one, phases=tuple(map(turned, one.phases))) if one.rank == rank else one for one in job.ranks
-        ),
-    )
-
-
-@pytest.mark.parametrize(("rank", "at"), [(0, 1), (1, 1), (1, 2), (2, 3)])
-def test_steps_that_begin_at_other_calls_of_the_same_step_meet(rank: int, at: int) -> None:
-    sizes = (2**20, 2**18, 2**20, 2**16)
-    whole = schedule_of(data_parallel(3, sizes))
-    found = schedule_of(begun_later(data_parallel(3, sizes), rank, at))
-    assert finishes(found)
-    assert [unit.posts for unit in found.ranks[1]] == [unit.posts for unit in found.ranks[0]]
-    assert found.pause_seconds == pytest.approx(whole.pause_seconds)
-    assert sum(kind.count for kind in found.kinds) == sum(kind.count for kind in whole.kinds)
-
-
-def test_steps_of_two_groups_are_turned_as_a_whole() -> None:
-    """Tensor parallel pairs beside all ranks: a turn that suits one group and not the other is none."""
-    step = [(Call("allgather", 2**16, 1, "float32"), False), (Call("allreduce", 2**16, 0, "float32", "sum"), False)]
-    other = [(replace(call, group=2 if call.group else 0), together) for call, together in step]
-    job = job_of([range(4), (0, 1), (2, 3)], [step, step, other, other])
-    assert finishes(schedule_of(begun_later(job, 3, 1)))
-
-
 def test_a_step_that_is_another_one_is_still_refused() -> None:
     step = [(Call("allreduce", size, 0, "float32", "sum"), False) for size in (1024, 2048, 4096)]
     job = job_of([(0, 1)], [step, [step[0], step[2], step[1]]])
     with pytest.raises(UsageError):
         schedule_of(job)
-
-
-@given(st.integers(2, 5), st.lists(st.sampled_from([2**10, 2**12, 2**14]), min_size=1, max_size=12), st.data())
-def test_however_steps_are_turned_they_meet(ranks: int, sizes: list[int], data: st.DataObject) -> None:
-    job = data_parallel(ranks, sizes)
-    for rank in range(ranks):
-        job = begun_later(job, rank, data.draw(st.integers(0, len(sizes) - 1)))
-    found = schedule_of(job)
-    assert finishes(found)
-    assert all(len(units) == len(sizes) for units in found.ranks)

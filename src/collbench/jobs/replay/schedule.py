@@ -112,8 +112,6 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
     _check_whole(job)
     by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
     phases = [_phase_of(rank, phase) for rank in by_rank]
-    if phase is None:
-        phases = _aligned(job, phases)
     wanted = job.world_size if ranks is None else ranks
     if wanted < 2:
         raise UsageError("a replay needs two or more ranks: name more --devices")
@@ -179,52 +177,6 @@ def _phase_of(rank: JobRank, number: int | None) -> Phase:
     if not 0 <= number < len(rank.phases):
         raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases; there is no phase {number + 1}")
     return rank.phases[number]
-
-
-def _aligned(job: Job, phases: Sequence[Phase]) -> list[Phase]:
-    """Return the steps, each rotated so that its groups' collectives are in the same order as on the ranks before.
-
-    What a rank sent before its first step decides where the recorder begins to count, so one rank's step may begin in
-    the middle of another's. A step repeats, so a rotated one is the same. Steps with messages, whose two sides differ,
-    and steps that fit with no rotation stay as they are.
-    """
-    orders: dict[int, list[int]] = {}
-    aligned = []
-    for phase in phases:
-        own = _fitting(job, phase, orders)
-        for group, calls in _order(job, own).items():
-            orders.setdefault(group, calls)
-        aligned.append(own)
-    return aligned
-
-
-def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Phase:
-    as_it_is = _order(job, phase)
-    counts = all(sorted(orders.get(group, calls)) == sorted(calls) for group, calls in as_it_is.items())
-    if counts and all(call.collective for call in job.called(phase)):
-        for at in range(len(phase.positions)):
-            own = _begun(phase, at)
-            if own is not None and all(orders.get(group, calls) == calls for group, calls in _order(job, own).items()):
-                return own
-    return phase
-
-
-def _begun(phase: Phase, at: int) -> Phase | None:
-    """Return the step rotated to begin at another position; None if that is inside a group of calls."""
-    if not at:
-        return phase
-    if phase.positions[at].together:
-        return None
-    # Samples are of whole repetitions; of the rotated step they would be parts of two.
-    return replace(phase, positions=(*phase.positions[at:], *phase.positions[:at]), samples=())
-
-
-def _order(job: Job, phase: Phase) -> dict[int, list[int]]:
-    """Return each group's calls of a step in order, as places in the job's table."""
-    order: dict[int, list[int]] = {}
-    for position in phase.positions:
-        order.setdefault(job.calls[position.call].group, []).append(position.call)
-    return order
 
 
 def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
