@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from collbench.jobs.exposed import Exposure, exposure, pieces
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
+from collbench.jobs.repeats import medians
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
 Values = NDArray[np.float64]
@@ -58,12 +59,12 @@ class MatchedGroup:
     @property
     def own(self) -> Values:
         """The median seconds of each rank's kernels, shape (ranks, calls)."""
-        return _medians(self.times, 1)
+        return medians(self.times, 1)
 
     @property
     def least(self) -> Values:
         """The median seconds of the transfer, shape (calls,)."""
-        return _medians(self.moving, 0)
+        return medians(self.moving, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,9 @@ def report(
     phase = phases[chosen]
     repetitions = common(job)
     least, whole = _leasts(groups, chosen, phase, repetitions)
-    own = _medians(_kernel_times(phase, repetitions), 0)
+    own = medians(_kernel_times(phase, repetitions), 0)
     exposed, waiting = (
-        _medians(_sampled(phase, repetitions, field, zeros=True), 0) for field in ("exposed", "exposed_waiting")
+        medians(_sampled(phase, repetitions, field, zeros=True), 0) for field in ("exposed", "exposed_waiting")
     )
     exposed = np.minimum(exposed, own)
 
@@ -269,15 +270,6 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
     values = np.array([medians or []])
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
     return np.repeat(values, max(1, len(repetitions)), axis=0)
-
-
-def _medians(values: Values, axis: int) -> Values:
-    """Return medians of the known values, NaN where none is."""
-    unknown = np.isnan(values).all(axis=axis)
-    if not values.shape[axis]:  # numpy would warn of it
-        return np.full(unknown.shape, np.nan)
-    middle: Values = np.nanmedian(np.where(np.expand_dims(unknown, axis), 0.0, values), axis=axis)
-    return np.where(unknown, np.nan, middle)
 
 
 def pauses_of(phase: Phase) -> list[float]:
@@ -409,7 +401,7 @@ def _leasts(
 
     If no other rank is known, it is the rank's own median, which includes waiting.
     """
-    least = _medians(_kernel_times(phase, repetitions), 0)
+    least = medians(_kernel_times(phase, repetitions), 0)
     whole = np.zeros(len(least), dtype=bool)
     for matched_group in matched_groups:
         if rank in matched_group.ranks:

@@ -171,3 +171,12 @@ def micros(times: Numbers) -> tuple[float, ...]:
     if not np.isfinite(times).any():
         return ()
     return tuple(round(time, 3) if math.isfinite(time) else 0.0 for time in times.tolist())
+
+
+def medians(values: Numbers, axis: int) -> Numbers:
+    """Return medians of the known values, NaN where none is."""
+    unknown = np.isnan(values).all(axis=axis)
+    if not values.shape[axis]:  # numpy would warn of it
+        return np.full(unknown.shape, np.nan)
+    middle = np.nanmedian(np.where(np.expand_dims(unknown, axis), 0.0, values), axis=axis)
+    return np.where(unknown, np.nan, middle)

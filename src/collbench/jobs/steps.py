@@ -29,7 +29,7 @@ from collbench.jobs.job import (
     StepSource,
     Unknown,
 )
-from collbench.jobs.repeats import micros, spreads
+from collbench.jobs.repeats import medians, micros, spreads
 from collbench.model.units import amount
 
 Values = NDArray[np.float64]
@@ -217,8 +217,8 @@ def _level(one: _Unrolled, pauses: Values, among: Places) -> _Level | None:
         if length < 2 or len(begins) < _FEWEST or weight < _COVERED * kinds.nbytes:
             continue
         within = pauses[np.array(begins)[:, None] + np.arange(length)]
-        middle = np.nanmedian(within, axis=0)
-        if np.isfinite(within[:, 0]).sum() > 1 and middle[0] >= _CLEAR * max(1.0, np.nanmax(middle[1:])):
+        middle = medians(within, 0)
+        if np.isfinite(within[:, 0]).sum() > 1 and middle[0] >= _CLEAR * np.nanmax(middle[1:], initial=1.0):
             found = length, weight, np.array(begins)
     if found is None:
         return None
