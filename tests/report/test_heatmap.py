@@ -5,9 +5,8 @@ import pytest
 from collbench.judge.tiers import Ranking, rank_links, rank_pairs
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.report.text.layout import legend
+from collbench.report.text.matrix import heat_map, legend, render_bandwidths
 from collbench.report.text.pairs import pairs_page
-from collbench.report.text.ranking import heat_map, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import pairs_run, text
 
@@ -49,7 +48,7 @@ def test_of_times_the_least_is_the_brightest() -> None:
     run = run_of(gpus(3), points)
     ranking = rank_links(run, Work(Operation.CE_WRITE), 8)
     assert ranking is not None
-    lines = text([heat_map(run, ranking, unit="µs")], terminal=True).split("\n")
+    lines = text([heat_map(run, ranking)], terminal=True).split("\n")
     assert "48;5;227m   2.00" in lines[2]  # from GPU1 to GPU2 8 B at 0.004 GB/s take 2 µs, the best
     assert "48;5;31m   4.00" in lines[1]  # and from GPU0 to GPU1 at 0.002 GB/s twice that
 

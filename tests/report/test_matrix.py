@@ -4,7 +4,7 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report.text.ranking import render_bandwidths
+from collbench.report.text.matrix import render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.report.pages import text
 

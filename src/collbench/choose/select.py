@@ -14,16 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.bands import predict
-from collbench.choose.choice import (
-    EXCLUDED,
-    Candidate,
-    Choice,
-    LeftOut,
-    Members,
-    TieBreak,
-    Unfit,
-    Verified,
-)
+from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit, Verified
 from collbench.choose.problem import (
     Level,
     Rates,

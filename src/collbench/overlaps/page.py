@@ -13,7 +13,7 @@ from collbench.overlaps.factors import Condition, Figure, by_condition, spread, 
 from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
-from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
 
 _LEGEND = """\
 ×: time while the other runs / time alone; slowest rank, median of the trials
@@ -88,42 +88,34 @@ def failures(run: Run) -> Iterator[str]:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
 
+_SETTINGS = ("priority", "CTAs")
+_HEADS = ("size", *_SETTINGS, "alone", "overlap", "×", "alone ", "overlap ", "× ", "of max", "of sum")
 # With columns for priority and CTAs a row is wider than 80: the short page leaves these out.
 _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 
-def _tables(run: Run) -> Iterator[tuple[str, Part, Part]]:
+def _tables(run: Run) -> Iterator[tuple[str, Table, Table]]:
     """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
     measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
     several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
     for compute in dict.fromkeys(overlap.compute for overlap in measured):
         points = [one for one in measured if one.compute == compute]
-        operation = points[0].work.operation
-        heads = ["size", *(["priority", "CTAs"] if several_settings else []), "alone", "overlap", "×"]
-        keys = len(heads) - 3
-        heads += ["alone ", "overlap ", "× ", "of max", "of sum"]
-        left_out = _ONLY_WHOLE if several_settings else ()
-        brief_heads = (head for head in heads if head not in left_out)
-        rows, brief = (table(*names, left=("size", "priority"), keys=keys) for names in (heads, brief_heads))
-        for one in _ordered(points):
-            summary = summarize(one)
-            settings = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if several_settings else []
-            cells = (
-                format_size(one.size_bytes),
-                *settings,
-                milliseconds(summary.collective_alone),
-                milliseconds(summary.collective_beside),
-                f"{summary.collective_factor.value:.2f}{half_interval(summary.collective_factor)}",
-                milliseconds(summary.compute_alone),
-                milliseconds(summary.compute_beside),
-                f"{summary.compute_factor.value:.2f}{half_interval(summary.compute_factor)}",
-                f"{summary.of_max.value:.2f}",
-                f"{summary.of_sum.value:.2f}",
-            )
-            rows.add_row(*cells)
-            brief.add_row(*(cell for head, cell in zip(heads, cells, strict=True) if head not in left_out))
-        ranks = len(points[0].members)
-        yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
+        every = table(*_HEADS, rows=map(_cells, _ordered(points)), left=("size", "priority"), keys=3)
+        rows = every if several_settings else every.without(_SETTINGS)
+        brief = rows.without(_ONLY_WHOLE) if several_settings else rows
+        what = f"{points[0].work.operation} over {len(points[0].members)} ranks"
+        yield f"{what} (left) overlapping {compute}, one unit (right), ms", rows, brief
+
+
+def _cells(one: Overlap) -> Iterator[str]:
+    summary = summarize(one)
+    yield from (format_size(one.size_bytes), str(one.priority), "-" if one.ctas is None else str(one.ctas))
+    for alone, beside, factor in (
+        (summary.collective_alone, summary.collective_beside, summary.collective_factor),
+        (summary.compute_alone, summary.compute_beside, summary.compute_factor),
+    ):
+        yield from (milliseconds(alone), milliseconds(beside), f"{factor.value:.2f}{half_interval(factor)}")
+    yield from (f"{summary.of_max.value:.2f}", f"{summary.of_sum.value:.2f}")
 
 
 def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:

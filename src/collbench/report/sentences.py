@@ -10,14 +10,7 @@ from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
-from collbench.model.units import (
-    DTYPE_BYTES,
-    amount,
-    figure,
-    fixed,
-    format_approximate_size,
-    format_size,
-)
+from collbench.model.units import DTYPE_BYTES, amount, figure, fixed, format_approximate_size, format_size
 
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from collbench.machine.doctor.facts import Facts, Space
 from collbench.machine.doctor.findings import Finding, Group, Level, status
 from collbench.machine.doctor.judge import judge
-from collbench.report.text.doctor import dumps, page, printable, summary
+from collbench.report.text.doctor import dumps, page, summary
 from tests.machine.doctor.described import gpu, machine
 from tests.report.pages import text
 
@@ -78,7 +78,3 @@ def test_lines_fold_below_themselves(width: int) -> None:
     assert lines[start + 1].split() == ["warn", finding.name]
     assert all(len(line) <= max(width, 50) for line in lines)
     assert " ".join(" ".join(lines[start + 2 :]).split()) == f"{'word ' * 40}fix: {'fix ' * 30}".strip()
-
-
-def test_what_a_terminal_would_act_on_is_written_out() -> None:
-    assert printable("a\x1b[31m\x00\u202e\u2028é×") == "a\\x1b[31m\\x00\\u202e\\u2028é×"

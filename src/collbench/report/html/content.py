@@ -82,9 +82,9 @@ def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
     """Yield the tiers of each work and size, as `show --ranking` prints them."""
     for number, work in enumerate(works):
         for at, one in enumerate(work.rankings):
-            _, tiers, _, *resolution = ranking_page.section(run, one, mapped=False, labelled=True)
             title = f"{work.work} at {format_size(one.size_bytes)}: {verdict_of(one)}"
-            yield Group([tiers, *resolution], title, opened=number == at == 0, paper=at == 0)
+            parts: list[Drawn] = [ranking_page.tiers_table(run, one), *ranking_page.resolution(one)]
+            yield Group(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
 

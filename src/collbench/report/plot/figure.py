@@ -66,11 +66,6 @@ def origins(runs: Sequence[Named]) -> str:
     return "\n".join([*lines[:_MOST_ORIGINS], *([f"and {more} more runs"] if more > 0 else [])])
 
 
-def small_print(runs: Sequence[Named], inches: float) -> str:
-    """Return the origins in lines that fit below a picture of this width, 17 characters of 6.5 points per inch."""
-    return "\n".join(textwrap.fill(line, int(inches * 17)) for line in origins(runs).split("\n"))
-
-
 def _origin(run: Run) -> str:
     devices = counted(clean(device.name, 40) for device in run.devices)
     machine, impossible_points = run.machine, impossible(run)
@@ -123,7 +118,9 @@ def figure_of(inches: tuple[float, float], title: str, runs: Sequence[Named]) ->
 
     figure = Figure(figsize=inches, layout="constrained")
     figure.suptitle(title)
-    figure.supxlabel(small_print(runs, inches[0]), fontsize=6.5, x=0.01, ha="left")
+    # 17 characters of 6.5 points fit an inch.
+    small_print = "\n".join(textwrap.fill(line, int(inches[0] * 17)) for line in origins(runs).split("\n"))
+    figure.supxlabel(small_print, fontsize=6.5, x=0.01, ha="left")
     return figure, figure.add_subplot()
 
 

@@ -13,7 +13,8 @@ from collbench.model.units import figure as printed
 from collbench.model.units import format_size, sentence
 from collbench.report.plot.figure import Named, Picture, clean, figure_of, origins, subject
 from collbench.report.text.frame import sim
-from collbench.report.text.ranking import DEVICES_WITH_DECIMALS, name, unit_of, value
+from collbench.report.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
+from collbench.report.text.ranking import name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -180,18 +180,17 @@ def _value(ablation: Ablation) -> str:
 
 def _table(ablation: Ablation) -> Table:
     sizes = sorted({one.size_bytes for arm in ablation.arms for one in arm.allreduce})
-    heads = (f"all-reduce {format_size(size)}" for size in sizes)
+    own, heads = "GPU's own", (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
-    own = ("GPU's own",) if gpu is not None else ()
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
     rows = []
     for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
-        worked = (format_seconds(gpu.arms[number].seconds),) if gpu is not None else ()
+        worked = "-" if gpu is None else format_seconds(gpu.arms[number].seconds)
         timed = {
             one.size_bytes: format_seconds(one.seconds) if one.size_bytes < TELLING_BYTES else figure(one.busbw_gbs)
             for one in arm.allreduce
         }
-        rows.append((arm.name, str(good), *took, *worked, *(timed.get(size, "-") for size in sizes)))
-    return table("arm", "runs", _WHAT[ablation.measure], "95%", *own, *heads, rows=rows)
+        rows.append((arm.name, str(good), *took, worked, *(timed.get(size, "-") for size in sizes)))
+    return table("arm", "runs", _WHAT[ablation.measure], "95%", own, *heads, rows=rows, optional=(own,))

@@ -8,6 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from collbench.machine.doctor.findings import Finding, Level
+from collbench.model.printable import one_line
 from collbench.report.text.layout import Page, Prose, prose
 from collbench.runfile.codec import document, plain
 
@@ -29,7 +30,7 @@ def page(findings: Sequence[Finding]) -> Page:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return one sentence: what fails and warns, and how many findings are unknown and ok."""
-    names = {level: [printable(finding.name) for finding in findings if finding.level is level] for level in Level}
+    names = {level: [one_line(finding.name) for finding in findings if finding.level is level] for level in Level}
     if len(names[Level.OK]) == len(findings):
         return f"All {len(findings)} are ok."
     parts = [
@@ -44,20 +45,15 @@ def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int
     return document("doctor", {**head, "exit_status": exit_status, "findings": plain(tuple(findings))})
 
 
-def printable(text: str) -> str:
-    """Return text with escapes in place of control characters and of those that change the writing direction."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
 def _line(finding: Finding, column: int) -> Prose:
     """Return "level  name  text", wrapped below the text, and the fix on its own line."""
     indent = 2 + _LEVEL_WIDTH + 2 + column + 2
     line = prose("  ", hang=indent)
     line.append(f"{finding.level:<{_LEVEL_WIDTH}}", style=_STYLES[finding.level])
-    line.append(f"  {printable(finding.name):<{column}}  ")
+    line.append(f"  {one_line(finding.name):<{column}}  ")
     if len(finding.name) > column:
         line.append(f"\n{' ' * indent}")
-    line.append(printable(finding.text))
+    line.append(one_line(finding.text))
     if finding.fix:
-        line.append(f"\n{' ' * indent}{printable(f'fix: {finding.fix}')}")
+        line.append(f"\n{' ' * indent}{one_line(f'fix: {finding.fix}')}")
     return line

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.model.units import columns
@@ -69,6 +67,11 @@ class Table:
     def without(self, heads: Collection[str]) -> Table:
         """Return the table without these columns."""
         return self.part([column for column, head in enumerate(self.heads) if head not in heads])
+
+    def spaced(self, most: int) -> Table:
+        """Return the table of at most `most` rows: the last one, and of those above it each second, third, …"""
+        step = -(-len(self.rows) // most) or 1
+        return replace(self, rows=self.rows[::-step][::-1])
 
     def lines(self) -> list[str]:
         """Return the table as lines of aligned columns."""
@@ -184,43 +187,3 @@ def more(count: int, where: str = "") -> Iterator[Text]:
 def listed(every: Table, most: int, where: str = "") -> list[Part]:
     """Return the first `most` rows of a table, and below them how many more there are, and `where`."""
     return [replace(every, rows=every.rows[:most]), *more(len(every.rows) - most, where)]
-
-
-# The shades of all matrices.
-
-# Viridis in 256-color numbers, which every terminal with colors has; safe for the color-blind, because lightness rises
-# with the value. Each shade begins at a share of the best.
-_RAMP = (
-    (0.98, "black on color(227)"),
-    (0.95, "black on color(149)"),
-    (0.90, "black on color(77)"),
-    (0.75, "black on color(36)"),
-    (0.50, "white on color(31)"),
-    (0.25, "white on color(60)"),
-    (0.00, "white on color(54)"),
-)
-_ALIKE = 0.02  # figures within 2% have one shade, even if a step lies between them
-
-
-def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
-    """Return the style of each share of the best, of any shape; "" for NaN.
-
-    From the best down, shares within 2% of the first of their group have its shade.
-    """
-    shades = np.full(shares.shape, "", dtype=object)
-    left = np.isfinite(shares)
-    while left.any():
-        top = shares[left].max()
-        group = left & (shares >= top * (1 - _ALIKE))
-        shades[group] = next(style for least, style in _RAMP if top >= least)
-        left &= ~group
-    return shades
-
-
-def legend(before: str = "") -> Legend:
-    """Return a line that explains the shades; `before` are line breaks."""
-    text = Legend(f"{before}shade: share of the best")
-    for share, style in _RAMP:
-        text.append(" ")
-        text.append(f" {share:.0%} " if share else " less ", style=style)
-    return text

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from collbench.judge.outcome import timed_points
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount
 from collbench.report import sections
-from collbench.report.text.collectives import collectives_page
-from collbench.report.text.copies import copies_page, latency_page
 from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Lines, Page
-from collbench.report.text.pairs import pairs_page
 from collbench.report.text.verdicts import contradiction
-
-_PAGES = {
-    CommandKind.PAIRS: pairs_page,
-    CommandKind.CHECK: pairs_page,
-    CommandKind.COPIES: copies_page,
-    CommandKind.LATENCY: latency_page,
-}
 
 
 def page(run: Run) -> Page:
@@ -32,15 +24,27 @@ def page(run: Run) -> Page:
     judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
     if judged and (contradicting := contradiction(run)):
         yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
-    collectives_only = all(measurement.point.operation.is_collective for measurement in run.measurements)
+    yield from _of_command(run)(run)
+
+
+def _of_command(run: Run) -> Callable[[Run], Page]:
+    """Return the page of the command that measured a run, and load only this one."""
     kind, measured_by = run.settings.kind, sections.section(run)
     if len(run.devices) == 1 and kind is not CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
     if run.settings.layers:
-        from collbench.report.text.small_allreduces import page as small_allreduces  # late: few runs need it
-
-        yield from small_allreduces(run)
-        return
+        from collbench.report.text.small_allreduces import page as shown
+    elif measured_by:
+        return measured_by.page
+    elif kind is CommandKind.COPIES:
+        from collbench.report.text.copies import copies_page as shown
+    elif kind is CommandKind.LATENCY:
+        from collbench.report.text.copies import latency_page as shown
     # No collective command measures copies, but a file may hold both.
-    by_content = collectives_page if collectives_only else pairs_page
-    yield from (measured_by.page if measured_by else _PAGES.get(kind, by_content))(run)
+    elif kind in (CommandKind.PAIRS, CommandKind.CHECK) or not all(
+        measurement.point.operation.is_collective for measurement in run.measurements
+    ):
+        from collbench.report.text.pairs import pairs_page as shown
+    else:
+        from collbench.report.text.collectives import collectives_page as shown
+    return shown

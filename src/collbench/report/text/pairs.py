@@ -17,10 +17,9 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.report.text.frame import device_names, ending, header, sim
-from collbench.report.text.layout import Lines, Page, Part, both, legend, short, table, whole
-from collbench.report.text.ranking import render_bandwidths, unit_of, value, value_of
+from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
+from collbench.report.text.matrix import legend, render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
-from collbench.report.text.registration import fastest_memory
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
 
@@ -50,6 +49,8 @@ def pairs_page(run: Run) -> Page:
     elif matrices:
         yield from short(matrices[0], legend())
     if len(kinds_of(every)) > 1:
+        from collbench.report.text.registration import fastest_memory  # late: few runs need it
+
         yield from both("tables", *fastest_memory(every))
     yield from ending(every)
 

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import ceil
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from rich.text import Text
 
 from collbench.judge.fits import Bounded, Fit, Unfitted
-from collbench.judge.stats import FEWEST_TRIALS, summarize
+from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.summary import RankedWork, is_judged
 from collbench.judge.tier_words import verdict_of, wrong_sets
-from collbench.judge.tiers import Members, Missing, RankedLink, Ranking, Relation, kind_of
-from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run, tags
-from collbench.model.units import (
-    TELLING_BYTES,
-    abridged,
-    amount,
-    figure,
-    format_approximate_size,
-    format_size,
-    sentence,
-    span,
-)
+from collbench.judge.tiers import Missing, RankedLink, Ranking, Relation, kind_of
+from collbench.model.operations import Work
+from collbench.model.run import Run, tags
+from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.report import sentences
-from collbench.report.prose import NARROW
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.report.text.layout import Lines, Page, Part, Table, legend, listed, short, styles, table, whole
+from collbench.report.text.layout import Lines, Page, Part, Table, listed, short, table, whole
+from collbench.report.text.matrix import heat_map, legend, unit_of, value
 from collbench.runfile.codec import picked, plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
@@ -65,29 +54,25 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
     yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
     if rankings:
-        yield from short(answer(run, _shown(rankings)), *_overview(run, rankings))
-    for ranked in works:
-        for ranking in ranked.rankings:
-            mapped = ranking.kind != "device" and len(run.devices) > 2
-            yield from whole("tiers", *section(run, ranking, mapped=mapped))
+        yield from short(*_overview(run, rankings))
+    for ranking in rankings:
+        yield from whole("tiers", *_section(run, ranking))
     for ranked in works:
         yield from whole("fits", *fits(run, ranked))
     if rankings:
         yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in works for fit in ranked.fits):
         yield from whole("fits", Text(FITS_LEGEND))
-    lines = [
-        *(line for ranked in works for line in _lacks(run, ranked)),
-        *no_fits(works),
-        *failures(run),
-    ]
+    lines = [*(line for ranked in works for line in _lacks(run, ranked)), *no_fits(works), *failures(run)]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[Part]:
-    """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
+    """Yield a row for each ranking, between the verdict and the tiers of the first collective, else the first copy."""
+    shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
+    yield Text(f"{shown.work} at {format_size(shown.size_bytes)}: {verdict_of(shown)}{sim(run, ' (sim)')}")
     what, answer = f"{sim(run)}operation", "does it matter"
     rows = []
     for ranking in rankings:
@@ -99,22 +84,9 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[Part]:
         rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
     heads = (what, "size", "best", "worst", "tiers", answer)
     yield from listed(table(*heads, rows=rows, left=(what, answer), keys=2), _MOST_RANKINGS)
-    shown = _shown(rankings)
-    mapped = shown.kind != "device" and len(run.devices) > 2
-    yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
-    if mapped:
+    yield from _section(run, shown, _MOST_TIERS)
+    if _is_mapped(run, shown):
         yield legend()
-
-
-def _shown(rankings: Sequence[Ranking]) -> Ranking:
-    """Return the ranking that the short page shows in full: of the first collective, without one of the first copy."""
-    return next((one for one in rankings if one.operation.is_collective), rankings[0])
-
-
-def answer(run: Run, ranking: Ranking) -> Text:
-    """Return a page's first line: whether what it ranks differs."""
-    at = f"{ranking.work} at {format_size(ranking.size_bytes)}"
-    return Text(f"{at}: {verdict_of(ranking)}{sim(run, ' (sim)')}")
 
 
 def _matters(ranking: Ranking) -> str:
@@ -163,17 +135,23 @@ def figures_json(ranking: Ranking) -> dict[str, Any]:
     return picked(ranking, *_FIGURES) | verdict
 
 
-def section(
-    run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None, labelled: bool = False
-) -> Iterator[Part]:
-    """Yield a work at one size: tiers, with their labels if `labelled`, verdict, resolution, if `mapped` the heat map.
-
-    With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
-    """
+def _section(run: Run, ranking: Ranking, most_tiers: int | None = None) -> Iterator[Part]:
+    """Yield a work at one size: tiers, verdict, resolution, heat map."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
-    yield _tiers(run, ranking, unit, most_tiers, labelled=labelled)
+    yield tiers_table(run, ranking, most_tiers).without(["label"])
     yield Text(sentence(verdict_of(ranking)))
+    yield from resolution(ranking)
+    if _is_mapped(run, ranking):
+        yield heat_map(run, ranking)
+
+
+def _is_mapped(run: Run, ranking: Ranking) -> bool:
+    return ranking.kind != "device" and len(run.devices) > 2
+
+
+def resolution(ranking: Ranking) -> Iterator[Text]:
+    """Yield which differences are significant; nothing where there is one standing."""
     trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
@@ -182,8 +160,6 @@ def section(
         shown = f"Differences above {least} are significant at typical noise ({trials} trials or more)."
     if len(ranking.standings) > 1:
         yield Text(shown)
-    if mapped:
-        yield heat_map(run, ranking, unit=unit)
 
 
 def title(run: Run, work: Work) -> str:
@@ -192,29 +168,26 @@ def title(run: Run, work: Work) -> str:
     return f"{sim(run)}{work} ({kind})"
 
 
-def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None, *, labelled: bool) -> Table:
-    kind, relation, rows = f"{ranking.kind}s", "vs best", list[tuple[str, ...]]()
-    tiers: dict[int, list[RankedLink]] = defaultdict(list)
+def tiers_table(run: Run, ranking: Ranking, most: int | None = None) -> Table:
+    """Return a row for each tier; of more than `most` only the first ones and the last, each with one line of names."""
+    unit = unit_of(run, ranking.work, ranking.size_bytes)
+    heads = ("tier", unit, "label", f"{ranking.kind}s", "vs best")
+    rows, tiers = table(*heads, left={*heads} - {unit}, keys=1), defaultdict[int, list[RankedLink]](list)
     for standing in ranking.standings:
         tiers[standing.tier].append(standing)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
-                rows.append(("…", "", f"{len(tiers) - most} more tiers", ""))
+                rows.add_row("…", "", "", f"{len(tiers) - most} more tiers")
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
         names = "\n".join(_names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES))
-        labels = [", ".join(dict.fromkeys(standing.label for standing in standings))] if labelled else []
+        labels = ", ".join(dict.fromkeys(standing.label for standing in standings))
         counts = Counter(standing.relation for standing in standings)
         relations = [f"{counts[one]} {one}" if len(counts) > 1 else one.value for one in Relation if counts[one]]
-        rows.append((str(tier), figures_span(figures), *labels, names, ", ".join(relations)))
-    heads = ("tier", unit, *(["label"] if labelled else []), kind, relation)
-    return table(*heads, rows=rows, left={*heads} - {unit})
-
-
-def figures_span(figures: Collection[float], between: str = " to ") -> str:
-    """Return the lowest and the highest of some figures: "357.2 to 388.0"."""
-    return span(figure(min(figures)), figure(max(figures)), between)
+        rates = span(figure(min(figures)), figure(max(figures)))
+        rows.add_row(str(tier), rates, labels, names, ", ".join(relations))
+    return rows
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
@@ -283,101 +256,3 @@ def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     for reason, counts in works.items():
         names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
         yield f"no fit    {reason}: {names}"
-
-
-# Matrices of devices × devices: rates or times as a heat map, shaded by share of the best; readable without color.
-
-# Beyond this many devices a decimal place would break 80 columns.
-DEVICES_WITH_DECIMALS = 9
-_KINDS = {
-    Variant.PLAIN: "row sends to column",
-    Variant.STAGED: "row sends to column, through host memory",
-    Variant.BOTH_WAYS: "both ways at once, their sum",
-}
-
-
-def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
-    """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
-    work = Work(operation, variant)
-    unit = unit_of(run, work, size_bytes)
-    figures: dict[Members, float] = {
-        one.point.members: value_of(one, unit)
-        for one in run.measured(variant)
-        if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
-    }
-    kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
-    kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
-    kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
-    text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
-    symmetric = operation.is_collective or variant is Variant.BOTH_WAYS
-    return text.append_text(_matrix(run, figures, unit, symmetric=symmetric))
-
-
-def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric: bool) -> Text:
-    """Return figures of pairs as a matrix, row = source, shaded by shares of the best, in blocks of at most 80 columns.
-
-    What was not measured is a dash; a `symmetric` figure fills both halves.
-    """
-    matrix = np.full((len(run.devices),) * 2, np.nan)
-    for (source, destination), entry in figures.items():
-        matrix[source, destination] = entry
-        if symmetric:
-            matrix[destination, source] = entry
-    tags = [device.tag for device in run.devices]
-    wide = len(tags) <= DEVICES_WITH_DECIMALS
-    # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
-    heads = tags if wide else [str(device.index) for device in run.devices]
-    cells = [["-" if np.isnan(value) else figure(value, decimals=int(wide)) for value in row] for row in matrix]
-    least, gap = (7, 2) if wide else (4, 1)
-    columns = zip(heads, zip(*cells, strict=True), strict=True)
-    widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
-    first = max(map(len, tags))
-    known = matrix[np.isfinite(matrix)]
-    best = (known.min() if unit in _PER_SECOND else known.max()) if known.size else 0.0
-    shares = best / matrix if unit in _PER_SECOND else matrix / best if best else np.full(matrix.shape, np.nan)
-    style = styles(shares)
-    blocks = []
-    # As many columns in each block: 16 of four digits need two blocks. Long names (of hosts) leave room for one.
-    each = ceil(len(widths) / ceil(sum(widths) / max(NARROW - first, *widths)))
-    for start in range(0, len(widths), each):
-        block = range(start, min(start + each, len(widths)))
-        text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
-        for tag, row, colours in zip(tags, cells, style, strict=True):
-            text.append(f"\n{tag:<{first}}")
-            for column in block:
-                text.append(f"{row[column]:>{widths[column]}}", style=colours[column])
-        blocks.append(text)
-    return Text("\n").join(blocks)
-
-
-# A ranking as a matrix.
-
-_PER_SECOND = {"µs": 1e6, "ns": 1e9}
-
-
-def unit_of(run: Run, work: Work, size_bytes: int) -> str:
-    """Return the unit that says most: GB/s, below 1 MiB µs, for the pointer chase ns.
-
-    With many devices the chase is in µs, too: over PCIe it takes 1100 ns, and four digits for each of 16 devices would
-    break 80 columns.
-    """
-    if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
-        return "ns"
-    return "GB/s" if size_bytes >= TELLING_BYTES else "µs"
-
-
-def value(seconds: float, gbs: float, unit: str) -> float:
-    """Return the figure in a unit that `unit_of` returns."""
-    return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
-
-
-def value_of(measurement: Measurement, unit: str) -> float:
-    """Return a data point's figure in a unit that `unit_of` returns."""
-    summary = summarize(measurement)
-    return value(summary.seconds, summary.busbw, unit)
-
-
-def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
-    """Return a ranking of links or pairs as a heat map in a unit that `unit_of` returns."""
-    figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
-    return _matrix(run, figures, unit, symmetric=ranking.kind == "pair")

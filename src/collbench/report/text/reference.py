@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -24,7 +24,7 @@ from collbench.judge.references import (
 )
 from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, device_sets, tags
 from collbench.model.units import amount, counted, figure, format_size, size_span
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
@@ -262,49 +262,47 @@ def _answer_json(answer: Answer) -> Json:
 # All published figures: `collbench reference`.
 
 
-class _Covered(NamedTuple):
-    """What figures of one kind cover, and what is normal at the largest of their sizes, GB/s."""
+def _covered(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Json]:
+    """Yield what figures of each kind cover, and what is normal at the largest of their sizes, GB/s."""
 
-    figure: Figure
-    sizes: tuple[int, ...]
-    sources: tuple[str, ...]
-    disagree: tuple[int, ...]  # sizes
-    band: tuple[float, float | None]
+    def order(kind: tuple[Figure, ...]) -> tuple[object, ...]:
+        return kind[0].gpus, [*Operation].index(kind[0].operation), kind[0].variant, kind[0].ranks
 
-
-def _covered(kinds: Iterable[tuple[Figure, ...]]) -> list[_Covered]:
-    order, covered = [*Operation], []
-    for kind in kinds:
+    for kind in sorted(kinds, key=order):
         sizes = sizes_of(kind)
         found = [one for size in sizes if (one := reference_at(kind, size))]
-        apart = tuple(one.size_bytes for one in found if one.disagree)
-        origins = tuple(dict.fromkeys(one.origin for one in kind))
-        covered.append(_Covered(kind[0], sizes, origins, apart, found[-1].band))
-    return sorted(
-        covered,
-        key=lambda one: (one.figure.gpus, order.index(one.figure.operation), one.figure.variant, one.figure.ranks),
-    )
+        yield picked(kind[0], "machine", "gpus", "links", *_WORK, "ranks", "nvls") | {
+            "sizes": sizes,
+            "sources": tuple(dict.fromkeys(one.origin for one in kind)),
+            "disagree": tuple(one.size_bytes for one in found if one.disagree),
+            "minimum": kind[0].at_least is not None,
+            "band_gbs": list(found[-1].band),
+        }
 
 
 def coverage(kinds: Iterable[tuple[Figure, ...]]) -> Iterator[Part]:
     """Yield what figures cover: for each machine its name and a table."""
-    machines: dict[str, list[_Covered]] = defaultdict(list)
+    machines: dict[str, list[Json]] = defaultdict(list)
     for one in _covered(kinds):
-        machines[one.figure.machine].append(one)
+        machines[one["machine"]].append(one)
     heads = ("operation", "GPUs", "links", "NVLS", "sizes", "sources", "GB/s")
     for machine, covered in machines.items():
-        rows = map(_coverage_row, covered)
         yield Text(machine)
-        yield table(*heads, rows=rows, left={*heads} - {"GPUs", "GB/s"}, keys=4)
+        yield table(*heads, rows=map(_coverage_row, covered), left={*heads} - {"GPUs", "GB/s"}, keys=4)
         yield Text("")
 
 
-def _coverage_row(one: _Covered) -> Iterator[str]:
-    figure_, (low, high) = one.figure, one.band
-    yield from (str(Work(figure_.operation, figure_.variant)), str(figure_.ranks))
-    yield from (figure_.links.replace("|", " ") or "-", figure_.nvls or "-", size_span(one.sizes))
-    yield f"{len(one.sources)}{', partly disagree' if one.disagree else ''}"
-    yield f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}"
+def _coverage_row(one: Json) -> tuple[str, ...]:
+    low, high = one["band_gbs"]
+    return (
+        str(Work(Operation(one["operation"]), Variant(one["variant"]))),
+        str(one["ranks"]),
+        one["links"].replace("|", " ") or "-",
+        one["nvls"] or "-",
+        size_span(one["sizes"]),
+        f"{len(one['sources'])}{', partly disagree' if one['disagree'] else ''}",
+        f"{figure(low)} or more" if high is None else f"{figure(low)}-{figure(high)}",
+    )
 
 
 NOTHING = "nothing to compare with"
@@ -325,10 +323,4 @@ def placed(reference: Reference, gbs: float | None) -> str:
 
 def coverage_json(kinds: Iterable[tuple[Figure, ...]]) -> str:
     """Return the same as JSON text."""
-    rows = [
-        picked(one.figure, "machine", "gpus", "links", *_WORK, "ranks", "nvls")
-        | picked(one, "sizes", "sources", "disagree")
-        | {"minimum": one.figure.at_least is not None, "band_gbs": list(one.band)}
-        for one in _covered(kinds)
-    ]
-    return document("references", {"exit_status": 0, "references": rows})
+    return document("references", {"exit_status": 0, "references": [*_covered(kinds)]})

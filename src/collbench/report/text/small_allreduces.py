@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from math import ceil
 from typing import Any
 
 from rich.text import Text
@@ -53,9 +52,8 @@ def page(run: Run) -> Page:
     counts = {one.launches.count for one in found.timed if one.launches}
     if counts:
         yield from both("tables", Text(f"\n{sim(run)}single launches without a graph, {min(counts)} of each size, µs"))
-        every = ceil(len(found.sizes) / _FEW_ROWS)
-        yield from short(_launches(found, found.sizes[::-every][::-1]))
-        yield from whole("tables", _launches(found, found.sizes))
+        yield from short(_launches(found).spaced(_FEW_ROWS))
+        yield from whole("tables", _launches(found))
     yield from both("tables", Text(f"\n{_LEGEND}"))
     for by_size in tails.by_communicator(run):
         lines = Lines("\n" + "\n".join(tails.lines(run, by_size)))
@@ -100,11 +98,11 @@ def _graphs(found: SmallAllreduces) -> Table:
     return table("size", *map(_NAMES.__getitem__, found.kinds), "fastest", *custom, rows=rows)
 
 
-def _launches(found: SmallAllreduces, sizes: Sequence[int]) -> Table:
+def _launches(found: SmallAllreduces) -> Table:
     """Return a row for each size: the median and the 99th percentile of single launches on each kind of memory."""
     heads = chain.from_iterable((f"{_NAMES[kind]} p50", "p99") for kind in found.kinds)
     rows = []
-    for size in sizes:
+    for size in found.sizes:
         times = [found.at(size).get(kind) for kind in found.kinds]
         figures = ((one.launch_at(50), one.launch_at(99)) if one else (None, None) for one in times)
         rows.append((format_size(size), *map(micro, chain.from_iterable(figures))))

@@ -31,8 +31,7 @@ def blocks(run: Run) -> Iterator[Block]:
             yield from whole("tails", head, percentiles(by_size), end)
             continue
         yield from both("tails", head)
-        kept = by_size[:: -ceil(len(by_size) / _FEW_ROWS)][::-1]
-        yield from short(percentiles(kept))
+        yield from short(percentiles(by_size).spaced(_FEW_ROWS))
         yield from whole("tails", percentiles(by_size))
         if len(groups) == 1:
             yield from both("tails", Text(), *drawn(by_size[-1]))
