@@ -76,6 +76,7 @@ def test_a_run_file_with_a_wrong_value_is_judged_or_refused(data: st.DataObject,
         _judged(run_file.loads(json.dumps(content), "x"))
 
 
+@settings(max_examples=8)
 @given(runs())
 def test_any_valid_run_is_judged(run: Run) -> None:
     _judged(run)

@@ -221,11 +221,3 @@ def test_a_broken_pair_is_worth_nothing() -> None:
 )
 def test_a_band_in_words(rates: Band, text: str) -> None:
     assert str(rates) == text
-
-
-@pytest.mark.parametrize(
-    ("unmeasured", "basis"),
-    [(0, "NVSwitch"), (1, "NVSwitch, 1 pair not measured"), (2, "NVSwitch, 2 pairs not measured")],
-)
-def test_a_band_says_how_many_pairs_it_lacks(unmeasured: int, basis: str) -> None:
-    assert Band(10, 20, How.NVSWITCH, unmeasured=unmeasured).basis == basis

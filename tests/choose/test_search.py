@@ -56,15 +56,6 @@ def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search
     assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
 
 
-def test_seventeen_devices_are_searched_by_a_heuristic_which_finds_an_island() -> None:
-    rates = np.full((40, 40), 10.0)
-    rates[np.ix_([5, 11, 23, 38], [5, 11, 23, 38])] = 50.0
-    np.fill_diagonal(rates, 0)
-    found = search(wiring(gpus(40), {}, rates), 4, 0.02)
-    assert found.heuristic
-    assert found.sets[best(found, 0.02)].tolist() == [[5, 11, 23, 38]]
-
-
 def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
     rates = np.full((20, 20), 10.0) - 10 * np.eye(20)
     broken = np.zeros((20, 20), dtype=bool)

@@ -114,11 +114,6 @@ def test_without_the_default_no_gain_is_claimed() -> None:
     assert (choice.members, choice.gain, choice.why(gpus(8))) == (OTHER, None, "400 GB/s measured")
 
 
-def test_a_simulated_figure_says_sim() -> None:
-    run = replace(verification({OTHER: near(400), FIRST: near(300)}), backend="sim")
-    assert settle(predicted(OTHER, FIRST), run).reason.startswith("400 GB/s simulated, 1.33× (")
-
-
 def test_a_run_without_the_finalists_settles_nothing() -> None:
     choice = predicted(OTHER, FIRST)
     assert settle(choice, verification({THIRD: near(300)})) is choice
@@ -158,13 +153,13 @@ def test_the_fastest_of_equal_sets_gains_nothing_for_certain(count: int) -> None
     draw = random.Random(1)
     sets = list(combinations(range(8), 4))[:count]  # FIRST is the first
     certain = 0
-    for _ in range(600):
+    for _ in range(300):
         trials: dict[tuple[int, ...], list[float]] = {
             some: [300 * math.exp(draw.gauss(0, 0.03)) for _ in range(6)] for some in sets
         }
         gain = settle(predicted(*sets[1:], FIRST), verification(trials)).gain
         certain += gain is not None and not gain[0] <= 1 <= gain[2]
-    assert certain <= 0.05 * 600
+    assert certain <= 0.05 * 300
 
 
 def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
@@ -173,11 +168,6 @@ def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
     found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
     choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
     assert (choice.why(gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
-
-
-def test_bandwidth_that_decides_names_no_tie_break() -> None:
-    choice = settle(predicted(OTHER, FIRST), verification({OTHER: near(400), FIRST: near(300)}))
-    assert (choice.members, choice.decided_by) == (OTHER, ())
 
 
 def test_a_single_finalist_ties_with_nobody() -> None:

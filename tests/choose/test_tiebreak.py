@@ -56,13 +56,6 @@ def test_a_single_set_needs_no_tie_break() -> None:
     )
 
 
-def test_sets_are_rated_by_the_best_that_they_leave() -> None:
-    """0-1 and 2-3 carry 50, all others 10: after 0-1 the next job gets 50, after 0-2 it gets 10."""
-    sets = all_sets(4, 2)
-    values = np.array([50.0, 10, 10, 10, 10, 50])
-    assert what_remains(sets, values, 0.02)(sets).tolist() == [0, 1, 1, 1, 1, 0]
-
-
 def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_decides() -> None:
     asked: list[list[list[int]]] = []
 

@@ -13,7 +13,7 @@ import pytest
 
 import collbench as package_of_ours
 from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation, Measure
+from collbench.launch.ablation import Ablation
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run
 from tests.cli.program import environment as fakes_environment
@@ -169,22 +169,6 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     assert "ValueError: no data here" in reported, reported
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
     assert [run.status for run in ablations.load(tmp_path / "a.json").made] == [1]
-
-
-@needs_two_cores
-def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
-    tmp_path: Path, torchrun: dict[str, str]
-) -> None:
-    (tmp_path / "train.py").write_text("print('epoch 1 done')", encoding="utf-8")
-    args = ["--without", "NCCL_ALGO=Ring", "--repeats", "2", "--no-allreduce", "--verbose", "--", "train.py"]
-    done = on_cores(tmp_path, *args, **torchrun)
-    assert done.returncode == 0, done.stderr
-    assert (
-        done.stderr.count("no step times to compare in the script's output: the measure is the time of the whole") == 1
-    )
-    assert done.stderr.count("epoch 1 done") == 8  # of both ranks in four runs
-    assert saved(tmp_path).measure is Measure.PROCESS
-    assert "the whole process" in done.stdout
 
 
 @needs_two_cores

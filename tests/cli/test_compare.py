@@ -20,7 +20,6 @@ from tests.judge.runs import RESULTS, copies, recorded, scaled
 ROOT = Path(__file__).parents[2]
 PAGES = ("compare.md", "normal.md", "exchange.md")
 PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
-DAYS = ("2026-03-02T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-03T00:00:00Z")
 
 
 @pytest.fixture
@@ -47,39 +46,6 @@ def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -
     assert result.status == status
     slower = f"Slower: GPU1-GPU3: all measurements on it: 9.7% slower; nothing significantly by more than {share} "
     assert status or slower in result.out
-
-
-@pytest.mark.usefixtures("files")
-def test_json_is_all_that_is_printed(program: Program) -> None:
-    result = program("compare", "base.json", "slow.json", "--json")
-    answer = json.loads(result.out)
-    assert (result.status, answer["exit_status"], answer["format"]) == (3, 3, "collbench-comparison")
-    worse = {tuple(point["members"]) for point in answer["points"] if point["verdict"] == "worse"}
-    assert worse == {(1, 3), (3, 1)}
-    assert answer["counts"]["worse"] == 6
-    assert len(answer["points"]) == 36
-    assert [group["members"] for group in answer["groups"] if group["regressed"]] == [[1, 3]]
-
-
-@pytest.mark.usefixtures("files")
-def test_many_runs_are_a_trend_by_date(program: Program) -> None:
-    for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
-        dated = replace(run_file.load(Path(f"{name}.json")), started=day)
-        run_file.save(dated, Path(f"{name}.json"), replace=True)
-    result = program("compare", "-v", "base.json", "again.json", "slow.json")
-    assert result.status == 3
-    assert re.findall(r"^run \d +\S+ (\S+)$", result.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
-    assert "run 3 against run 1, each data point" in result.out
-    for name, value in (("base", ""), ("slow", "1")):
-        run = run_file.load(Path(f"{name}.json"))
-        changed = replace(run.settings, environment={"NCCL_P2P_DISABLE": value} if value else {})
-        run_file.save(replace(run, settings=changed), Path(f"{name}.json"), replace=True)
-    short = program("compare", "base.json", "again.json", "slow.json").out
-    assert "differs   NCCL_P2P_DISABLE: not set → 1" in short
-    answer = json.loads(program("compare", "base.json", "again.json", "slow.json", "--json").out)
-    assert [run["started"] for run in answer["runs"]] == sorted(DAYS)
-    assert [point["worse"] for point in answer["lines"][0]["points"]] == [0, 0, 2]
-    assert answer["last"]["counts"]["worse"] == 6
 
 
 @pytest.mark.usefixtures("files")

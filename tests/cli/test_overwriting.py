@@ -19,7 +19,6 @@ from tests.jobs.replay.made import data_parallel
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
 OVERLAP = "--backend sim --fabric nvlink-pairs-2x2 --sizes 1M --trials 1"
-MACHINE = "--backend sim --fabric nvlink-pairs-2x2"
 LINE = "it exists; choose another place with"
 # Each command that writes a file, its command line, and the file.
 WRITERS = [
@@ -153,9 +152,7 @@ EXPORT, MEASURE = "export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"
     ("args", "target", "kind"),
     [
         (EXPORT, "/dev/stdout", "pipe"),
-        (EXPORT, "/dev/fd/1", "file"),
         (EXPORT, "/proc/self/fd/1", "pipe"),
-        (EXPORT, "mine", "file"),
         (MEASURE, "/dev/stdout", "file"),
         (MEASURE, "mine", "pipe"),
     ],

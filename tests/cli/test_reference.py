@@ -113,15 +113,6 @@ def test_half_a_question_is_refused(program: Program, arguments: list[str], mess
     assert result.line.startswith(message)
 
 
-def test_in_80_columns_no_row_loses_what_names_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of a folded table repeats operation, GPUs, links and NVLS."""
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = program("reference").out.splitlines()
-    heads = [line.split()[:4] for line in lines if line.startswith("operation ")]
-    assert heads
-    assert all(head == ["operation", "GPUs", "links", "NVLS"] for head in heads)
-
-
 def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(program: Program) -> None:
     """Copies and labels agree; NCCL reaches 250 GB/s, and the published pairs of H100 320 at 512M."""
     links = (measured(Operation.CE_WRITE, link, [397.0] * 3) for link in ((0, 1), (1, 0)))

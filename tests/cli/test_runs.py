@@ -77,14 +77,6 @@ def test_a_number_where_nothing_is_saved(program: Program) -> None:
     assert program("show", "1").err == "collbench: there is no saved run 1: measure with 'collbench pairs' first\n"
 
 
-def test_json_says_the_same(program: Program, folder: Path) -> None:
-    files = three(folder)
-    listed = json.loads(program("runs", "--json", "--limit", "2").out)["runs"]
-    assert [run["path"] for run in listed] == [str(path) for path in files[:2]]
-    assert [run["status"] for run in listed] == [4, 0]
-    assert [run["devices"] for run in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
-
-
 def test_where_nothing_is_saved(program: Program) -> None:
     assert collbench.runs() == ()
     assert program("runs").out == "there is no saved run: measure with 'collbench pairs'\n"

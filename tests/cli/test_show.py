@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -13,10 +11,9 @@ from collbench.api.runs import find_works
 from collbench.model.operations import Operation, Variant
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, measured, run_of
-from tests.cli.program import Program, collbench
+from tests.cli.program import Program
 
 MIB = 2**20
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 
 
 @pytest.fixture
@@ -57,14 +54,6 @@ def test_what_a_run_lacks_is_refused_with_what_it_holds(program: Program, saved:
         result = program("plot", *args, "--kind", "heatmap", "-o", "map.svg")
         assert (result.status, result.out) == (2, "")
         assert line in result.line
-
-
-def test_a_terminal_without_dots_still_has_the_figures(tmp_path: Path) -> None:
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = collbench("show", str(RECORDED), "--ranking", "--operation", "ce-write", "-v")
-    done = subprocess.run(command, env=environ, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"\nGPU0      -  396.3  396.2  396.1\n" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import pytest
 from collbench.api import suitable_run
 from collbench.api.suitable_run import SuitableRun
 from collbench.model.run import Health, Run
-from tests.builders import GIB, pair_run, shared, throttled
-
-MIB = 2**20
+from tests.builders import pair_run, shared, throttled
 
 
 def a_run() -> Run:
@@ -50,24 +48,6 @@ def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run.health_before = run.health_after = ()
     suitable = SuitableRun(run, "saved").as_now()
     assert [state.processes for state in suitable.health_before] == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("title", "health", "unfit"),
-    [
-        ("nobody else", Health(processes=0, memory_used=4 * MIB), False),
-        ("a process that NVML shows", Health(processes=1, memory_used=GIB), True),
-        ("a hidden one that fills 80%", Health(processes=0, memory_used=64 * GIB), True),
-        ("a hidden one where processes are not reported", Health(memory_used=64 * GIB), True),
-        ("work", Health(utilization=57), True),
-        ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),
-    ],
-)
-def test_a_saved_run_with_a_shared_gpu_is_no_evidence(title: str, health: Health, unfit: bool) -> None:
-    run = a_run()
-    run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
-    run.health_before, run.health_after = (health, Health()), (Health(), Health())
-    assert bool(suitable_run._unfit(run)) == unfit, title
 
 
 def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:

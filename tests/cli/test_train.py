@@ -80,18 +80,6 @@ def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
     assert "exitcode  : 7" in done.stderr
 
 
-def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    save_run(saved_in(tmp_path), fake_gpus())
-    args = ["train", "--auto-select", "2", "--max-restarts", "1", "--dry-run", "train.py", "a b"]
-    done = on_gpus(fakes, tmp_path, args)
-    assert done.code == 0
-    assert one_line(done.stderr).startswith("using GPU2, GPU3 ")
-    started, _, words_after = done.stdout.partition(" -P -m torch.distributed.run ")
-    assert started.startswith(f"CUDA_VISIBLE_DEVICES={visible(2, 3)} ")
-    assert words_after == "--standalone --nproc-per-node 2 --max-restarts 1 -- train.py 'a b'\n"
-    assert not (tmp_path / "rank0.json").exists()
-
-
 @pytest.mark.parametrize(
     ("case", "args", "indices", "why"),
     [

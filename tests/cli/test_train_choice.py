@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,15 +101,6 @@ def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Pa
 # --- healthy devices ----------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_became_busy_since_the_run_is_left_out_by_name(
-    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
-    result = train(program, "--auto-select", "2")
-    assert "GPU2" not in choice_of(result)
-    assert result.err.splitlines()[0] == "collbench: left out: GPU2 (busy: 1 other process)"
-
-
 def test_when_all_are_wanted_a_busy_one_is_a_refusal_that_names_it(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,25 +150,6 @@ def test_where_all_are_wanted_no_run_is_made_unless_asked(program: Program, save
     assert "(no choice to make, links not probed)" in train(program, "--auto-select", "4").line
     with pytest.raises(pytest.fail.Exception, match="probed: "):
         train(program, "--auto-select", "4", "--fresh")
-
-
-@pytest.mark.parametrize(
-    ("case", "state", "why"),
-    [
-        ("throttled", Health(throttle=("HW slowdown",)), "throttled: HW slowdown"),
-        ("errors in memory", Health(ecc_errors=2), "faulty: 2 uncorrected ECC errors"),
-        ("errors on its links since the run", Health(nvlink_errors=7), "faulty: 7 new NVLink errors"),
-    ],
-)
-def test_an_unwell_one_is_left_out_too(
-    program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, state: Health, why: str
-) -> None:
-    quiet = tuple(Health(nvlink_errors=0) for _ in range(4))
-    run_file.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path), replace=True)
-    list_only(monkeypatch, gpus(4), states=states(GPU3=state))
-    result = train(program, "--auto-select", "2")
-    assert "GPU3" not in choice_of(result), case
-    assert f"left out: GPU3 ({why})" in result.err
 
 
 def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave(
@@ -284,23 +255,6 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
     result = train(program, "--auto-select", "3")
     assert choice_of(result) == "GPU0, GPU1, GPU2"
     assert result.err.startswith(f"collbench: left out: {gone}\n")
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "why"),
-    [
-        ("another driver", {"driver": "570.1"}, "the newest's driver was 570.1 and is 580.159.04 now: "),
-        ("another NCCL", {"nccl": "2.27.3"}, "the newest's NCCL was 2.27.3 and is 2.28.9 now: "),
-    ],
-)
-def test_the_reason_is_reported_why_the_newest_run_does_not_fit(
-    program: Program, saved: Run, tmp_path: Path, case: str, changes: dict[str, Any], why: str
-) -> None:
-    older = replace(saved, machine=replace(saved.machine, **changes))
-    run_file.save(older, saved_in(tmp_path), replace=True)
-    with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: ") as probed:
-        train(program, "--auto-select", "2")
-    assert str(probed.value).endswith(why), case
 
 
 def test_of_many_saved_runs_only_those_that_may_fit_are_read(

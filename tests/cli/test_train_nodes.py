@@ -18,7 +18,6 @@ from tests.builders import pair_run
 from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import NODES
 from tests.launch.test_execution import TIMEOUT_S, needs_torch
-from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
 from tests.ranks.processes import free_port
 
@@ -113,12 +112,6 @@ def expected(k: int) -> list[tuple[str, str, str]]:
     ]
 
 
-def pod(node: int, port: int) -> dict[str, str]:
-    """Return the environment that a PyTorchJob gives one of two pods whose master is this host."""
-    number = str(node)
-    return POD | {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(port), "PET_NODE_RANK": number, "RANK": number}
-
-
 def test_the_same_command_on_each_node_takes_each_nodes_best(nodes: Nodes) -> None:
     args = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
     outputs = ended([nodes.start_on(node, args, {}) for node in (0, 1)])
@@ -139,11 +132,4 @@ def test_the_documented_batch_script_trains_on_all_nodes_of_the_job(nodes: Nodes
     (commands / "srun").chmod(0o755)
     path = f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     ended([nodes.start(["bash", "job.sh"], {"PATH": path, "NODES": "2", "MASTER_PORT": str(free_port())})])
-    assert sorted(nodes.ranks()) == expected(4)
-
-
-def test_two_pods_train_together(nodes: Nodes) -> None:
-    port = free_port()
-    args = ["train", "--auto-select", "4", "train.py"]
-    ended([nodes.start_on(node, args, pod(node, port)) for node in (0, 1)])
     assert sorted(nodes.ranks()) == expected(4)

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.runfile import run_file
 from tests.cli.program import fake_uuid, on_gpus, one_line
 from tests.native.fakes import Fakes
-
-_MIB = 2**20
-FREE_FOR_TWO = (256 + 2 * 512 + 2) * _MIB
 
 
 @pytest.mark.parametrize(
@@ -36,16 +32,6 @@ def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
     outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], environment)
     assert outside.code == 2
     assert outside.stderr.endswith("device 1 is not available: this process may use 0, 3\n")
-
-
-def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:
-    args = ["pairs", "--sizes", "1K", "--operations", "copy", "-o", "run.json"]
-    environment = {"CUDA_VISIBLE_DEVICES": f"{fake_uuid(3)},1"}
-    done = on_gpus(fakes, tmp_path, args, environment, free=FREE_FOR_TWO)
-    assert done.code == 0, done.stderr
-    assert [device.index for device in run_file.load(tmp_path / "run.json").devices] == [1, 3]
-    assert set(done.lines("+context")) == {"+context 1", "+context 3"}
-    assert "\n1     GPU1-GPU3  " in done.stdout
 
 
 @pytest.mark.parametrize(

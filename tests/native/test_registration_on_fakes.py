@@ -86,7 +86,6 @@ entry()
     ("version", "kinds", "left_out"),
     [
         (22809, ["none", "buffer", "window"], []),
-        (22602, ["none", "buffer"], ["allreduce window: it needs NCCL 2.27, and this is 2.26.2"]),
         (
             21801,
             ["none"],

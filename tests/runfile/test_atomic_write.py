@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -72,46 +71,3 @@ def test_a_run_into_a_pipe_arrives_once_and_leaves_no_journal(tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(received[0])["format"] == "collbench-run"
     assert list(tmp_path.iterdir()) == [pipe]
-
-
-def test_the_file_is_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.json"
-    path.parent.mkdir()
-    for again, text in enumerate(('{"a": 1}\n', '{"b": 2}\n')):
-        atomic_write.check(path, *MESSAGE_PARTS, force=bool(again))
-        atomic_write.write(text, path, *MESSAGE_PARTS, force=bool(again))
-        assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = tmp_path / "x.json"
-    path.write_text("old", encoding="utf-8")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFileError) as caught:
-        atomic_write.write("new", path, *MESSAGE_PARTS, force=True)
-    assert str(caught.value) == (
-        f"cannot write {path}: No space left on device; choose another place with --output FILE"
-    )
-    assert path.read_text(encoding="utf-8") == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("title", "path", "why"),
-    [
-        ("a folder", ".", "it is a folder"),
-        ("below a file", "file/x.json", "a part of that path is a file"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_reported_before_measuring(
-    title: str, path: str, why: str, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RunFileError, match=why):
-        atomic_write.check(tmp_path / path, *MESSAGE_PARTS)
