@@ -279,7 +279,7 @@ COMMANDS = {
     "error-plot-format": "plot pairs-2.json --kind heatmap -o map.gif",
     "error-predict": "predict pairs-4.json",
     "error-import": "import topo.txt",
-    "error-replay": "replay moe-job.json @2 --phase 99",
+    "error-replay": "replay moe-job.json @2",
     "error-train": "train --auto-select 9 --dry-run train.py",
     "error-ablate-job": "ablate ddp-job.json @2 --without p2p",
     "error-ablate": "ablate --devices 0,1 -- train.py",

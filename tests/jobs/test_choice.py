@@ -33,11 +33,9 @@ def run_of(
 ) -> Run:
     """Return a run with the seconds of each set's trials; `failed` have so many trials before they hang."""
     calls = (ReplayedCall(Operation.ALLREDUCE.value, 64, 2, 1),)
-    found = [
-        Replay("job.json", 0, some, 2, calls, trials=list(map(trial, own)), wrong=0) for some, own in times.items()
-    ]
+    found = [Replay("job.json", some, 2, calls, trials=list(map(trial, own)), wrong=0) for some, own in times.items()]
     for some, count in (failed or {}).items():
-        one = Replay("job.json", 0, some, 2, calls, trials=[trial(1e-9)] * count)
+        one = Replay("job.json", some, 2, calls, trials=[trial(1e-9)] * count)
         found.append(replace(one, failure=HANG))
     return replace(pair_run(4, lambda *_: 300.0), measurements=[], sections={"replays": found})
 

@@ -90,7 +90,6 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
         ("messages cannot be sent by more", job_of([(0, 1)], [[]] * 2), SIM, "no known step"),
         ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no p2p"),
-        ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(

@@ -71,7 +71,6 @@ def prepared(
     request = ReplayRequest(
         backend="cuda",
         job="job.json",
-        phase=0,
         recorded_ranks=2,
         schedule=schedule_of(job),
         arms=(ReplayArm(), ReplayArm(("p2p",)))[: len(fakes)],

@@ -158,7 +158,7 @@ SEND, RECV = Call("send", 64, 0, peer=1), Call("recv", 64, 0, peer=0)
         (
             "nothing repeats",
             replace(data_parallel(), ranks=tuple(replace(one, step=None) for one in data_parallel().ranks)),
-            "--phase 1",
+            "no known step",
         ),
     ],
 )
@@ -259,15 +259,6 @@ def test_a_repetition_in_which_a_time_is_unknown_says_nothing() -> None:
         for first, second in (((10.0, 0.0, 30.0), (40.0, 60.0, 20.0)), ((0.0, 0.0), (5.0, 5.0)))
     ]
     assert seconds == pytest.approx([15e-6, 55e-6])  # without any, the least median
-
-
-def test_another_phase_by_its_number() -> None:
-    job = data_parallel()
-    once = Phase((Position(1),), 1)
-    job = replace(job, ranks=tuple(replace(one, phases=(once, *one.phases)) for one in job.ranks))
-    assert [len(units) for units in schedule_of(job, phase=0).ranks] == [1, 1]
-    with pytest.raises(UsageError, match="2 phases; there is no phase 3"):
-        schedule_of(job, phase=2)
 
 
 def test_sends_of_one_group_are_one_unit_for_each_communicator() -> None:

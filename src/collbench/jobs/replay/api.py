@@ -34,12 +34,11 @@ _GPU_TRIALS, _CORE_TRIALS = 8, 6
 class ReplayOptions(RunOptions):
     """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
 
-    `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`),
+    `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`),
     `against` one on these devices.
     `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
     """
 
-    phase: int | None = None
     without: tuple[str, ...] = ()
     against: str | None = None
     trials: int | None = None
@@ -69,11 +68,10 @@ def request_of(
     rank_count = options.ranks
     if options.devices is not None:
         rank_count = len([device for device in options.devices.split(",") if device.strip()])
-    phase = None if options.phase is None else options.phase - 1
-    schedule = schedule_of(job, rank_count, phase)
+    schedule = schedule_of(job, rank_count)
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, options, schedule)
-    if phase is None and job.steps.reservation:
+    if job.steps.reservation:
         notices.say(job.steps.reservation)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
@@ -85,7 +83,6 @@ def request_of(
     request = ReplayRequest(
         backend=backend,
         job=name,
-        phase=phase,
         recorded_ranks=job.world_size,
         schedule=schedule,
         arms=tuple(arms),
@@ -205,7 +202,6 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     devices: Iterable[int | str] | None = None,
     without: str | None = None,
     against: Iterable[int | str] | None = None,
-    phase: int | None = None,
     trials: int | None = None,
     backend: str = "auto",
     fabric: str | os.PathLike[str] | None = None,
@@ -215,13 +211,12 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> MeasuredRun:
     """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
 
-    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
+    The keywords are its options. Worker processes use the GPUs and torch; this process does not
     start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
     """
     keywords.check_only_process("replay")
     checked(job)
     options = ReplayOptions(
-        phase=keywords.optional(keywords.whole, "phase", phase, least=1),
         without=() if without is None else parse_without(keywords.text("without", without)),
         against=keywords.optional(keywords.listed, "against", against),
         trials=keywords.optional(keywords.whole, "trials", trials, least=1),

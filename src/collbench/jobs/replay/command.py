@@ -36,12 +36,6 @@ from collbench.jobs.replay.api import Replaying, ReplayOptions
         help="Replay it also on these devices, in rank order, in turn, and compare.",
     ),
     click.option(
-        "--phase",
-        metavar="N",
-        type=options.COUNT,
-        help="Replay phase N of each rank.  [default: the step]",
-    ),
-    click.option(
         "--trials", metavar="N", type=options.COUNT, help="How often to time the step.  [default: 8; host: 6]"
     ),
     *options.of_workers,

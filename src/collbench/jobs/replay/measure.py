@@ -40,12 +40,10 @@ _SLOWEST_RATE = 20e6
 class ReplayRequest(WorkersRequest):
     """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms continue
-    without one that fails.
+    `job` is the name of the job's file, which has `recorded_ranks`. `independent` arms continue without one that fails.
     """
 
     job: str
-    phase: int | None
     recorded_ranks: int
     schedule: Schedule
     arms: tuple[ReplayArm, ...]
@@ -81,7 +79,6 @@ def measure(
     arms = [
         Replay(
             job=request.job,
-            phase=request.phase,
             members=arm.members(len(opened.devices)),
             recorded_ranks=request.recorded_ranks,
             calls=request.schedule.kinds,

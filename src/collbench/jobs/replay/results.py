@@ -43,7 +43,6 @@ class Replay:
     """A recorded step on these devices."""
 
     job: str  # its file's name
-    phase: Count | None  # which phase of the first rank it was, from 0; None for the step
     members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
     recorded_ranks: Ordinal
     calls: tuple[ReplayedCall, ...]

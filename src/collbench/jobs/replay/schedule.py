@@ -104,14 +104,14 @@ class Schedule:
         return max(rest + sum(unit.pause for unit in units) for rest, units in zip(self.rests, self.ranks, strict=True))
 
 
-def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) -> Schedule:
-    """Return what each of `ranks` ranks does in a step, by default as many as recorded; of another phase from 0.
+def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
+    """Return what each of `ranks` ranks does in a step, by default as many as recorded.
 
     Raises UsageError for what cannot be replayed.
     """
     _check_whole(job)
     by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
-    phases = [_phase_of(rank, phase) for rank in by_rank]
+    phases = [_step_of(rank) for rank in by_rank]
     wanted = job.world_size if ranks is None else ranks
     if wanted < 2:
         raise UsageError("a replay needs two or more ranks: name more --devices")
@@ -121,7 +121,7 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
         phases = [phases[rank % job.world_size] for rank in order]
     made = [_units(job, rank, each, wanted) for rank, each in zip(order, phases, strict=True)]
     if not any(one.units for one in made):
-        raise UsageError("the phase sends nothing between two ranks: there is nothing to replay")
+        raise UsageError("the step sends nothing between two ranks: there is nothing to replay")
     used = sorted({unit.group for one in made for unit in one.units})
     groups = tuple(_members(job, group, wanted) for group in used)
     index_of = {group: index for index, group in enumerate(used)}
@@ -166,17 +166,13 @@ def _check_whole(job: Job) -> None:
         raise UsageError(f"calls of rank {dropped[0]} were dropped while recording: the other calls would not match")
 
 
-def _phase_of(rank: JobRank, number: int | None) -> Phase:
-    if number is None:
-        if rank.step is None:
-            raise UsageError(
-                "the job has no known step: record it with collbench.step() in its loop, say how long a step is with "
-                "'collbench import JOB --calls-per-step N', or name a phase with --phase 1"
-            )
-        return rank.step
-    if not 0 <= number < len(rank.phases):
-        raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases; there is no phase {number + 1}")
-    return rank.phases[number]
+def _step_of(rank: JobRank) -> Phase:
+    if rank.step is None:
+        raise UsageError(
+            "the job has no known step: record it with collbench.step() in its loop, or say how long a step is with "
+            "'collbench import JOB --calls-per-step N'"
+        )
+    return rank.step
 
 
 def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:

@@ -120,8 +120,7 @@ def _lacking(denied: str) -> str:
 
 
 def _title(replay: Replay) -> str:
-    what = "a step" if replay.phase is None else f"phase {replay.phase + 1}"
-    return f"{what} of {replay.job}, idle in the pauses"
+    return f"a step of {replay.job}, idle in the pauses"
 
 
 def _arms(measured: list[Replay], names: _Names) -> Part:
@@ -230,7 +229,6 @@ _FIGURES = (
 )
 COLUMNS = (
     Column("job", Type.TEXT, "the recorded job's file"),
-    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1; none for the step"),
     Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
     Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
     Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
@@ -257,7 +255,6 @@ def rows(run: Run) -> Iterator[Row]:
             **devices_of(run, arm.members),
             **outcome_of(run, arm.trials, arm.failure),
             "job": arm.job,
-            "phase": None if arm.phase is None else arm.phase + 1,
             "world_size": len(arm.members),
             "recorded_ranks": arm.recorded_ranks,
             "without": ",".join(arm.without) or None,
