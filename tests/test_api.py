@@ -511,10 +511,6 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
     assert (len(replayed.trials), replayed.failure) == (3, None)
     with pytest.raises(collbench.Error, match="exists"):
         collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "job.json")
-    with pytest.raises(collbench.Error, match="it is not JSON lines of NCCL Inspector"):
-        collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "other.json", kind="nccl-inspector")
-    with pytest.raises(collbench.Error, match="kind='et' is unknown: write one of flight-recorder, kineto, "):
-        collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "other.json", kind="et")
 
 
 @pytest.mark.parametrize(
@@ -575,7 +571,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
             {"trials": 1, **ON_TITAN},
             "operation devices sizes compute priority ctas trials fabric seed output",
         ),
-        "import_job": ({"traces": ["none"], "output": "job.json"}, "traces output kind force"),
+        "import_job": ({"traces": ["none"], "output": "job.json"}, "traces output force"),
         "replay": ({"job": None}, "job"),
         "topo": ({"backend": "sim"}, "file fabric"),
         "train_command": ({}, "words"),

@@ -249,7 +249,7 @@ COMMANDS = {
     "import-kineto": "import ddp-0.kineto.json.gz ddp-1.kineto.json.gz",
     "import-flight-recorder": "import moe-0.fr moe-1.fr -o job.json",
     "import-execution-trace": "import gloo-0.json gloo-1.json",
-    "import-one-rank": "import --from kineto ddp-0.kineto.json.gz -o job.json",
+    "import-one-rank": "import ddp-0.kineto.json.gz -o job.json",
     "replay-against": "replay ddp-job.json @4 --devices 0,1 --against 0,2",
     "replay-against-verbose": "replay ddp-job.json @8 --devices 0,1 --against 2,3 --verbose",
     "replay-against-json": "replay ddp-job.json @4 --devices 0,1 --against 2,3 --json",

@@ -28,15 +28,13 @@ def execution_trace(_: int) -> bytes:
 MAKERS = {Source.INSPECTOR: inspector, Source.EXECUTION_TRACE: execution_trace}
 
 
-@pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("source", MAKERS)
-def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Program, tmp_path: Path) -> None:
+def test_a_job_is_imported_and_shown(source: Source, program: Program, tmp_path: Path) -> None:
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
     for number, path in enumerate(files):
         path.write_bytes(MAKERS[source](number))
     output = tmp_path / "job.json"
-    options = [*(["--from", source.value] if forced else []), "--calls-per-step", "2"]
-    result = program("import", *options, "-o", str(output), *map(str, files))
+    result = program("import", "--calls-per-step", "2", "-o", str(output), *map(str, files))
     assert (result.status, result.out) == (0, "")
     assert result.line.startswith("imported 24 calls of 2 ranks")
     job = job_file.load(output)
@@ -67,14 +65,12 @@ def test_files_of_two_jobs_are_reported(program: Program, tmp_path: Path) -> Non
     assert "numbered in file order" in result.err
 
 
-@pytest.mark.parametrize("source", [source.value for source in MAKERS])
-def test_a_file_of_another_kind_is_one_line(source: str, program: Program, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_one_line(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"schema": 1}', encoding="utf-8")
-    for from_option in (["--from", source], []):
-        result = program("import", *from_option, "-o", str(tmp_path / "job.json"), str(path))
-        assert (result.status, "trace.json: it is n" in result.line) == (2, True)
-        assert not (tmp_path / "job.json").exists()
+    result = program("import", "-o", str(tmp_path / "job.json"), str(path))
+    assert (result.status, "trace.json: it is n" in result.line) == (2, True)
+    assert not (tmp_path / "job.json").exists()
 
 
 def test_a_job_needs_no_import(program: Program) -> None:

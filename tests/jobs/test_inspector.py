@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from collbench.jobs import job_file
 from collbench.jobs.job import Job, Source, Unknown
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.traces.folding import job_of
-from collbench.jobs.traces.formats import parse, read
+from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.trace import Trace
-from collbench.model.errors import RunFileError, UsageError
+from collbench.model.errors import UsageError
 from tests.jobs.traces import inspected
 
 
@@ -175,14 +174,6 @@ def test_lines_that_cannot_be_read_are_counted_and_not_guessed() -> None:
     assert ranked(bad[0] + good)[0].calls
     (trace,) = ranked(good + b"\n".join(bad))
     assert ([call.size_bytes for call in trace.calls], trace.left_out.total()) == ([64], len(bad))
-
-
-def test_what_is_forced_to_be_of_a_kind_is_read_as_that_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.log"
-    path.write_bytes(inspected("AllReduce", 0, 64))
-    assert [trace.source for trace in read([path], Source.INSPECTOR)] == [Source.INSPECTOR]
-    with pytest.raises(RunFileError, match=r"trace\.log: it is not a trace of torch.profiler"):
-        read([path], Source.KINETO)
 
 
 def test_a_job_of_it_survives_its_file() -> None:

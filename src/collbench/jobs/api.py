@@ -19,7 +19,7 @@ from collbench.api.file_kinds import JOB, format_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import load_named, newest
 from collbench.jobs import job_file, recording
-from collbench.jobs.job import IMPORTED, Ending, Job, Library, Source, check_sent_again
+from collbench.jobs.job import Ending, Job, Library, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
@@ -226,15 +226,14 @@ def import_job(
     traces: Iterable[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
-    kind: str | None = None,
     calls_per_step: int | None = None,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Job:
     """Save the traces that another tool wrote, one per rank, as one job, and return it (docs/import.md). Raises Error.
 
-    `kind` is the format as for `--from`; None detects the format of each file. A file may be gzipped. With
-    `calls_per_step` a recorded job is a trace, too: it is saved with steps of so many calls.
+    The format of each file is detected, and it may be gzipped. With `calls_per_step` a recorded job is a trace, too: it
+    is saved with steps of so many calls.
     """
     from collbench.jobs import steps  # late: numpy
     from collbench.jobs.traces import folding, formats, matching
@@ -242,9 +241,7 @@ def import_job(
     if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
     files = [keywords.path(trace) for trace in traces]
-    path, source = keywords.path(output), None
-    if kind is not None:
-        source = Source(keywords.text("kind", kind, choices=IMPORTED))
+    path = keywords.path(output)
     if not files:
         raise UsageError("no trace to import: name one file for each rank")
     length = keywords.optional(keywords.whole, "calls_per_step", calls_per_step, least=1)
@@ -253,7 +250,7 @@ def import_job(
         job = steps.find(job_file.load(files[0]), length)
         job_file.save(job, path, force=force)
         return job
-    read = formats.read(files, source)
+    read = formats.read(files)
     job = folding.job_of(read, length)
     if left_out := matching.left_out(read):
         notices.say(f"rows were left out: {left_out}")

@@ -8,7 +8,7 @@ import click
 
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, say
-from collbench.jobs.job import IMPORTED, Job
+from collbench.jobs.job import Job
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
 
@@ -107,19 +107,11 @@ def record(
 @click.command(name="import")
 @options.apply(
     _output,
-    click.option(
-        "--from",
-        "kind",
-        type=click.Choice([one.value for one in IMPORTED]),
-        help="Format of the traces.  [default: recognized from content]",
-    ),
     _calls_per_step,
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=options.FILE)
-def import_job(
-    output: Path | None, kind: str | None, calls_per_step: int | None, force: bool, files: tuple[Path, ...]
-) -> None:
+def import_job(output: Path | None, calls_per_step: int | None, force: bool, files: tuple[Path, ...]) -> None:
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
     Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
@@ -130,12 +122,12 @@ def import_job(
     Examples:
       collbench import trace-0.json.gz trace-1.json.gz
       collbench import -o job.json /tmp/nccl_trace_rank_*
-      collbench import --from nccl-inspector inspector-logs/*.log
+      collbench import inspector-logs/*.log
     """
     from collbench.jobs import api as jobs  # late: tempfile, subprocess
 
     path = output or Path("job.json")
-    job = jobs.import_job(files, path, kind=kind, calls_per_step=calls_per_step, force=force, notices=NOTICES)
+    job = jobs.import_job(files, path, calls_per_step=calls_per_step, force=force, notices=NOTICES)
     say(_summary(job, path, "imported"))
 
 

@@ -42,9 +42,6 @@ class Library(StrEnum):
     GLOO = "gloo"  # torch's, on the CPU
 
 
-IMPORTED = tuple(source for source in Source if source is not Source.PLUGIN)  # what other tools write
-
-
 class Unknown(StrEnum):
     """What a source cannot say. It is unknown in the whole job, and never guessed."""
 

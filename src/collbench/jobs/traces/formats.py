@@ -56,15 +56,15 @@ FORMATS = {
 }
 
 
-def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
-    """Read the traces of a job's ranks, of the kind that is forced or that each file holds. Raises RunFileError."""
-    return [trace for path in paths for trace in _read(path, forced)]
+def read(paths: Sequence[Path]) -> list[Trace]:
+    """Read the traces of a job's ranks. Raises RunFileError."""
+    return [trace for path in paths for trace in _read(path)]
 
 
-def _read(path: Path, forced: Source | None) -> list[Trace]:
+def _read(path: Path) -> list[Trace]:
     try:
         with untrusted.opened(path, content.MOST_BYTES) as stream:
-            return parse(stream, path.name, forced, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
+            return parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
     except OSError as error:
         raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
     except Unreadable as error:
@@ -86,17 +86,17 @@ def title_of(path: Path) -> str:
     return next((one.title for one in found), "")
 
 
-def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 0) -> list[Trace]:
+def parse(file: IO[bytes], name: str, size: int = 0) -> list[Trace]:
     """Return the traces in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
     stream = content.opened(file, size)
     head = stream.peek()
-    readers = {source: one.reader(_rank_in(name)) for source, one in FORMATS.items() if forced in {None, source}}
+    readers = {source: one.reader(_rank_in(name)) for source, one in FORMATS.items()}
     found, fields = None, dict[Any, Any]()
     if not head:
         raise Unreadable("it is empty")
     if is_inspector(head):
         found = Source.INSPECTOR
-        while found in readers and (line := stream.readline(LONGEST)):
+        while line := stream.readline(LONGEST):
             readers[found].add(line)
     elif head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
         fields = content.read_json(stream, {FORMATS[source].elements: one.add for source, one in readers.items()})
@@ -104,12 +104,10 @@ def parse(file: IO[bytes], name: str, forced: Source | None = None, size: int = 
     else:
         fields = values.fields(content.read_pickle(stream))
         found = _kind(fields)
-        for entry in values.items(fields.get("entries")) if found in readers else []:
+        for entry in values.items(fields.get("entries")):
             readers[Source.FLIGHT_RECORDER].add(entry)
-    if found in readers:
+    if found is not None:
         return readers[found].traces(fields)
-    if forced is not None:
-        raise Unreadable(f"it is not {FORMATS[forced].title}")
     if fields.get("format") == JOB:
         raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
