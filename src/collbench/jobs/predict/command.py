@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +20,10 @@ from collbench.judge.outcome import outcome
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.runfile import run_file
+
+if TYPE_CHECKING:
+    from collbench.jobs.api import NamedRuns
+    from collbench.report.text.layout import Block
 
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _OF_A_JOB = ("files", "devices", "recorded", "as_json")
@@ -100,42 +105,61 @@ def predict(
     """
     is_job = bool(files) and format_of(files[0]) == JOB
     if is_job:
-        if others := options.typed_besides(_OF_A_JOB):
-            raise UsageError(
-                f"{others[0]} describes a network, and a recorded job already has its messages: leave it out"
-            )
+        _check_of_a_job()
     else:
-        if files:
-            run_file.load(files[0])  # a file that cannot be read is the more likely mistake
-        if devices is not None or recorded:
-            raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
-        if params is None:
-            raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
+        _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded))
     run_files = files[is_job:]
     taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
-    runs = load_named(run_files or taken)
-    # Late: numpy takes as long to load as the rest of the program.
+    runs, used = load_named(run_files or taken), load_named(recorded)
+    if is_job:
+        blocks, fields = _of_a_job(files[0], runs, devices, used)
+    else:
+        blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
+    # Late, as in these functions: numpy takes as long to load as the rest of the program.
     from rich.text import Text
 
-    from collbench.jobs import api as jobs
-    from collbench.jobs.predict import page, training
-    from collbench.jobs.predict.links import Links
+    from collbench.jobs.predict.page import contended
     from collbench.report.text.frame import ALARM, alarm
 
-    used = load_named(recorded)
-    contended = [line for name, saved_run in (*runs, *used) for line in page.contended(name, saved_run)]
-    if is_job:
-        job = job_file.load(files[0])
-        run, changed = jobs.predict_job(job, runs, devices=devices, recorded=used)
-        blocks, fields = page.job_page(job, run, changed), page.job_json(job, run, changed)
-    else:
-        step = Step(parse_parameters(params or ""), **step_options)
-        prediction = training.predict_step(Links(runs), step, gpus)
-        blocks, fields = page.training_page(prediction), page.training_json(prediction)
+    lines = [line for name, run in (*runs, *used) for line in contended(name, run)]
     if as_json:
-        echo(json.dumps({**fields, "contention": contended}, indent=1, ensure_ascii=False, allow_nan=False))
+        echo(json.dumps({**fields, "contention": lines}, indent=1, ensure_ascii=False, allow_nan=False))
     else:
         source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
-        alarms = [block for _, saved_run in runs for block in alarm(saved_run)]
-        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in contended), *blocks])
-    leave(max(outcome(saved_run).status for _, saved_run in runs))
+        alarms = [block for _, run in runs for block in alarm(run)]
+        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in lines), *blocks])
+    leave(max(outcome(run).status for _, run in runs))
+
+
+def _check_of_a_job() -> None:
+    if others := options.typed_besides(_OF_A_JOB):
+        raise UsageError(f"{others[0]} describes a network, and a recorded job already has its messages: leave it out")
+
+
+def _check_of_a_network(files: Sequence[Path], params: str | None, *, for_a_job: bool) -> None:
+    if files:
+        run_file.load(files[0])  # a file that cannot be read is the more likely mistake
+    if for_a_job:
+        raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
+    if params is None:
+        raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
+
+
+_Answer = tuple[Iterable["Block"], dict[str, Any]]  # a page, and the fields of its JSON
+
+
+def _of_a_job(file: Path, runs: NamedRuns, devices: str | None, used: NamedRuns) -> _Answer:
+    from collbench.jobs import api as jobs
+    from collbench.jobs.predict import page
+
+    job = job_file.load(file)
+    run, changed = jobs.predict_job(job, runs, devices=devices, recorded=used)
+    return page.job_page(job, run, changed), page.job_json(job, run, changed)
+
+
+def _of_a_network(runs: NamedRuns, step: Step, gpus: tuple[int, ...] | None) -> _Answer:
+    from collbench.jobs.predict import page, training
+    from collbench.jobs.predict.links import Links
+
+    prediction = training.predict_step(Links(runs), step, gpus)
+    return page.training_page(prediction), page.training_json(prediction)
