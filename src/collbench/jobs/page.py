@@ -118,17 +118,19 @@ def _covered(report: Report, one: Exposure) -> str:
     return f"; of {milli(waiting)} waiting, {least}{milli(waiting - exposed)} is hidden by compute"
 
 
-def _gpu_table(rows: Sequence[Exposure]) -> Table:
+def _gpu_table(exposures: Sequence[Exposure]) -> Table:
     """Return a row for each rank: how its GPU passes a step, in ms."""
-    split = any(row.exposed_waiting is not None for row in rows)
-    waiting = ["exp.wait"] if split else []
-    ranks = table("rank", "on GPU", "compute", "overlap", "exposed", *waiting, "copies", "idle")
-    for row in rows:
-        before, after = (row.step, row.compute, row.overlapped), (row.copies, row.idle)
-        most = "≤" if row.compute is None else ""
-        own = [_milli(row.exposed_waiting)] if split else []
-        ranks.add_row(str(row.rank), *map(_milli, before), most + _milli(row.exposed), *own, *map(_milli, after))
-    return ranks
+    rows = (
+        (
+            str(one.rank),
+            *map(_milli, (one.step, one.compute, one.overlapped)),
+            ("≤" if one.compute is None else "") + _milli(one.exposed),
+            *map(_milli, (one.exposed_waiting, one.copies, one.idle)),
+        )
+        for one in exposures
+    )
+    heads = ("rank", "on GPU", "compute", "overlap", "exposed", "exp.wait", "copies", "idle")
+    return table(*heads, rows=rows, optional=("exp.wait",))
 
 
 def _milli(seconds: float | None) -> str:
@@ -313,33 +315,26 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _call_table(report: Report, rows: Sequence[Row]) -> Table:
-    job = report.job
-    isolated = any(row.alone is not None for row in report.distinct)
-    bare = any(row.exposed is not None for row in report.distinct)
-    split = any(row.exposed_waiting is not None for row in report.distinct)
-    bare_heads = [*(["exposed"] if bare else []), *(["exp.wait"] if split else [])]
-    heads = ["call", "bytes", "dtype", "group", "count", "kernel", *bare_heads, "transfer", "busbw"]
-    mark = "sim " if report.compared_simulated else ""
-    heads += [f"{mark}alone"] if isolated else []
-    calls = table(*heads, left=("call", "dtype", "group"), keys=2)
-    for row in rows:
-        call = job.calls[row.call]
-        cells = [
-            call.operation + ("*" if call.captured else ""),
-            size_text(job, call),
-            one_line(call.dtype)[:_LONGEST] or "?",
-            group_text(job, call),
-            f"×{row.count}",
-            micro(row.kernel),
-            *([micro(row.exposed)] if bare else []),
-            *([micro(row.exposed_waiting)] if split else []),
-            ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
-            ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
-        ]
-        if isolated:
-            cells.append(_rate(_busbw(job, call, row.alone)))
-        calls.add_row(*cells)
-    return calls
+    bare = ("exposed", "exp.wait")
+    alone = f"{'sim ' if report.compared_simulated else ''}alone"
+    heads = ("call", "bytes", "dtype", "group", "count", "kernel", *bare, "transfer", "busbw", alone)
+    cells = (_cells(report.job, row) for row in rows)
+    return table(*heads, rows=cells, left=("call", "dtype", "group"), keys=2, optional=(*bare, alone))
+
+
+def _cells(job: Job, row: Row) -> tuple[str, ...]:
+    call = job.calls[row.call]
+    return (
+        call.operation + ("*" if call.captured else ""),
+        size_text(job, call),
+        one_line(call.dtype)[:_LONGEST] or "?",
+        group_text(job, call),
+        f"×{row.count}",
+        *map(micro, (row.kernel, row.exposed, row.exposed_waiting)),
+        ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
+        ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
+        _rate(_busbw(job, call, row.alone)),
+    )
 
 
 def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
