@@ -39,6 +39,11 @@ class Family:
         return sorted({devices for _, devices in self.points})
 
     @property
+    def grid(self) -> list[list[Measurement | None]]:
+        """The data point of each size and each set, None where there is none."""
+        return [[self.points.get((size, devices)) for devices in self.sets] for size in self.sizes]
+
+    @property
     def curves(self) -> dict[Members, dict[int, Summary]]:
         """The figures of each set that was measured, by size in bytes, both ascending."""
         curves: dict[Members, dict[int, Summary]] = {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.text import Text
@@ -15,19 +13,17 @@ from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit
-from collbench.judge.outcome import outcome
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tails import Tails
 from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Ranking
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Health, Measurement, Run, tags
+from collbench.model.run import Device, Health, Run, tags
 from collbench.model.units import counted, format_approximate_size, format_size
 from collbench.report import sentences
-from collbench.report.families import families
 from collbench.report.html.page import Drawn, Group, Section
-from collbench.report.html.series import broken, ratio_series, series
+from collbench.report.html.series import ratio_series, series
 from collbench.report.sections import Html, section
 from collbench.report.text import measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
@@ -234,7 +230,7 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
-    judged, works, simulated = judge(run), _works(run), capabilities(run.backend).simulated
+    judged, works, simulated = judge(run), rank_summary(run), capabilities(run.backend).simulated
     measured_by = section(run)
     annex = None if measured_by is None else measured_by.html(run)
     machine, tags = run.machine, [device.tag for device in run.devices]
@@ -260,18 +256,6 @@ def _written(run: Run) -> list[Drawn]:
     blocks = [*measured.page(run)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]
     return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
-
-
-def _works(run: Run) -> list[RankedWork]:
-    """Return the ranking of each work, computed one by one: `rank_summary` reads all data points for each size."""
-    points: dict[Work, list[Measurement]] = defaultdict(list)
-    for measurement in run.measurements:
-        points[measurement.point.work].append(measurement)
-    run_outcome = outcome(run)
-    parts = (replace(run, measurements=[*measurements, *broken(run, measurements)]) for measurements in points.values())
-    pages = (rank_summary(part, ended=run_outcome) for part in parts)
-    order = [family.work for family in families(run)]
-    return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 
 
 def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:

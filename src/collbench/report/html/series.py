@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Members, Ranking, labels_of, rank_links
+from collbench.judge.tiers import Members, labels_of, rank_links
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
@@ -33,9 +32,7 @@ def _name(family: Family) -> str:
 
 def _rows(family: Family, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
     """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
-    sets = family.sets
-    rows = [[family.points.get((size, devices)) for devices in sets] for size in family.sizes]
-    return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
+    return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in family.grid]
 
 
 def short(value: float | None) -> float | None:
@@ -165,15 +162,12 @@ def _of_family(
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(run, work, sets)
-    rankings, tiers = list[Ranking | None](), list[list[Any]]()
-    for size in sizes:  # `rank_links` reads all data points, so it gets only these
-        points = [measurement for (at, _), measurement in family.points.items() if at == size]
-        part = replace(run, measurements=points)
-        ranking = rank_links(part, work, size, run_outcome) if family.ranked else None
-        rankings.append(ranking)
+    rankings = [rank_links(run, work, size, run_outcome) if family.ranked else None for size in sizes]
+    tiers = list[list[Any]]()
+    for ranking in rankings:
         of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
         tiers.append([of_sets.get(devices, []) for devices in sets] if ranking else [])
-    rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
+    rows = family.grid
     return {
         "name": _name(family),
         "kind": family.kind,
@@ -199,13 +193,6 @@ def _noted(notes: Sequence[Sequence[str]], first: Iterable[str] = ()) -> Series:
     """Return notes as indices in the list of their texts, which begins with `first`: many data points share one."""
     texts = list(dict.fromkeys(["", *first, *(note for row in notes for note in row)]))
     return {"notes": [[texts.index(note) for note in row] for row in notes], "words": texts}
-
-
-def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
-    """Return the other data points that failed or had wrong data, without samples: rankings take them into account."""
-    bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
-    known = {measurement.point for measurement in present} if bad else set()
-    return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
 
 
 def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:
