@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collbench.api.runs import rank as rank
     from collbench.api.runs import runs as runs
     from collbench.api.runs import tails as tails
-    from collbench.api.selecting import select as select
-    from collbench.api.training import train_command as train_command
     from collbench.cli.calls import measure as measure
+    from collbench.cli.calls import select as select
+    from collbench.cli.calls import train_command as train_command
     from collbench.cluster.api import nodes as nodes
     from collbench.jobs.api import import_job as import_job
     from collbench.jobs.api import load_job as load_job
@@ -49,11 +49,11 @@ _HOMES = {
     "rank": "api.runs",
     "replay": "jobs.replay.api",
     "runs": "api.runs",
-    "select": "api.selecting",
+    "select": "cli.calls",
     "step": "jobs.marks",
     "tails": "api.runs",
     "topo": "api.inspecting",
-    "train_command": "api.training",
+    "train_command": "cli.calls",
 }
 __all__ = ["Error", *_HOMES]  # noqa: PLE0604 - the keys are strings
 

@@ -14,7 +14,7 @@ from collbench.api import suitable_run, training
 from collbench.api.training import NumaBinding
 from collbench.choose.freshness import Here
 from collbench.launch import torchrun
-from collbench.launch.arguments import TrainArguments, split
+from collbench.launch.arguments import Script
 from collbench.machine import numa
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
@@ -22,6 +22,7 @@ from collbench.runfile import run_file
 from tests.builders import measured
 from tests.choose.test_binding import labelled, run_with
 from tests.cli.program import Program, list_only
+from tests.launch.made import script
 
 BOUND = NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 ADVICE = "GPU2: node 0 is faster than node 1, which NVML reports (node 0 55.0, node 1 38.0 GB/s)"
@@ -49,8 +50,8 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numa, "node_of", lambda pci_bus_id: (int(pci_bus_id[9:11], 16) - 1) // 2)
 
 
-def arguments(line: str = "train.py") -> TrainArguments:
-    return split(["--auto-select", "2", *line.split()])
+def arguments(line: str = "train.py") -> Script:
+    return script(["--auto-select", "2", *line.split()])
 
 
 @pytest.mark.parametrize(

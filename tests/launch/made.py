@@ -1,10 +1,13 @@
-"""Made-up ablations with round numbers."""
+"""Made-up ablations with round numbers, and scripts from command lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collbench.cli.calls import context_of
+from collbench.cli.train import train_request
 from collbench.launch.ablation import Ablation, AllReduce, Arm, Measure, TrainingRun, judge, measure_of
+from collbench.launch.arguments import Script
 
 
 def run(
@@ -44,3 +47,8 @@ def ablation(
     finished.measure = measure_of(finished.made, None)
     finished.result = judge(finished)
     return finished
+
+
+def script(words: Sequence[str]) -> Script:
+    """Return what `collbench train` with these words starts."""
+    return train_request(context_of("train", words).params).script

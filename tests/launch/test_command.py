@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.launch import torchrun
-from collbench.launch.arguments import split
 from collbench.launch.torchrun import QUICK_PROBE, choice, for_devices, saved_run, shell_line
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
+from tests.launch.made import script
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
@@ -28,7 +28,7 @@ def command(
     line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, python: str = "py", *, bind: bool = False
 ) -> list[str]:
     devices = CORES if backend == "host" else GPUS
-    arguments = split(["--auto-select", "2", *shlex.split(line)])
+    arguments = script(["--auto-select", "2", *shlex.split(line)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)
         return torchrun.start_command(arguments, devices, inherited or {}, backend=backend, bind=bind)
@@ -41,18 +41,18 @@ def options_in(args: list[str]) -> list[str]:
 
 CUDA_COMMANDS = {
     "a script alone": ("a.py --x", "--standalone --nproc-per-node 2 -- a.py --x"),
-    "torchrun's options stay as written": (
+    "torchrun's options are written in full": (
         "-t3 --log_dir d a.py",
-        "--standalone --nproc-per-node 2 -t3 --log_dir d -- a.py",
+        "--standalone --nproc-per-node 2 --tee 3 --log-dir d -- a.py",
     ),
     "restarts and binding by hand": (
         "--max-restarts 3 --numa-binding=socket a.py",
-        "--standalone --nproc-per-node 2 --max-restarts 3 --numa-binding=socket -- a.py",
+        "--standalone --nproc-per-node 2 --max-restarts 3 --numa-binding socket -- a.py",
     ),
-    "the right number of processes by hand": ("--nproc_per_node=2 a.py", "--standalone --nproc_per_node=2 -- a.py"),
+    "the right number of processes by hand": ("--nproc_per_node=2 a.py", "--standalone --nproc-per-node 2 -- a.py"),
     "standalone by hand": ("--standalone a.py", "--nproc-per-node 2 --standalone -- a.py"),
-    "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv_endpoint h:1 -- a.py"),
-    "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 -m -- pkg.a -m"),
+    "a rendezvous by hand": ("--rdzv_endpoint h:1 a.py", "--nproc-per-node 2 --rdzv-endpoint h:1 -- a.py"),
+    "a module": ("-m pkg.a -m", "--standalone --nproc-per-node 2 --module -- pkg.a -m"),
     "several nodes": (
         "--nnodes 2 --rdzv-endpoint h:1 a.py --x",
         "--rdzv-backend c10d --nproc-per-node 2 --nnodes 2 --rdzv-endpoint h:1 -- a.py --x",
@@ -208,10 +208,10 @@ def test_a_missing_script_is_named_but_modules_are_not_looked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"script 'x\.py' does not exist in .*check its path"):
-        torchrun.check_script(split(["--devices", "0", "x.py"]))
-    torchrun.check_script(split(["--devices", "0", "-m", "x"]))
+        torchrun.check_script(script(["--devices", "0", "x.py"]))
+    torchrun.check_script(script(["--devices", "0", "-m", "x"]))
     (tmp_path / "x.py").touch()
-    torchrun.check_script(split(["--devices", "0", "x.py"]))
+    torchrun.check_script(script(["--devices", "0", "x.py"]))
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
     (tmp_path / "x.py").touch(mode=0o644)
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match=message):
-        torchrun.check_script(split(["--devices", "0", "--no-python", program]))
+        torchrun.check_script(script(["--devices", "0", "--no-python", program]))
     for there in ("sh", sys.executable):
-        torchrun.check_script(split(["--devices", "0", "--no-python", there]))
+        torchrun.check_script(script(["--devices", "0", "--no-python", there]))
 
 
 def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> None:

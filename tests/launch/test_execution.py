@@ -19,10 +19,12 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 DRIVER = """
 import json, os, sys
 from collbench.launch import torchrun
-from collbench.launch.arguments import split
+from collbench.cli.calls import context_of
+from collbench.cli.train import train_request
 from collbench.launch.torchrun import for_devices
 from collbench.model.run import Device
-backend, devices, arguments = sys.argv[1], [Device(i, u, "") for i, u in json.loads(sys.argv[2])], split(sys.argv[3:])
+backend, devices = sys.argv[1], [Device(i, u, "") for i, u in json.loads(sys.argv[2])]
+arguments = train_request(context_of("train", sys.argv[3:]).params).script
 torchrun.check_script(arguments)
 torchrun.find_torch()
 changes = for_devices(devices, os.environ, backend=backend)

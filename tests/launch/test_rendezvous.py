@@ -7,9 +7,9 @@ import shlex
 import pytest
 
 from collbench.launch import rendezvous, torchrun
-from collbench.launch.arguments import split
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
+from tests.launch.made import script
 
 ENDPOINT = "--rdzv-endpoint node0:29500"
 # One task on each of four nodes, this one on the third [srun(1), OUTPUT ENVIRONMENT VARIABLES].
@@ -75,7 +75,7 @@ IN_STEP = "--nnodes 4 --rdzv-backend c10d --rdzv-endpoint node03:14711 --rdzv-id
 def test_what_is_added_to_what_the_user_types(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
-    arguments = split(["--auto-select", "2", *line.split(), "a.py"])
+    arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     assert rendezvous.options(arguments, environment) == expected.split(), title
 
 
@@ -96,7 +96,7 @@ def test_what_is_added_to_what_the_user_types(
     ],
 )
 def test_whether_there_may_be_several_nodes(title: str, line: str, environment: dict[str, str], several: bool) -> None:
-    arguments = split(["--auto-select", "2", *line.split(), "a.py"])
+    arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     assert rendezvous.several_nodes(arguments, environment) is several, title
 
 
@@ -117,7 +117,7 @@ def test_whether_there_may_be_several_nodes(title: str, line: str, environment: 
 def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
     title: str, line: str, environment: dict[str, str], reported: bool
 ) -> None:
-    arguments = split(["--auto-select", "2", *line.split(), "a.py"])
+    arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     expected = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if reported else {}
     assert rendezvous.variables(arguments, environment) == expected, title
 
@@ -150,7 +150,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 )
 def test_one_clear_line(title: str, line: str, environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        rendezvous.options(split(["--auto-select", "2", *line.split(), "a.py"]), environment)
+        rendezvous.options(script(["--auto-select", "2", *line.split(), "a.py"]), environment)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_one_clear_line(title: str, line: str, environment: dict[str, str], mess
 def test_k_wins_over_a_pods_number_of_processes(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
-    arguments = split(["--auto-select", "2", *line.split(), "a.py"])
+    arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     assert rendezvous.override_note(arguments, environment, 2) == expected, title
 
 
@@ -187,7 +187,7 @@ def test_torch_reads_the_arguments_and_environment_as_expected(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     devices = (Device(0, "GPU-a", ""), Device(1, "GPU-b", ""))
-    arguments = split(shlex.split("--auto-select 2 a.py"))
+    arguments = script(shlex.split("--auto-select 2 a.py"))
     command = torchrun.start_command(arguments, devices, environment, backend="cuda")
     opts = run.get_args_parser().parse_args(command[4:])
     assert (

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from collbench.api import training
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import new_seed
+from collbench.api.training import TrainRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
-from collbench.launch.arguments import AblateArguments, split
+from collbench.launch.arguments import DEFAULT_BUDGET_S, AblateOptions
 from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
 from collbench.machine.launchers import find_launch
@@ -33,23 +34,24 @@ if TYPE_CHECKING:
     from collbench.launch.experiment import Experiment, Reporter
 
 
-def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = SILENT) -> Experiment:
+def prepare(
+    train: TrainRequest, asked: AblateOptions, reported: Reporter, notices: Notices = SILENT, *, dry_run: bool = False
+) -> Experiment:
     """Choose the devices of both arms, as `collbench train` does, and return the experiment, ready to run.
 
     Raises errors for what cannot be compared or started, before starting anything.
     """
-    change = ablations.parse_change(arguments.without)
-    pattern = None if arguments.step_pattern is None else compile_pattern(arguments.step_pattern)
-    _check(arguments, change, notices)
-    path, logs = _output_paths(arguments)
-    chosen = _choose(arguments, notices)
-    train_arguments = (*arguments.passed, *chosen.binding, "--", *arguments.train.program)
-    plan = experiments.Plan(
-        train_arguments, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force
-    )
-    experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, reported)
-    for _train, *rest in dict.fromkeys(tuple(experiment.train_arguments(arm)) for arm in experiment.ablation.arms):
-        training.prepare(split(rest))  # refuse now what `collbench train` would refuse later
+    change = ablations.parse_change(asked.without)
+    pattern = None if asked.step_pattern is None else compile_pattern(asked.step_pattern)
+    _check(train, change, notices)
+    path, logs = _output_paths(asked, dry_run=dry_run)
+    chosen = _choose(train, asked.against, notices)
+    train_arguments = (*train.script.options, *chosen.binding, "--", *train.script.program)
+    plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, asked.force)
+    experiment = experiments.Experiment(_begun(train, asked, change, chosen), plan, reported)
+    for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
+        of_arm = TrainRequest(count=0, backend=chosen.backend, devices=",".join(names), script=train.script)
+        training.prepare(of_arm)  # refuse now what `collbench train` would refuse later
     return experiment
 
 
@@ -81,19 +83,19 @@ def _plan(ablation: Ablation) -> str:
     )
 
 
-def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None:
+def _check(train: TrainRequest, change: Change, notices: Notices) -> None:
     """Raise UsageError for what cannot be compared here, before starting anything."""
     ablations.refuse_alike(change, os.environ)
     if find_launch(os.environ) is not None:
         raise UsageError("ablate starts torchrun itself, many times: run it without torchrun, srun or mpirun")
-    if rendezvous.several_nodes(arguments.train, os.environ):
+    if rendezvous.several_nodes(train.script, os.environ):
         raise UsageError(
-            f"ablate compares on one node, and {'--nnodes' if arguments.train.has('--nnodes') else 'PET_NNODES'} names "
+            f"ablate compares on one node, and {'--nnodes' if train.script.has('--nnodes') else 'PET_NNODES'} names "
             "several: run ablate on each node by itself"
         )
-    torchrun.check_options(arguments.train, os.environ)
-    torchrun.check_script(arguments.train)
-    if arguments.train.auto_select == 1:
+    torchrun.check_options(train.script, os.environ, train.count)
+    torchrun.check_script(train.script)
+    if train.count == 1:
         raise _alone("--auto-select 1")
     if "nvlink" in change.switches:
         notices.say(ablations.NVLINK_NOTE)
@@ -103,18 +105,18 @@ def _alone(what: str) -> UsageError:
     return UsageError(f"{what} is one device, and one device has no links to compare: name two or more")
 
 
-def _output_paths(arguments: AblateArguments) -> tuple[Path, Path]:
+def _output_paths(asked: AblateOptions, *, dry_run: bool) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
     folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
-    path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
-    if not arguments.train.dry_run:
+    path = asked.output or folder / f"{name}.json"
+    if not dry_run:
         try:
             atomic_write.make_private(folder)
             atomic_write.try_folder(folder)
         except OSError as error:
             why = f"cannot keep the runs' output in {folder}: {atomic_write.reason(error)}"
             raise UsageError(f"{why}; set XDG_STATE_HOME to a folder that can be written") from error
-        experiments.check_writable(path, force=arguments.force)
+        experiments.check_writable(path, force=asked.force)
     return path, folder / f"{name}-logs"
 
 
@@ -128,43 +130,39 @@ class _Chosen:
     binding: tuple[str, ...]
 
 
-def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
+def _choose(train: TrainRequest, against: str | None, notices: Notices) -> _Chosen:
     """Return the devices of both arms as `collbench train` chooses them, and report why. Raises the same errors."""
-    train = arguments.train
     present = factory.look(train.backend)
     chosen = training.choose(train, lambda: present, notices)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
-    if arguments.against is not None:
-        others = visible_devices.select(present.every, arguments.against)
+    if against is not None:
+        others = visible_devices.select(present.every, against)
         if len(others) != len(chosen.devices):
             raise UsageError(
-                f"--against {arguments.against} names {len(others)} devices and the other arm has "
+                f"--against {against} names {len(others)} devices and the other arm has "
                 f"{len(chosen.devices)}: only the same job on as many devices can be compared"
             )
         if {device.uuid for device in others} == {device.uuid for device in chosen.devices}:
             raise UsageError(
-                f"--against {arguments.against} names the same devices as the other arm: both would train the same way"
+                f"--against {against} names the same devices as the other arm: both would train the same way"
             )
-    binding = training.numa_binding(train, chosen.run, chosen.members)
+    binding = training.numa_binding(train.script, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
-    of, among = present.backend, present.among
-    notices.say(
-        torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.text)
-    )
-    return _Chosen(of, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
+    notices.say(chosen.line(present, binding))
+    return _Chosen(present.backend, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
 
 
-def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablation:
+def _begun(train: TrainRequest, asked: AblateOptions, change: Change, chosen: _Chosen) -> Ablation:
     """Return the ablation before its first run."""
     names = change.names
-    if arguments.against is not None:
+    if asked.against is not None:
         first, second = (", ".join(device.tag for device in devices) for devices in (chosen.devices, chosen.others))
         names = f"on {first}", f"on {second}"
     changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
-    without = ((), change.without if arguments.against is None else ())
+    without = ((), change.without if asked.against is None else ())
     arms = [
         Arm(
             name,
@@ -182,15 +180,15 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         hostname=socket.gethostname(),
         gpus=tuple(device.name for device in chosen.devices),
-        command=arguments.train.program,
+        command=train.script.program,
         measure=Measure.PROCESS,
         arms=(arms[0], arms[1]),
         backend=chosen.backend,
         environment=experiments.environment_of(os.environ),
-        repeats=arguments.repeats or 0,
-        seed=new_seed() if arguments.seed is None else arguments.seed,
-        skip=arguments.skip,
-        step_pattern=arguments.step_pattern,
-        precision=arguments.precision,
-        budget_seconds=None if arguments.repeats else arguments.budget_seconds,
+        repeats=asked.repeats or 0,
+        seed=new_seed() if asked.seed is None else asked.seed,
+        skip=asked.skip,
+        step_pattern=asked.step_pattern,
+        precision=asked.precision or ablations.PRECISION,
+        budget_seconds=None if asked.repeats else asked.budget or DEFAULT_BUDGET_S,
     )

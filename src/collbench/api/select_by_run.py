@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from collbench.api import suitable_run
 from collbench.api.measuring import present_devices
 from collbench.api.notices import Notices
-from collbench.api.selecting import Selected, SelectRequest, excluded, named
+from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
-from collbench.api.suitable_run import RunCriteria, SuitableRun
+from collbench.api.suitable_run import RunCriteria
 from collbench.choose.restrict import spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import (
@@ -31,7 +32,7 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.operations import Operation, Work
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import format_size
 from collbench.runfile import run_file, saved_runs
 
@@ -39,7 +40,16 @@ if TYPE_CHECKING:
     from collbench.choose.choice import Choice
     from collbench.choose.select import Decision, Origin
 
-_ADVICE = "measure again, or add --any-machine to judge it as another machine's"
+
+@dataclass(frozen=True, slots=True)
+class ChosenByRun:
+    """A choice, made from a run; what a job decided, and the files of measured finalists, None if they were not."""
+
+    choice: Choice
+    run: Run
+    source: str
+    decision: Decision | None = None
+    files: Sequence[Path] | None = None
 
 
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
@@ -47,7 +57,7 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     from collbench.choose.select import Origin  # late: numpy
 
     run = run_file.load(Path(file))
-    choice = _chosen(request, run)
+    choice = _chosen(request, run, request.excluded(run.devices))
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     source = f"{mark}{torchrun.saved_run(run.started, file)}"
     return _answer(run, choice, Origin.of(run, run.backend, source))
@@ -56,37 +66,55 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     """Return the choice by a run of this machine, and what its finalists show. Raises CollbenchError, Interrupted."""
     criteria = _run_criteria(request)
-    settle_by = None
-    if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
-        settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, ("select",))
-    found, run = _suitable_run(request, criteria, notices)
+    found = chosen_by_run(request, criteria, notices, request.excluded(criteria.candidates), verify=request)
     from collbench.choose.select import Origin  # late: numpy
 
-    choice = _chosen(request, run)
-    origin = Origin.of(run, criteria.backend, found.source)
+    size = request.size_bytes if found.files is not None and request.scorer is None else None
+    files = ", ".join(map(str, found.files or ()))
+    origin = replace(Origin.of(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
+    return _answer(found.run, found.choice, origin, found.decision)
+
+
+def chosen_by_run(
+    request: ChoiceRequest,
+    criteria: RunCriteria,
+    notices: Notices,
+    exclude: Sequence[Device] = (),
+    verify: SelectRequest | None = None,
+) -> ChosenByRun:
+    """Return the best candidates but those in `exclude`, by a run of this machine; the request's job settles it.
+
+    Without a job, all-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which
+    something fails then is chosen no more. Raises CollbenchError, Interrupted.
+    """
+    settle_by = None
+    if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
+        settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, request.command)
+    found, run = suitable_run.find(criteria, notices)
+    choice = _chosen(request, run, exclude)
     if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
         settled = settle_by(choice, run)
-        origin = replace(origin, verification=str(settled.path or ""))
-        return _answer(run, settled.choice, origin, settled.decision)
-    while _worth_measuring(request, choice, criteria.backend):
+        files = [settled.path] if settled.path else []
+        return ChosenByRun(settled.choice, run, found.source, settled.decision, files)
+    while verify is not None and _worth_measuring(verify, choice, criteria.backend):
         try:
-            choice, files = by_finalists(choice, run, partial(measure_finalists, request, run, notices))
+            choice, files = by_finalists(choice, run, partial(measure_finalists, verify, run, notices))
+            return ChosenByRun(choice, run, found.source, None, files)
         except FinalistsFailed as error:
             run = _with_failures(run, error)
             notices.say(f"{error}; another set is chosen")
-            choice = _chosen(request, run)
+            choice = _chosen(request, run, exclude)
             if choice.failed:
                 raise
-        else:
-            origin = replace(origin, verification=", ".join(map(str, files)), size_bytes=request.size_bytes)
-            break
-    return _answer(run, choice, origin)
+    return ChosenByRun(choice, run, found.source)
 
 
-def _chosen(request: SelectRequest, run: Run) -> Choice:
+def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device]) -> Choice:
     from collbench.choose.select import choose  # late: numpy
 
-    return choose(run, request.count, exclude=excluded(request, run.devices), allow_busy=request.allow_busy)
+    names = {device.uuid for device in exclude}
+    out = [position for position, device in enumerate(run.devices) if device.uuid in names]
+    return choose(run, request.count, exclude=out, allow_busy=request.allow_busy)
 
 
 def _with_failures(run: Run, error: FinalistsFailed) -> Run:
@@ -125,24 +153,22 @@ def by_finalists(
 
 
 def _run_criteria(request: SelectRequest) -> RunCriteria:
-    """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
+    """Return which evidence will do. Raises MachineError for no GPU, UsageError for more devices than there are."""
     backend, why = factory.resolve(request.backend)
     if why is not None:
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
             f"or --backend host for CPU cores{_simulated(request.count)}"
         )
-    return RunCriteria(
-        backend,
-        request.run,
-        request.max_age,
-        request.fresh,
-        request.nccl,
-        undone="nothing was chosen",
-        advice=_ADVICE,
-        fabric=request.fabric,
-        allow_busy=request.allow_busy,
-    )
+    present = present_devices(backend, request.fabric)
+    if not present:
+        raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    out = request.excluded(present)
+    available = [device.tag for device in present if device not in out]
+    if request.count > len(available):
+        tags = ", ".join(available) or "none"
+        raise UsageError(f"{request.count} is more than the {len(available)} available here ({tags}): ask for fewer")
+    return RunCriteria(request, Present(backend, present), present)
 
 
 def _simulated(count: int) -> str:
@@ -152,22 +178,6 @@ def _simulated(count: int) -> str:
         return ""
     taking = shlex.join(["collbench", "select", str(count), str(newest), "--any-machine"])
     return f"; the newest saved run was simulated, and is taken only by name: {taking}"
-
-
-def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
-    """Return what to choose from, and it with the current health.
-
-    Raises UsageError for more devices than there are, MachineError for none.
-    """
-    present, count = present_devices(criteria.backend, criteria.fabric), request.count
-    if not present:
-        raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
-    out = excluded(request, present)
-    available = tuple(device for position, device in enumerate(present) if position not in out)
-    if count > len(available):
-        tags = ", ".join(device.tag for device in available) or "none"
-        raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
-    return suitable_run.find(replace(criteria, all_wanted=count == len(present)), present, notices)
 
 
 def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:

@@ -6,18 +6,17 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
 from collbench.launch import formats
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.machine.labels import labels_within
-from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import (
     ExitStatus,
     NotTrusted,
@@ -37,67 +36,53 @@ DEFAULT_SIZE = "64M"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectRequest:
-    """What is asked: the best `count` devices, and what to choose them by.
+class ChoiceRequest:
+    """What choice is asked for: the best `count` devices, and what to choose them by.
 
-    `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels, `gpu` the
-    product name of the GPUs in it; `fabric` a machine for the sim backend to simulate. None of them: the newest saved
-    run of this machine within `max_age`, else (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas.
-    `verify` measures the finalists at `size_bytes`; None: where the choice matters. `scorer` measures them in another
-    way instead: by a recorded job.
+    `run` is a run file; None: the newest saved run of this machine within `max_age`, else (`fresh`: always) a probe. It
+    must have used the NCCL of the job, `nccl`, or the one that is found here. `exclude` are indices and UUIDs with
+    commas; `allow_busy`: devices that other processes use may be chosen. `fabric` is a machine to simulate, which
+    requires a probe. `scorer` measures the finalists: by a recorded job. The commands differ in the words before the
+    count, in what did not happen after an error, `undone`, and in the `advice` where `run` is refused.
     """
+
+    command: ClassVar[tuple[str, ...]]
+    undone: ClassVar[str]
+    advice: ClassVar[str]
 
     count: int
     backend: str = "auto"
     fabric: str | None = None
     run: str | None = None
-    any_machine: bool = False
-    topology: str | None = None
-    gpu: str | None = None
     exclude: str | None = None
     allow_busy: bool = False
-    verify: bool | None = None
-    size_bytes: int = parse_size(DEFAULT_SIZE)
     scorer: Scorer | None = None
     max_age: timedelta = timedelta(days=7)
     fresh: bool = False
     nccl: str | None = None
 
-    def __post_init__(self) -> None:
-        """Raise UsageError for wishes that contradict each other."""
-        keywords.check_fabric(self.backend, self.fabric)
-        if self.fabric is not None and (self.run is not None or self.topology is not None):
-            raise UsageError(
-                f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: use only one"
-            )
-        if self.topology is not None and (self.run is not None or self.fresh or self.any_machine):
-            raise UsageError(
-                "--topology uses only labels, a run file, --fresh and --any-machine use runs: use only one"
-            )
-        if self.gpu is not None and (self.topology is None or not self.gpu.strip()):
-            raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
-        if self.run is not None and self.fresh:
-            raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: use only one")
-        if self.any_machine and self.run is None:
-            raise UsageError("--any-machine needs the run of the other machine: write select K RUN.JSON --any-machine")
-        if self.verify and (self.topology is not None or self.any_machine):
-            raise UsageError(
-                "--verify measures this machine, --topology and --any-machine describe another one: use only one"
-            )
-        if self.scorer is not None:
-            self._check_job()
-        if self.verify and self.count == 1:
-            raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
+    def excluded(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Return the devices that are excluded. Raises UsageError."""
+        return () if self.exclude is None else visible_devices.select(tuple(devices), self.exclude)
 
-    def _check_job(self) -> None:
-        if self.topology is not None or self.any_machine:
-            raise UsageError("--job replays here, --topology and --any-machine describe another machine: use only one")
-        if self.verify is not None:
-            raise UsageError("--job replays the job on the finalists, --verify measures all-reduces: use only one")
-        if self.nccl is not None:
-            raise UsageError(
-                "--job replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: use only one"
-            )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectRequest(ChoiceRequest):
+    """What `select` is asked.
+
+    With `any_machine` the run file may be of any machine; `topology` is a file of nvidia-smi's labels, `gpu` the
+    product name of the GPUs in it. `verify` measures the finalists at `size_bytes`; None: where the choice matters.
+    """
+
+    command = ("select",)
+    undone = "nothing was chosen"
+    advice = "measure again, or add --any-machine to judge it as another machine's"
+
+    any_machine: bool = False
+    topology: str | None = None
+    gpu: str | None = None
+    verify: bool | None = None
+    size_bytes: int = parse_size(DEFAULT_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +103,11 @@ class Selected:
 
 def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selected:
     """Return the best devices, and why. Raises CollbenchError, Interrupted."""
+    keywords.check_fabric(request.backend, request.fabric)
+    if request.gpu is not None and not request.gpu.strip():
+        raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
+    if request.verify and request.count == 1:
+        raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
     from collbench.api import select_by_run  # late: labels need none of it
@@ -133,7 +123,8 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
         devices = tuple(replace(device, name=request.gpu) for device in devices)
     from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
 
-    choice = choose_by_labels(devices, paths, request.count, exclude=excluded(request, devices))
+    exclude = [devices.index(device) for device in request.excluded(devices)]
+    choice = choose_by_labels(devices, paths, request.count, exclude=exclude)
     selection = named(choice, devices, Origin("labels", f"labels in {topology}"))
     names = {devices[member].name for member in choice.members}
     if len(names) > 1 or "" in names or request.count < 2:
@@ -169,13 +160,6 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
         gbs = (min(ends), max(ends)) if ends else reference.band
         machine, state = reference.figure.machine, reference.figure.nvls
         yield Published(gbs, size_bytes, machine, state, tuple(dict.fromkeys(figure.source for figure in there)))
-
-
-def excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
-    """Return the positions that are excluded. Raises UsageError."""
-    if request.exclude is None:
-        return ()
-    return tuple(devices.index(device) for device in visible_devices.select(devices, request.exclude))
 
 
 def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
@@ -219,69 +203,12 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
     )
 
 
-# The Python call.
+# CUDA in this process, which a choice would come too late for.
 
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
 
 
-def select(  # noqa: PLR0913 - keywords, each an option of the command line
-    k: int,
-    *,
-    run: str | os.PathLike[str] | None = None,
-    exclude: Iterable[int | str] = (),
-    allow_busy: bool = False,
-    verify: bool | None = None,
-    size: int | str | None = None,
-    fresh: bool = False,
-    job: object | None = None,
-    backend: str = CUDA.name,
-    fabric: str | os.PathLike[str] | None = None,
-) -> Selection:
-    """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
-
-    The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
-    bytes or a text such as "64M", and `job` a job from `load_job`, as with --job. With `verify` None, the finalists are
-    measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
-    and end before it returns. With `backend` "sim" it chooses among the GPUs of the simulated machine `fabric`, with
-    "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.
-    """
-    keywords.check_only_process("select")
-    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
-    if backend not in BACKENDS or BACKENDS[backend].nvml:
-        _check_cuda_is_down()
-    scorer = None
-    if job is not None:
-        from collbench.api import file_kinds
-
-        scorer = file_kinds.kind(file_kinds.JOB).scorer(job, "job")
-        if size is not None:
-            raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
-    request = SelectRequest(
-        count=keywords.whole("k", k, least=1),
-        backend=backend,
-        fabric=keywords.optional(keywords.file_name, fabric),
-        run=keywords.optional(keywords.file_name, run),
-        exclude=_excluded_gpus(exclude),
-        allow_busy=keywords.flag("allow_busy", allow_busy),
-        verify=keywords.optional(keywords.flag, "verify", verify),
-        size_bytes=keywords.size(DEFAULT_SIZE if size is None else size),
-        fresh=keywords.flag("fresh", fresh),
-        scorer=scorer,
-    )
-    selection = select_devices(request).check()
-    os.environ.update(selection.environment)
-    return selection
-
-
-def _excluded_gpus(value: object) -> str | None:
-    """Return the indices and UUIDs of a list, with commas between them; None for none."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"exclude={value!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
-    gpus = list(value)
-    return keywords.listed("exclude", gpus) if gpus else None
-
-
-def _check_cuda_is_down() -> None:
+def check_cuda_is_down() -> None:
     """Raise UsageError if CUDA has started in this process: it reads CUDA_VISIBLE_DEVICES only at its start."""
     user = _cuda_user()
     if user:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from collbench import untrusted
 from collbench.api.notices import Notices
+from collbench.api.selecting import ChoiceRequest
 from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.choose import freshness
 from collbench.choose.restrict import part
@@ -19,6 +20,7 @@ from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, Interrupted, RunFileError
@@ -41,30 +43,30 @@ _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 @dataclass(frozen=True, slots=True)
 class RunCriteria:
-    """Which run is acceptable: the file `run`, or one saved within `max_age` unless `fresh`, with this `nccl`.
+    """Which run is acceptable: one that the request allows, of the `present` devices of a backend.
 
-    `undone` ends the error after a failed probe: what did not happen then; `advice` ends the error that refuses `run`.
-    `besides` are devices of this machine that must not be chosen, but that a run may contain; `only` are the devices
-    that a probe opens, () for all that CUDA sees. `driver` is its version if already known. The job will load the NCCL
-    found here, so the run must have used the same version. `fabric` is a machine to simulate, which requires a probe.
-    `allow_busy`: devices that other processes use may be chosen. `states` are the GPUs' states by UUID, if NVML was
-    already queried. `all_wanted`: all present devices are, so that no rate matters, but faults do.
+    A run may contain any that are present, but only the `candidates` are chosen from, and probed.
     """
 
-    backend: str
-    run: str | None
-    max_age: timedelta
-    fresh: bool
-    nccl: str | None
-    undone: str
-    advice: str = "measure again or use --fresh"
-    besides: tuple[Device, ...] = ()
-    only: tuple[Device, ...] = ()
-    driver: str | None = None
-    fabric: str | None = None
-    allow_busy: bool = False
-    states: Mapping[str, Health] | None = None
-    all_wanted: bool = False
+    request: ChoiceRequest
+    present: Present
+    candidates: tuple[Device, ...]
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.present.backend
+
+    @property
+    def barred(self) -> tuple[Device, ...]:
+        """The devices of this machine that must not be chosen, but that a run may contain."""
+        others = tuple(device for device in self.present.every if device not in self.candidates)
+        return self.present.hidden + others
+
+    @property
+    def all_wanted(self) -> bool:
+        """Whether all devices are wanted, so that no rate matters, but faults do."""
+        return self.request.count == len(self.candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,19 @@ def _alone(sample: Sample) -> Sample:
     return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
-def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> tuple[SuitableRun, Run]:
+def find(criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
     """Return the run to choose by, and it with the devices' current health.
 
     If busy devices may be chosen and some are busy, it is a probe: a saved run cannot show how much of a device other
     processes leave now. Raises RunFileError for a named run of another machine, and what `probe` raises.
     """
-    found = _find(criteria, present, notices)
-    run = found.as_now(criteria.states)
-    probe_tells = not criteria.all_wanted and not found.probed and len(present) > 1
-    if criteria.allow_busy and probe_tells and _someone_is_busy(run):
+    states = criteria.present.states or None
+    found = _find(criteria, notices)
+    run = found.as_now(states)
+    probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
+    if criteria.request.allow_busy and probe_tells and _someone_is_busy(run):
         found = _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
-        run = found.as_now(criteria.states)
+        run = found.as_now(states)
     return found, run
 
 
@@ -124,48 +127,49 @@ def _someone_is_busy(run: Run) -> bool:
     return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
-def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
-    """Return the named run, the newest saved run that fits the present devices, or a probe.
+def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
+    """Return the named run, the newest saved run that fits the candidates, or a probe.
 
     If all devices are wanted and no run shows a failure, no probe is made. Raises RunFileError for a named run of
     another machine, and what `probe` raises.
     """
-    refused, failed = "", False
-    if not capabilities(criteria.backend).simulated and not criteria.fresh:
-        machine = here(criteria, present)
-        if criteria.run is not None:
-            return _named(criteria, criteria.run, present, machine)
-        found, refused, failed = _newest_that_fits(criteria, present, machine, notices)
+    refused, failed, request = "", False, criteria.request
+    if not capabilities(criteria.backend).simulated and not request.fresh:
+        machine = here(criteria, criteria.candidates)
+        if request.run is not None:
+            return _named(criteria, request.run, machine)
+        found, refused, failed = _newest_that_fits(criteria, machine, notices)
         if found is not None:
             return found
-    if criteria.all_wanted and not criteria.fresh and not failed:
-        return nothing_to_compare(criteria.backend, present, criteria.fabric)
+    if criteria.all_wanted and not request.fresh and not failed:
+        return nothing_to_compare(criteria.backend, criteria.candidates, request.fabric)
     return _measured_now(criteria, refused, notices)
 
 
-def _named(criteria: RunCriteria, path: str, present: Sequence[Device], machine: freshness.Here) -> SuitableRun:
+def _named(criteria: RunCriteria, path: str, machine: freshness.Here) -> SuitableRun:
     run = run_file.load(Path(path))
-    if refusal := freshness.refusal(run, machine, datetime.now(UTC), criteria.max_age):
-        raise RunFileError(f"{path} cannot choose devices here: {refusal}; {criteria.advice}")
-    return SuitableRun(part(run, present), torchrun.saved_run(run.started, path))
+    if refusal := freshness.refusal(run, machine, datetime.now(UTC), criteria.request.max_age):
+        raise RunFileError(f"{path} cannot choose devices here: {refusal}; {criteria.request.advice}")
+    return SuitableRun(part(run, criteria.candidates), torchrun.saved_run(run.started, path))
 
 
 def _newest_that_fits(
-    criteria: RunCriteria, present: Sequence[Device], machine: freshness.Here, notices: Notices
+    criteria: RunCriteria, machine: freshness.Here, notices: Notices
 ) -> tuple[SuitableRun | None, str, bool]:
-    """Return the newest saved run that fits, restricted to the present devices; without one, why not.
+    """Return the newest saved run that fits, restricted to the candidates; without one, why not.
 
     None is believed that is older than one that does not fit but shows a failure on these devices, which the last value
     tells: only a probe can show whether it is still there.
     """
     refused, now = "no saved run fits: ", datetime.now(UTC)
+    present, max_age = criteria.candidates, criteria.request.max_age
     explained = failed = False
-    for path in _candidates(criteria, present, now, notices):
+    for path in _saved_runs(present, max_age, now, notices):
         try:
             run = run_file.load(path)
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
-        refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
+        refusal = freshness.refusal(run, machine, now, max_age) or _unfit(run)
         if not refusal and not failed:
             return SuitableRun(part(run, present), torchrun.saved_run(run.started, str(path))), "", False
         if refusal and not explained:
@@ -176,7 +180,7 @@ def _newest_that_fits(
     return None, refused, failed
 
 
-def _candidates(criteria: RunCriteria, present: Sequence[Device], now: datetime, notices: Notices) -> Iterator[Path]:
+def _saved_runs(present: Sequence[Device], max_age: timedelta, now: datetime, notices: Notices) -> Iterator[Path]:
     """Yield the newest saved run, whose refusal is reported, then others that may fit, newest first.
 
     Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
@@ -189,7 +193,7 @@ def _candidates(criteria: RunCriteria, present: Sequence[Device], now: datetime,
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
-        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > criteria.max_age + timedelta(minutes=1):
+        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > max_age + timedelta(minutes=1):
             continue  # a minute from the name to the start of measuring
         try:
             text = untrusted.read(path, MOST_BYTES).decode("utf-8", "replace")
@@ -243,16 +247,16 @@ def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
 def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
     """Return the machine as it is now, to compare saved runs with. Raises MachineError without a driver or NCCL."""
     if capabilities(criteria.backend).cores:
-        return freshness.Here(criteria.backend, present, besides=criteria.besides)
-    driver = factory.driver_version() if criteria.driver is None else criteria.driver
-    return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.besides)
+        return freshness.Here(criteria.backend, present, besides=criteria.barred)
+    driver = criteria.present.driver or factory.driver_version()
+    return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.barred)
 
 
 def _nccl_of_the_job(criteria: RunCriteria) -> str:
     from collbench.machine.nccl import find_nccl
     from collbench.model.nccl_options import format_version
 
-    return format_version(find_nccl(named_nccl(criteria.nccl)).version)
+    return format_version(find_nccl(named_nccl(criteria.request.nccl)).version)
 
 
 def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
@@ -269,9 +273,9 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     try:
         run = run_file.again(measure(_probe_request(criteria), path, notices, "probing").run)
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted in the probe: {criteria.undone}") from error
+        raise Interrupted(f"interrupted in the probe: {criteria.request.undone}") from error
     except CollbenchError as error:
-        raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
+        raise error.reworded(f"the probe failed: {error}; {criteria.request.undone}") from error
     if outcome(run).status:
         from collbench.report.text.frame import headline  # late: numpy
 
@@ -286,18 +290,19 @@ def _probe_request(criteria: RunCriteria) -> Request:
     sizes = _HOST_PROBE if on_cores else _PROBE
     operations, limit = ("copy,allreduce", ()) if on_cores else ("allreduce", ("--budget", f"{_PROBE_SECONDS:.0f}s"))
     options = ("--operations", operations, "--sizes", sizes, *limit)
+    others = len(criteria.candidates) < len(criteria.present.every)
     return Request(
         backend=criteria.backend,
-        devices=",".join(device.uuid for device in criteria.only) or None,
+        devices=",".join(device.uuid for device in criteria.candidates) if others else None,
         sizes=parse_sizes(sizes),
         copies=(Variant.PLAIN,) if on_cores else (),
         collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
-        nccl=named_nccl(criteria.nccl),
+        nccl=named_nccl(criteria.request.nccl),
         seed=new_seed(),
         command=("pairs", *options, "--backend", criteria.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,
-        fabric=criteria.fabric,
+        fabric=criteria.request.fabric,
         around_faults=True,
     )
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from collbench.api import keywords, suitable_run
-from collbench.api.file_kinds import job_scorer
+from collbench.api import suitable_run
 from collbench.api.notices import SILENT, Notices
-from collbench.api.suitable_run import RunCriteria, SuitableRun
+from collbench.api.selecting import ChoiceRequest
+from collbench.api.suitable_run import RunCriteria
 from collbench.judge.outcome import outcome
 from collbench.launch import rendezvous, torchrun
-from collbench.launch.arguments import TrainArguments, split
+from collbench.launch.arguments import Script
 from collbench.machine import numa, visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.run import Device, Run, device_sets
-
-if TYPE_CHECKING:
-    from collbench.choose.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +35,34 @@ class Launch:
     choice: str
 
 
-def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest(ChoiceRequest):
+    """What is asked for: a script on these `devices`, indices or UUIDs with commas, or on the best ones."""
+
+    command = ("train", "--auto-select")
+    undone = "nothing was started"
+    advice = "measure again or use --fresh"
+
+    script: Script
+    devices: str | None = None
+
+
+def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
     """Choose devices and return what to start on them. Raises what cannot be started, and what `choose` does."""
-    torchrun.check_options(arguments, os.environ)
-    torchrun.check_script(arguments)
+    script = request.script
+    torchrun.check_options(script, os.environ, request.count)
+    torchrun.check_script(script)
     torchrun.find_torch()
     with ThreadPoolExecutor(1) as pool:  # the driver answers in a tenth of a second, and numpy loads in another
-        looking = pool.submit(factory.look, arguments.backend)
-        chosen = choose(arguments, looking.result, notices)
+        looking = pool.submit(factory.look, request.backend)
+        chosen = choose(request, looking.result, notices)
     present = looking.result()
-    devices, binding = chosen.devices, numa_binding(arguments, chosen.run, chosen.members)
+    devices, binding = chosen.devices, numa_binding(script, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
-    changes |= rendezvous.variables(arguments, os.environ)
-    command = torchrun.start_command(arguments, devices, os.environ, backend=present.backend, bind=binding.bind)
-    notes = (chosen.note, rendezvous.override_note(arguments, os.environ, len(devices)))
-    choice = torchrun.choice(
-        devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.text
-    )
-    return Launch(changes, command, tuple(filter(None, notes)), choice)
-
-
-def train_command(words: Iterable[str]) -> Launch:
-    """Choose GPUs as `collbench train` does with these arguments, and return what it would start, without starting it.
-
-    `command` are the arguments of the command, `changes` the variables to set for it. Raises Error.
-    """
-    argument_list = keywords.several(words)
-    if isinstance(words, str) or not argument_list or not all(isinstance(word, str) for word in argument_list):
-        raise UsageError(f"{words!r} is not a list of words: write ['--auto-select', '2', 'train.py']")
-    keywords.check_only_process("train_command")
-    arguments = split(argument_list)
-    if arguments.help:
-        raise UsageError("--help works only on the command line: 'collbench train --help'")
-    return prepare(arguments)
+    changes |= rendezvous.variables(script, os.environ)
+    command = torchrun.start_command(script, devices, os.environ, backend=present.backend, bind=binding.bind)
+    notes = (chosen.note, rendezvous.override_note(script, os.environ, len(devices)))
+    return Launch(changes, command, tuple(filter(None, notes)), chosen.line(present, binding))
 
 
 # Which devices are chosen, and why the others are not.
@@ -95,48 +85,37 @@ class Chosen:
     members: tuple[int, ...] = ()
     note: str = ""
 
+    def line(self, present: Present, binding: NumaBinding) -> str:
+        """Return the line that says which devices train, why, and on what evidence."""
+        of, among = present.backend, present.among
+        return torchrun.choice(self.devices, self.why, self.source, backend=of, among=among, binding=binding.text)
 
-def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Notices) -> Chosen:
+
+def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices) -> Chosen:
     """Return the devices to train on: those named by hand, or the best K of those that are healthy now.
 
     `look` waits for what the machine has. Raises UsageError, NotTrusted if every set includes what failed, and what
     probing does.
     """
-    from collbench.choose.select import choose as choose_of  # late: numpy; and while the machine is looked at
+    from collbench.api.select_by_run import chosen_by_run  # late: numpy; and while the machine is looked at
 
     present = look()
-    if arguments.devices is not None:
-        return _by_hand(arguments.devices, present)
-    k, candidates = arguments.auto_select or 0, _candidates(arguments, present)
-    settle = _for_job(arguments.job, k, present, notices)
-    chosen_from, run = _suitable_run(arguments, present, candidates, notices)
-    choice = choose_of(run, k, allow_busy=arguments.allow_busy)
-    if not choice.failed:  # a replay on what failed may hang again
-        choice = settle(choice, run)
+    if request.devices is not None:
+        return _by_hand(request.devices, present)
+    found = chosen_by_run(request, RunCriteria(request, present, _candidates(request, present)), notices)
+    run, choice = found.run, found.choice
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
         failed = device_sets(choice.failed, run.devices)
         what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
-        raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
+        raise NotTrusted(f"every set of {request.count} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
-        out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out] + _barred(
-            present, ()
-        )
-        return Chosen(devices, choice.why(run.devices), chosen_from.source, run, choice.members, _left_out(out))
-    why = "all that are not excluded" if arguments.exclude else "all available"
-    return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(present, ()) + _lost(present)))
-
-
-def _for_job(file: str | None, k: int, present: Present, notices: Notices) -> Callable[[Choice, Run], Choice]:
-    """Return what lets a recorded job decide between a choice's finalists; without a job the choice stays.
-
-    Raises UsageError for a job that cannot be replayed, before anything is measured.
-    """
-    if file is None:
-        return lambda choice, _run: choice
-    settle = job_scorer(Path(file)).prepared(k, present.backend, None, notices, ("train", "--auto-select"))
-    return lambda choice, run: settle(choice, run).choice
+        out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out]
+        note = _left_out(out + _barred(present, ()))
+        return Chosen(devices, choice.why(run.devices), found.source, run, choice.members, note)
+    why = "all that are not excluded" if request.exclude else "all available"
+    return Chosen(devices, why, found.source, note=_left_out(_barred(present, ()) + _lost(present)))
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
@@ -156,11 +135,10 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
 
-def _candidates(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
+def _candidates(request: TrainRequest, present: Present) -> tuple[Device, ...]:
     """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
-    excluded = () if arguments.exclude is None else visible_devices.select(present.every, arguments.exclude)
+    excluded, k = request.excluded(present.every), request.count
     candidates = tuple(device for device in present.devices if device not in excluded)
-    k = arguments.auto_select or 0
     if k <= len(candidates):
         return candidates
     tags = ", ".join(device.tag for device in candidates) or "none"
@@ -183,28 +161,6 @@ def _lost(present: Present) -> list[tuple[Device, str]]:
     return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 
-def _suitable_run(
-    arguments: TrainArguments, present: Present, candidates: tuple[Device, ...], notices: Notices
-) -> tuple[SuitableRun, Run]:
-    """Return what to choose from, and it as a run with the health of now."""
-    barred = tuple(device for device in present.every if device not in candidates)
-    criteria = RunCriteria(
-        present.backend,
-        arguments.run,
-        arguments.max_age,
-        arguments.fresh,
-        arguments.nccl,
-        "nothing was started",
-        besides=present.hidden + barred,
-        only=candidates if barred else (),
-        driver=present.driver,
-        allow_busy=arguments.allow_busy,
-        states=present.states,
-        all_wanted=arguments.auto_select == len(candidates),
-    )
-    return suitable_run.find(criteria, candidates, notices)
-
-
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
 
 
@@ -216,13 +172,13 @@ class NumaBinding:
     text: str = ""
 
 
-def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> NumaBinding:
+def numa_binding(script: Script, run: Run | None, members: Sequence[int]) -> NumaBinding:
     """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
 
     They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
-    if run is None or not capabilities(run.backend).nvml or arguments.has("--numa-binding"):
+    if run is None or not capabilities(run.backend).nvml or script.has("--numa-binding"):
         return NumaBinding()
     from collbench.choose.numa_binding import bindings  # late: numpy
     from collbench.report.text.selection import node_of, numactl

@@ -6,23 +6,27 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from collbench.api.keywords import MOST_COUNT
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
-from collbench.cli.train import ScriptCommand, train
+from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.launch import torchrun
-from collbench.launch.arguments import AblateArguments, split_ablation
-from collbench.model.errors import Interrupted
+from collbench.launch.arguments import AblateOptions
+from collbench.model.errors import Interrupted, UsageError
 from collbench.model.printable import one_line
+from collbench.model.units import parse_budget, parse_precision
 
 if TYPE_CHECKING:
     from collbench.launch.experiment import Reporter
 
 # A line that changes more often cannot be read.
 _SECONDS_BETWEEN_LINES = 0.2
+_FROM_ZERO = click.IntRange(0, MOST_COUNT)
 
 
 def _reporter(*, verbose: bool) -> Reporter:
@@ -65,61 +69,85 @@ class _Live:
 
 
 class _Ablate(ScriptCommand):
-    """The command `ablate`, which takes `train`'s arguments, too."""
+    """The command `ablate`, which takes `train`'s options, too."""
 
-    def read(self, arguments: list[str]) -> AblateArguments | None:
-        """Return what was asked, None for the help. Raises UsageError."""
-        asked = split_ablation(arguments)
-        return None if asked.train.help else asked
+    def check(self, ctx: click.Context, *, behind_dashes: bool) -> None:
+        """Raise UsageError without a script, devices or a second arm."""
+        program = ctx.params["program"]
+        if not program:
+            raise UsageError(f"no script to train: write {_EXAMPLE}")
+        if not behind_dashes and program[0].endswith(".json"):
+            raise UsageError(
+                f"{program[0]} is no script: a recorded job is compared with collbench replay {program[0]}"
+            )
+        if not ctx.params["without"] and ctx.params["against"] is None:
+            raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {_EXAMPLE}")
+        super().check(ctx, behind_dashes=behind_dashes)
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the options in the help; for a shell also those of `train` and torchrun."""
-        params = super().get_params(ctx)
-        if not ctx.resilient_parsing:
-            return params
-        own = {param.opts[-1] for param in params}
-        return [*params, *(param for param in train.params if param.opts[-1] not in own)]
 
-
-# Only for --help and for shells, as in `train`.
-_options_in_help = options.apply(
+_EXAMPLE = "collbench ablate --auto-select 2 --without p2p -- train.py"
+_own_options = options.apply(
     click.option(
         "--without",
         metavar="WHAT",
+        multiple=True,
         help="Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
     ),
     click.option("--against", metavar="LIST", help="Second arm: on these devices, the same number: indices or UUIDs."),
     click.option(
         "--precision",
         metavar="SHARE",
+        callback=options.parsed(parse_precision),
         help="Train until half of the ratio's 95% interval is at most this share of it.  [default: 3%]",
     ),
-    click.option("--budget", metavar="TIME", help="Start no repeat that would end after this time.  [default: 3min]"),
-    click.option("--repeats", metavar="N", help="Train each arm N times instead, 2 or more."),
-    click.option("--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth, at least three]"),
+    click.option(
+        "--budget",
+        metavar="TIME",
+        callback=options.parsed(parse_budget),
+        help="Start no repeat that would end after this time.  [default: 3min]",
+    ),
+    click.option(
+        "--repeats",
+        metavar="N",
+        type=click.IntRange(2, MOST_COUNT),
+        help="Train each arm N times instead, 2 or more.",
+    ),
+    click.option(
+        "--skip", metavar="N", type=_FROM_ZERO, help="Drop a run's first N steps.  [default: a tenth, at least three]"
+    ),
     click.option("--step-pattern", metavar="REGEX", help="Read step times with this; name its group s, ms or us."),
-    click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
-    click.option("--seed", metavar="N", help="Even or odd selects which arm runs first.  [default: random]"),
+    click.option(
+        "--no-allreduce",
+        "allreduce",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Do not measure both arms' all-reduce first.",
+    ),
+    click.option(
+        "--seed", metavar="N", type=_FROM_ZERO, help="Even or odd selects which arm runs first.  [default: random]"
+    ),
     click.option(
         "-o",
         "--output",
         metavar="FILE",
-        type=options.FILE_NAME,
+        type=options.FILE,
         help="Save the runs in this file.  [default: a new file in the state folder]",
     ),
     options.force,
-    click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
+    click.option("--json", "as_json", is_flag=True, help="Print the file's content instead of the page."),
     click.option("--verbose", is_flag=True, help="Also print the script's output on stderr."),
 )
 
 
 @click.command(
     cls=_Ablate,
-    options_metavar="--without WHAT (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] -- SCRIPT [ARGS]...",
+    unlisted=train.listed,
+    options_metavar="--without WHAT (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] --",
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
-@_options_in_help
-def ablate(arguments: AblateArguments) -> None:
+@_own_options
+def ablate(*, as_json: bool, verbose: bool, dry_run: bool, **values: Any) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
@@ -139,18 +167,19 @@ def ablate(arguments: AblateArguments) -> None:
     from collbench.launch import experiment
     from collbench.launch.ablation import dumps
 
+    asked = AblateOptions(**{field.name: values[field.name] for field in fields(AblateOptions)})
     try:
-        prepared = ablating.prepare(arguments, _reporter(verbose=arguments.verbose), NOTICES)
-        if arguments.train.dry_run:
+        prepared = ablating.prepare(train_request(values), asked, _reporter(verbose=verbose), NOTICES, dry_run=dry_run)
+        if dry_run:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
-        ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
+        ablation = ablating.perform(prepared, NOTICES, allreduce=asked.allreduce)
     except Interrupted:
         raise  # its text says more
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted: nothing was trained") from error
-    if arguments.json:
+    if as_json:
         echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return

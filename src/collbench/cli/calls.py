@@ -1,23 +1,29 @@
-"""`collbench.measure`: a Python call that makes the request that a command makes of the same options."""
+"""Python's `measure`, `select` and `train_command` make the request that the command makes of the same options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from collbench.api import keywords, sessions
+from collbench.api import file_kinds, keywords, selecting, sessions
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import request_of
 from collbench.api.notices import SILENT
 from collbench.cli.measuring import MeasuringCommand, divided
 from collbench.cli.program import cli
+from collbench.cli.select import select_request
 from collbench.measurement.plan import Request
+from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
 from collbench.runfile import run_file
+
+if TYPE_CHECKING:
+    from collbench.api.training import Launch
+    from collbench.choose.select import Selection
 
 _COMMANDS = ("pairs", "copies", "latency", "check", *COLLECTIVES)
 
@@ -87,24 +93,111 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
 
 def _request(name: str, given: Mapping[str, str | bool | None]) -> Request:
-    """Return the request that a command makes of its options by name, those of None and False left out.
+    """Return the request that a command makes of its options by name, those of None and False left out."""
+    context, words = _called(name, given)
+    options, own = divided(context.params)
+    del own["as_json"]  # how a page is printed
+    return cast("MeasuringCommand", context.command).plan(request_of(name, options, words), **own)
+
+
+def _called(
+    name: str, given: Mapping[str, str | bool | None], arguments: Sequence[str] = ()
+) -> tuple[click.Context, list[str]]:
+    """Return a command's options, read as it reads them, and its words; options of None are left out.
 
     Raises UsageError for an option that the command does not have, or a value that it does not take.
     """
-    parent = click.Context(cli, **cli.context_settings)
-    command = cast("MeasuringCommand", cli.get_command(parent, name))
-    params = {param.name: param for param in command.params}
-    words = [name]
+    params = {param.name: param for param in _command(name).params}
+    words = []
     for option, value in given.items():
-        if value is None or value is False:
-            continue
-        if option not in params:
+        if value is not None and value is not False and option not in params:
             raise UsageError(f"{name} takes no {option}: leave it out")
-        words.append(next(word for word in params[option].opts if word.startswith("--")))
-        words += [value] if isinstance(value, str) else []
+        if isinstance(value, str):
+            words += [next(word for word in params[option].opts if word.startswith("--")), value]
+        elif value is not None and option in params:
+            words += params[option].opts[:1] if value else params[option].secondary_opts[:1]
+    words += ["--", *arguments] if arguments else []
+    return context_of(name, words), [name, *words]
+
+
+def context_of(name: str, words: Sequence[str]) -> click.Context:
+    """Return a command's context, with its options as it reads them. Raises UsageError."""
     try:
-        options, own = divided(command.make_context(name, words[1:], parent).params)
+        return _command(name).make_context(name, [*words], click.Context(cli, **cli.context_settings))
     except click.UsageError as error:
         raise UsageError(error.format_message().rstrip(".")) from None
-    del own["as_json"]  # how a page is printed
-    return command.plan(request_of(name, options, words), **own)
+    except click.exceptions.Exit:
+        raise UsageError(f"--help works only on the command line: 'collbench {name} --help'") from None
+
+
+def _command(name: str) -> click.Command:
+    return cast("click.Command", cli.get_command(click.Context(cli), name))
+
+
+def select(  # noqa: PLR0913 - keywords, each an option of the command line
+    k: int,
+    *,
+    run: str | os.PathLike[str] | None = None,
+    exclude: Iterable[int | str] = (),
+    allow_busy: bool = False,
+    verify: bool | None = None,
+    size: int | str | None = None,
+    fresh: bool = False,
+    job: object | None = None,
+    backend: str = CUDA.name,
+    fabric: str | os.PathLike[str] | None = None,
+) -> Selection:
+    """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
+
+    The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
+    bytes or a text such as "64M", and `job` a job from `load_job`, as with --job. With `verify` None, the finalists are
+    measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
+    and end before it returns. With `backend` "sim" it chooses among the GPUs of the simulated machine `fabric`, with
+    "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.
+    """
+    keywords.check_only_process("select")
+    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
+    if backend not in BACKENDS or BACKENDS[backend].nvml:
+        selecting.check_cuda_is_down()
+    words = [f"{keywords.whole('k', k, least=1)}", *([] if run is None else [keywords.file_name(run)])]
+    context, _ = _called(
+        "select",
+        {
+            "exclude": _excluded_gpus(exclude),
+            "allow_busy": keywords.flag("allow_busy", allow_busy),
+            "verify": keywords.optional(keywords.flag, "verify", verify),
+            "size_bytes": None if size is None else f"{keywords.size(size)}",
+            "fresh": keywords.flag("fresh", fresh),
+            "job": None if job is None else "job",
+            "backend": backend,
+            "fabric": keywords.optional(keywords.file_name, fabric),
+        },
+        words,
+    )
+    scorer = None if job is None else file_kinds.kind(file_kinds.JOB).scorer(job, "job")
+    selection = selecting.select_devices(select_request(context.params, scorer)).check()
+    os.environ.update(selection.environment)
+    return selection
+
+
+def _excluded_gpus(value: object) -> str | None:
+    """Return the indices and UUIDs of a list, with commas between them; None for none."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise UsageError(f"exclude={value!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
+    gpus = list(value)
+    return keywords.listed("exclude", gpus) if gpus else None
+
+
+def train_command(words: Iterable[str]) -> Launch:
+    """Choose GPUs as `collbench train` does with these arguments, and return what it would start, without starting it.
+
+    `command` are the arguments of the command, `changes` the variables to set for it. Raises Error.
+    """
+    argument_list = keywords.several(words)
+    if isinstance(words, str) or not argument_list or not all(isinstance(word, str) for word in argument_list):
+        raise UsageError(f"{words!r} is not a list of words: write ['--auto-select', '2', 'train.py']")
+    keywords.check_only_process("train_command")
+    from collbench.api.training import prepare  # late: few programs start training
+    from collbench.cli.train import train_request
+
+    return prepare(train_request(context_of("train", argument_list).params))

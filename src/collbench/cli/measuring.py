@@ -74,15 +74,6 @@ _SHARED = [field.name for field in fields(MeasureOptions)]
 Plan = Callable[..., Request]
 
 
-# Options that say the same in two ways.
-_EXCLUSIVE = (
-    *(("quick", name, "how long to measure") for name in ("precision", "budget")),
-    *(("sizes", name, "which sizes to measure") for name in ("minbytes", "maxbytes", "stepbytes", "stepfactor")),
-    *(("devices", name, "which devices to measure") for name in ("ngpus", "nthreads")),
-    ("pairs", "split", "which sets to time"),
-)
-
-
 class MeasuringCommand(click.Command):
     """A command that measures what its plan adds to a request."""
 
@@ -96,11 +87,7 @@ class MeasuringCommand(click.Command):
         if ctx.resilient_parsing:  # a shell completes the line
             return rest
         typed = options.typed(ctx)
-        for one, other, what in _EXCLUSIVE:
-            if one in typed and other in typed:
-                raise UsageError(f"{typed[one]} and {typed[other]} both say {what}: use only one")
-        if "layers" in typed and "collectives" not in typed:
-            raise UsageError("--layers is for --collectives: add it, or leave out --layers")
+        options.check_together(ctx)
         others = [word for name, word in typed.items() if name not in ("resume", *_SAID_AGAIN)]
         if others and "resume" in typed:
             raise UsageError(f"--resume takes all options from {ctx.params['resume']}: leave out {', '.join(others)}")

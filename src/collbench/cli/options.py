@@ -16,7 +16,7 @@ from collbench.cli.terminal import NOTICES, verbose_option
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_sizes
+from collbench.model.units import DTYPE_BYTES, REDOPS, parse_dtype, parse_duration, parse_sizes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -104,12 +104,60 @@ resume = click.option(
 
 
 def typed(context: click.Context) -> dict[str, str]:
-    """Return the options that were typed, by their parameters' names."""
+    """Return the options that were typed, by their parameters' names; of an argument its value."""
     return {
-        param.name or "": param.opts[-1]
+        name: param.opts[-1] if isinstance(param, click.Option) else str(context.params[name])
         for param in context.command.params
-        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        for name in [param.name or ""]
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+
+
+# Options that contradict each other in any command: one, others, and why; "{}" is what was typed of the two.
+_ANOTHER = "describe another machine"
+_EXCLUSIVE = (
+    ("quick", ("precision", "budget"), "{} and {} both say how long to measure"),
+    ("sizes", ("minbytes", "maxbytes", "stepbytes", "stepfactor"), "{} and {} both say which sizes to measure"),
+    ("devices", ("ngpus", "nthreads"), "{} and {} both say which devices to measure"),
+    ("pairs", ("split",), "{} and {} both say which sets to time"),
+    ("auto_select", ("devices",), "{} and {} both say which GPUs to use"),
+    ("devices", ("exclude", "allow_busy", "job"), "{} names the GPUs, {} affects an automatic choice"),
+    ("fabric", ("file", "topology"), "{} simulates a measurement; a run file or --topology replaces it"),
+    ("topology", ("file", "fresh", "any_machine"), "{} uses only labels, {} uses runs"),
+    ("run_file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
+    ("file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
+    ("verify", ("topology", "any_machine"), f"{{}} measures this machine, --topology and --any-machine {_ANOTHER}"),
+    ("job", ("topology", "any_machine"), f"{{}} replays here, --topology and --any-machine {_ANOTHER}"),
+    ("job", ("verify",), "{} replays the job on the finalists, --verify measures all-reduces"),
+    ("job", ("nccl",), "{} replays with torch's NCCL, --nccl or COLLBENCH_NCCL names another"),
+    ("job", ("size_bytes",), "{} replays the job's own sizes, {} is of all-reduces"),
+    ("module", ("no_python", "run_path"), "{} starts a Python module, {} a file"),
+    ("repeats", ("precision", "budget"), "{} says how often to train, {} when to stop"),
+    ("without", ("against",), "{} changes what NCCL may use, {} changes the devices"),
+)
+# Options that mean something only beside another one: what is wrong without it.
+_NEEDS = (
+    ("layers", "collectives", "--layers is for --collectives: add it, or leave out --layers"),
+    ("gpu", "topology", "--gpu names the GPUs of a --topology FILE, as in --gpu H100"),
+    (
+        "any_machine",
+        "file",
+        "--any-machine needs the run of the other machine: write select K RUN.JSON --any-machine",
+    ),
+)
+
+
+def check_together(context: click.Context) -> None:
+    """Raise UsageError for options that exclude each other, or lack another. Variables count as options."""
+    given = typed(context)
+    for name, others, why in _EXCLUSIVE:
+        for other in others:
+            from_outside = context.get_parameter_source(other) is ParameterSource.ENVIRONMENT
+            if name in given and (other in given or from_outside):
+                raise UsageError(f"{why.format(given[name], given.get(other))}: use only one")
+    for name, needed, wrong in _NEEDS:
+        if name in given and needed not in given:
+            raise UsageError(wrong)
 
 
 def typed_besides(allowed: Collection[str]) -> list[str]:
@@ -134,11 +182,11 @@ def sizes_option(default: str) -> Command:
 sizes = sizes_option("8:1G; host: 8:64M")
 # Every link of a machine has many data points: a curve in steps of four, so that they take seconds.
 survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
-_BACKENDS = ("auto", *BACKENDS)  # auto never takes sim
+BACKEND_NAMES = ("auto", *BACKENDS)  # auto never takes sim
 backend = click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(_BACKENDS),
+    type=click.Choice(BACKEND_NAMES),
     default="auto",
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda if there is a GPU, else host.",
@@ -149,7 +197,7 @@ backend = click.option(
 backend_of_a_machine = click.option(
     "--backend",
     metavar="NAME",
-    type=click.Choice(_BACKENDS),
+    type=click.Choice(BACKEND_NAMES),
     default="auto",
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
@@ -195,6 +243,19 @@ redop = click.option(
     show_default=True,
     help=f"Reduction: {', '.join(REDOPS)}.",
 )
+# What a choice of devices rests on.
+allow_busy = click.option(
+    "--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."
+)
+max_age = click.option(
+    "--max-age",
+    metavar="AGE",
+    default="7d",
+    show_default=True,
+    callback=parsed(parse_duration),
+    help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.",
+)
+fresh = click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits.")
 TABLE, NCCL_TESTS = "table", "nccl-tests"
 layout = click.option(
     "--format",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
@@ -19,9 +17,10 @@ from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_duration, parse_size
+from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
+    from collbench.api.file_kinds import Scorer
     from collbench.choose.select import Selection
 
 _TEXT, _JSON = "text", "json"
@@ -41,6 +40,13 @@ class _Select(click.Command):
         """Read the words."""
         with _failing(in_shell="--format=env" in args or ("--format", "env") in pairwise(args)):
             return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options. Raises UsageError for what contradicts itself."""
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            options.check_together(ctx)
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -71,7 +77,7 @@ _own_options = options.apply(
     ),
     click.option("--gpu", metavar="NAME", help="With --topology: which GPUs, as H100, to show reference figures."),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
-    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
+    options.allow_busy,
     click.option(
         "--verify/--no-verify",
         default=None,
@@ -103,15 +109,8 @@ _own_options = options.apply(
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
     click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
-    click.option(
-        "--max-age",
-        metavar="AGE",
-        default="7d",
-        show_default=True,
-        callback=options.parsed(parse_duration),
-        help="Ignore saved runs that are older.",
-    ),
-    click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
+    options.max_age,
+    options.fresh,
     options.backend_of_a_machine,
     options.fabric,
     options.nccl,
@@ -123,14 +122,7 @@ _own_options = options.apply(
 @click.argument("count", metavar="K", type=options.COUNT)
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
 @_own_options
-def select(
-    *,
-    file: str | None,
-    job: Path | None,
-    layout: str,
-    as_json: bool,
-    **option_values: Any,
-) -> None:
+def select(*, layout: str, as_json: bool, **values: Any) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
@@ -151,17 +143,22 @@ def select(
     if as_json and layout not in (_TEXT, _JSON):
         raise UsageError(f"--json and --format {layout} both say what to print: use only one")
     layout = _JSON if as_json else layout
-    if job is not None:
-        if click.get_current_context().get_parameter_source("size_bytes") is ParameterSource.COMMANDLINE:
-            raise UsageError("--job replays the job's own sizes, --size is of all-reduces: use only one")
+    scorer = None
+    if values["job"] is not None:
         from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
 
-        option_values["scorer"] = job_scorer(job)
-    request = SelectRequest(run=file, **option_values)
+        scorer = job_scorer(values["job"])
+    request = select_request(values, scorer)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
     leave(selected.status)
+
+
+def select_request(values: Mapping[str, Any], scorer: Scorer | None) -> SelectRequest:
+    """Return what the options of `select` ask for, by name; the scorer is that of their job."""
+    own = {name: value for name, value in values.items() if name not in ("file", "job", "layout", "as_json")}
+    return SelectRequest(run=values["file"], scorer=scorer, **own)
 
 
 def _check_layout(request: SelectRequest, layout: str) -> None:

@@ -2,90 +2,189 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from collbench.api.training import prepare
+from collbench.api.training import TrainRequest, prepare
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
-from collbench.launch.arguments import (
-    BACKENDS,
-    SHORT,
-    TORCHRUN_FLAGS,
-    TORCHRUN_VALUES,
-    TrainArguments,
-    passed_on,
-    split,
-)
+from collbench.launch.arguments import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
+from collbench.model.capabilities import is_simulated
+from collbench.model.errors import UsageError
+
+# argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def _torchrun_option(name: str) -> click.Option:
+    """Return an option that is kept for torchrun, which also takes underscores for all of its dashes."""
+
+    def keep(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
+        if value not in (None, False):
+            # A short option's value may follow an equals sign.
+            kept = None if value is True else str(value).removeprefix("=" if name in SHORT else "")
+            context.params.setdefault("torchrun", {})[name] = kept
+
+    underscored = f"--{name[2:].replace('-', '_')}"
+    words = {SHORT.get(name, underscored), underscored, name}
+    return click.Option(
+        sorted(words, reverse=True), is_flag=name in TORCHRUN_FLAGS or None, expose_value=False, callback=keep
+    )
+
+
+class _Script(click.Argument):
+    """The script with all that follows it, as it is; shells complete a file."""
+
+    def __init__(self) -> None:
+        super().__init__(["program"], nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return that files follow."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 class ScriptCommand(click.Command):
-    """A command that starts a script. launch.arguments reads its arguments: the script's own must stay untouched.
+    """A command that starts a script: ours and torchrun's options stand before its first other word, or before `--`.
 
-    click parses them only for a shell that completes the line, and then with torchrun's options, so that their values
-    are not mistaken for the script.
+    The help has the command's own options, not torchrun's nor the `unlisted`.
     """
 
     allow_interspersed_args = False
 
-    def read(self, arguments: list[str]) -> object | None:
-        """Return what was asked, None for the help. Raises UsageError."""
-        train_arguments = split(arguments)
-        return None if train_arguments.help else train_arguments
+    def __init__(self, *arguments: Any, unlisted: Sequence[click.Parameter] = (), **settings: Any) -> None:
+        self.listed = settings["params"]
+        torchruns = map(_torchrun_option, sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES))
+        settings["params"] = [*self.listed, *unlisted, *torchruns, _Script()]
+        super().__init__(*arguments, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments."""
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        arguments = self.read(args)
-        if arguments is None:
-            click.echo(ctx.get_help())
-            ctx.exit()
-        ctx.params["arguments"] = arguments
+        """Read the options. Raises UsageError for what contradicts itself, and without a script or devices."""
+        behind_dashes = self.read(ctx, args)
+        if not ctx.resilient_parsing:
+            options.check_together(ctx)
+            self.check(ctx, behind_dashes=behind_dashes)
         return []
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the options in the help; for a shell also torchrun's, and the script."""
-        params = super().get_params(ctx)
-        if not ctx.resilient_parsing:
-            return params
-        short = {name: letter for letter, name in SHORT.items()}
-        torchrun_options = [
-            click.Option([*([short[name]] if name in short else []), name], is_flag=name in TORCHRUN_FLAGS)
-            for name in sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES)
-        ]
-        return [*params, *torchrun_options, click.Argument(["script"], nargs=-1, type=click.Path())]
+    def read(self, ctx: click.Context, args: list[str]) -> bool:
+        """Read the options, and return whether `--` stands before the script. Raises UsageError."""
+        try:
+            super().parse_args(ctx, args.copy())
+        except click.NoSuchOption as error:
+            raise self._unknown(error.option_name) from None
+        ours = {f"--{name}": ctx.params.get(name) for name in options.typed(ctx) if name != "program"}
+        for name, value in (ours | ctx.params.get("torchrun", {})).items():
+            if any(map(_looks_like_an_option, value if isinstance(value, tuple) else (value,))):
+                raise UsageError(f"option '{name.replace('_', '-')}' needs a value, before the script")
+        program = ctx.params.setdefault("program", ()) or ()
+        return args[: len(args) - len(program)][-1:] == ["--"]
+
+    def check(self, ctx: click.Context, *, behind_dashes: bool) -> None:
+        """Raise UsageError without a script or devices.
+
+        A --dry-run after the script is refused, because a job that starts by mistake is costly.
+        """
+        program = ctx.params["program"]
+        if not behind_dashes and "--dry-run" in program[1:]:
+            raise UsageError(
+                f"--dry-run after {program[0]} is the script's, and the job would start: put it before {program[0]}, "
+                f"or write -- before {program[0]} to pass it on"
+            )
+        if not program:
+            raise UsageError("no script to train: write collbench train --auto-select 2 train.py")
+        if ctx.params["auto_select"] is ctx.params["devices"] is None:
+            raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the listed options."""
+        listed = (*self.listed, *filter(None, [self.get_help_option(ctx)]))
+        with formatter.section("Options"):
+            formatter.write_dl([record for param in listed if (record := param.get_help_record(ctx))])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return options before the script, and nothing of ours after it."""
-        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+        return [] if ctx.params.get("program") else super().shell_complete(ctx, incomplete)
+
+    def _unknown(self, name: str) -> UsageError:
+        names = [word for param in self.params for word in param.opts if word.startswith("--") and "_" not in word]
+        near = sorted(word for word in names if word.startswith(name))
+        near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run-file
+        meant = f"write {' or '.join(near)} in full, or " if near else ""
+        return UsageError(
+            f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "
+            f"{meant}put the script's own options after the script"
+        )
 
 
-# Only for --help and for shells: launch.arguments has the table by which arguments are read; a test compares the two.
-_options_in_help = options.apply(
-    click.option("--auto-select", metavar="K", help="Choose the best K devices."),
+def _looks_like_an_option(value: object) -> bool:
+    word = value if isinstance(value, str) and value != "-" else ""
+    return word.startswith("-") and _NEGATIVE_NUMBER.fullmatch(word) is None
+
+
+def _backend(name: str) -> str:
+    """Return a backend that has devices on this machine. Raises UsageError."""
+    if is_simulated(name):
+        raise UsageError(
+            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
+            "what would be chosen on a simulated machine"
+        )
+    return name
+
+
+def train_request(values: Mapping[str, Any]) -> TrainRequest:
+    """Return what the options of `train` ask for, by name. Raises UsageError, RunFileError."""
+    job = values["job"]
+    if job is not None:
+        from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
+
+        job = job_scorer(Path(job))
+    chosen = {name: values[name] for name in ("devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")}
+    return TrainRequest(
+        count=values["auto_select"] or 0,
+        backend=_backend(values["backend"]),
+        run=values["run_file"],
+        scorer=job,
+        script=Script(values["program"], values.get("torchrun", {})),
+        **chosen,
+    )
+
+
+class _Backend(click.Choice[str]):
+    """The name of a backend; shells complete those that have devices here."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, also that of a simulation: `ablate` replays jobs there."""
+        return value if is_simulated(value) else super().convert(value, param, ctx)
+
+
+OPTIONS = (
+    click.option("--auto-select", metavar="K", type=options.COUNT, help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--job", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
-    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
+    options.allow_busy,
     click.option(
         "--run-file",
         metavar="FILE",
         type=options.FILE_NAME,
         help="Choose from this run file, not from the newest saved run that fits.",
     ),
-    click.option(
-        "--max-age", metavar="AGE", help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.  [default: 7d]"
-    ),
-    click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
+    options.max_age,
+    options.fresh,
     click.option(
         "--backend",
         metavar="NAME",
-        type=click.Choice(BACKENDS),
-        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.  [default: auto]",
+        type=_Backend([name for name in options.BACKEND_NAMES if not is_simulated(name)]),
+        default="auto",
+        show_default=True,
+        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.",
     ),
     click.option(
         "--nccl",
@@ -99,11 +198,11 @@ _options_in_help = options.apply(
 
 @click.command(
     cls=ScriptCommand,
-    options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
+    options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS]",
     epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",
 )
-@_options_in_help
-def train(arguments: TrainArguments) -> None:
+@options.apply(*OPTIONS)
+def train(**values: Any) -> None:
     """Start SCRIPT with torchrun on the best K devices of this machine.
 
     Train chooses from a saved run of this machine (same GPUs, driver and NCCL), else from a probe of a few seconds. It
@@ -117,13 +216,14 @@ def train(arguments: TrainArguments) -> None:
       collbench train --auto-select 4 --nnodes 2 --rdzv-endpoint n0:29500 train.py
       srun --ntasks-per-node 1 collbench train --auto-select 4 train.py
     """
-    if line := passed_on(arguments.program):
+    request = train_request(values)
+    if line := passed_on(request.script.program):
         say(line)
-    launch = prepare(arguments, NOTICES)
+    launch = prepare(request, NOTICES)
     for note in launch.notes:
         say(note)
     say(launch.choice)
-    if arguments.dry_run:
+    if values["dry_run"]:
         echo(torchrun.shell_line(launch.changes, launch.command))
         return
     torchrun.execute(launch.command, {**os.environ, **launch.changes})

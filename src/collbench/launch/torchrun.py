@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from collbench.launch import rendezvous
-from collbench.launch.arguments import TrainArguments
+from collbench.launch.arguments import Script
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
@@ -75,7 +75,7 @@ def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
 
 
 def start_command(
-    arguments: TrainArguments,
+    script: Script,
     devices: Sequence[Device],
     inherited: Mapping[str, str],
     *,
@@ -88,27 +88,26 @@ def start_command(
     one whose torch and NCCL were measured. `inherited` is read for torchrun's PET_* defaults and for Slurm's variables.
     `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node. Raises UsageError.
     """
-    _check_process_count(arguments, len(devices))
+    _check_process_count(script, len(devices))
     start = []
     if capabilities(backend).cores:
         start += ["taskset", "-c", ",".join(str(device.index) for device in devices)]
     # -P keeps the working directory out of torchrun's own imports, as its script does.
-    start += [sys.executable, "-P", "-m", "torch.distributed.run", *rendezvous.options(arguments, inherited)]
-    if not arguments.has("--nproc-per-node"):
+    start += [sys.executable, "-P", "-m", "torch.distributed.run", *rendezvous.options(script, inherited)]
+    if not script.has("--nproc-per-node"):
         start += ["--nproc-per-node", str(len(devices))]
     if bind:
         start += ["--numa-binding", "node"]
-    options = [token for option in arguments.torchrun_options for token in option.tokens]
-    return [*start, *options, "--", *_escaped(arguments.program, is_executable=arguments.has("--no-python"))]
+    return [*start, *script.options, "--", *_escaped(script.program, is_executable=script.has("--no-python"))]
 
 
-def _check_process_count(arguments: TrainArguments, count: int) -> None:
-    for option in arguments.torchrun_options:
-        if option.name == "--nproc-per-node" and option.value != str(count):
-            raise UsageError(
-                f"--nproc-per-node {option.value} contradicts the number of chosen devices, {count}: "
-                "leave it out, collbench sets it"
-            )
+def _check_process_count(script: Script, count: int) -> None:
+    typed = script.torchrun.get("--nproc-per-node", str(count))
+    if typed != str(count):
+        raise UsageError(
+            f"--nproc-per-node {typed} contradicts the number of chosen devices, {count}: "
+            "leave it out, collbench sets it"
+        )
 
 
 def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
@@ -121,28 +120,28 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
     return [*first, *(argument.replace("$", "$$") for argument in program[len(first) :])]
 
 
-def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> None:
-    """Raise UsageError for torchrun options that contradict each other or K: before anything is measured."""
-    rendezvous.options(arguments, inherited)
-    if arguments.auto_select is not None:
-        _check_process_count(arguments, arguments.auto_select)
+def check_options(script: Script, inherited: Mapping[str, str], count: int) -> None:
+    """Raise UsageError for torchrun options that contradict each other or K, 0 for none: before measuring."""
+    rendezvous.options(script, inherited)
+    if count:
+        _check_process_count(script, count)
 
 
-def check_script(arguments: TrainArguments) -> None:
+def check_script(script: Script) -> None:
     """Raise UsageError if Python cannot run the script, or the program is missing. torchrun checks modules itself."""
-    script = Path(arguments.program[0])
-    if arguments.has("--module"):
+    path = Path(script.program[0])
+    if script.has("--module"):
         return
-    if arguments.has("--no-python"):
-        _check_program(arguments.program[0])
+    if script.has("--no-python"):
+        _check_program(script.program[0])
         return
-    if not script.exists():
+    if not path.exists():
         raise UsageError(
-            f"script '{script}' does not exist in {Path.cwd()}: check its path, and that it is the first word "
+            f"script '{path}' does not exist in {Path.cwd()}: check its path, and that it is the first word "
             "after torchrun's options"
         )
-    if script.is_dir() and not (script / "__main__.py").exists():
-        raise UsageError(f"script '{script}' is a folder without __main__.py: name the file to train with")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UsageError(f"script '{path}' is a folder without __main__.py: name the file to train with")
 
 
 def _check_program(name: str) -> None:

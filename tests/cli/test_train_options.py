@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from collbench.api.training import TrainRequest
+from collbench.cli.calls import context_of
+from collbench.cli.train import train_request
 from collbench.launch import arguments as launch_arguments
-from collbench.launch.arguments import TrainArguments, passed_on, split
+from collbench.launch.arguments import Script, passed_on
 from collbench.model.errors import UsageError
+from tests.launch.made import script
 
-TWO = TrainArguments(auto_select=2, program=("train.py",))
+
+def split(words: Sequence[str]) -> TrainRequest:
+    return train_request(context_of("train", words).params)
+
+
+TWO = TrainRequest(count=2, script=Script(("train.py",)))
 
 OWN_OPTIONS = {
     "the shortest form": ("--auto-select 2 train.py", TWO),
     "a value after an equals sign": ("--auto-select=2 train.py", TWO),
-    "devices by hand": ("--devices 0,3 train.py", replace(TWO, auto_select=None, devices="0,3")),
+    "devices by hand": ("--devices 0,3 train.py", replace(TWO, count=0, devices="0,3")),
     "every own option": (
-        "--auto-select 2 --run-file r.json --max-age 12h --backend host --nccl /n.so --dry-run train.py",
-        replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="host", nccl="/n.so", dry_run=True),
+        "--auto-select 2 --run-file r.json --max-age 12h --backend host --nccl /n.so train.py",
+        replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="host", nccl="/n.so"),
     ),
     "fresh": ("--fresh --auto-select 2 train.py", replace(TWO, fresh=True)),
     "the last of two wins, as in torchrun": ("--auto-select 3 --auto-select 2 train.py", TWO),
     "a double dash before the script is dropped": ("--auto-select 2 -- train.py", TWO),
     "a script that looks like an option, after a double dash": (
         "--auto-select 2 -- --fresh",
-        replace(TWO, program=("--fresh",)),
+        replace(TWO, script=Script(("--fresh",))),
     ),
     "own options after the script are the script's": (
         "--auto-select 2 train.py --devices 9 -- -h --nnodes 4 --fresh",
-        replace(TWO, program=("train.py", "--devices", "9", "--", "-h", "--nnodes", "4", "--fresh")),
+        replace(TWO, script=Script(("train.py", "--devices", "9", "--", "-h", "--nnodes", "4", "--fresh"))),
     ),
-    "help, whatever follows": ("--auto-select 2 -h --no-such", TrainArguments(help=True)),
-    "help in long form": ("--help", TrainArguments(help=True)),
     "an option whose value looks like a script": (
         "--run-file train.py --auto-select 2 train.py",
         replace(TWO, run="train.py"),
@@ -60,34 +68,35 @@ REFUSED = {
     "no script after torchrun's options": ("--auto-select 2 --max-restarts 3", "no script"),
     "neither a number nor devices": ("train.py", "no GPUs asked for"),
     "both a number and devices": ("--auto-select 2 --devices 0,1 train.py", "use only one"),
-    "zero GPUs": ("--auto-select 0 train.py", "1 or more"),
-    "fewer than zero": ("--auto-select -1 train.py", "1 or more"),
-    "a word for a number": ("--auto-select two train.py", "'two' is not a number"),
-    "a value missing at the end": ("--auto-select", "needs a value"),
+    "zero GPUs": ("--auto-select 0 train.py", "0 is not in the range"),
+    "fewer than zero": ("--auto-select -1 train.py", "-1 is not in the range"),
+    "a word for a number": ("--auto-select two train.py", "'two' is not a valid integer"),
+    "a value missing at the end": ("--auto-select", "requires an argument"),
+    "the help": ("--auto-select 2 --help", "--help works only on the command line"),
     "an option where a value belongs": ("--run-file --fresh train.py", "'--run-file' needs a value"),
-    "an option where torchrun's value belongs": ("--auto-select 2 -r -t 3 train.py", "'-r' needs a value"),
-    "a value for a flag": ("--auto-select 2 --standalone=1 train.py", "write --standalone"),
+    "an option where torchrun's value belongs": ("--auto-select 2 -r -t 3 train.py", "'--redirects' needs a value"),
+    "a value for a flag": ("--auto-select 2 --standalone=1 train.py", "'--standalone' does not take a value"),
     "a script's option before the script": ("--auto-select 2 --lr 0.1 train.py", "after the script"),
     "an abbreviation torchrun would take": ("--auto-select 2 --max-r 3 train.py", "write --max-restarts in full"),
     "a misspelt own option": ("--auto_select 2 train.py", "write --auto-select"),
     "dashes and underscores mixed, as torchrun refuses them": ("--nproc-per_node 2 x.py", "write --nproc-per-node"),
-    "an unknown backend": ("--auto-select 2 --backend tpu train.py", "auto, cuda, host"),
+    "an unknown backend": ("--auto-select 2 --backend tpu train.py", "'auto', 'cuda', 'host'"),
     "a run to use and to ignore": ("--auto-select 2 --run-file r.json --fresh train.py", "use only one"),
     "a module that is no Python": ("--auto-select 2 -m --no-python train", "use only one"),
 }
 
 
 @pytest.mark.parametrize(("line", "expected"), OWN_OPTIONS.values(), ids=OWN_OPTIONS)
-def test_own_options_are_read_up_to_the_script(line: str, expected: TrainArguments) -> None:
+def test_own_options_are_read_up_to_the_script(line: str, expected: TrainRequest) -> None:
     assert split(line.split()) == expected
 
 
 @pytest.mark.parametrize(("line", "expected"), TORCHRUN_OPTIONS.values(), ids=TORCHRUN_OPTIONS)
-def test_torchrun_options_are_named_and_kept_as_written(line: str, expected: list[tuple[str, str | None]]) -> None:
-    arguments = split(["--auto-select", "2", *line.split(), "train.py"])
-    assert [(option.name, option.value) for option in arguments.torchrun_options] == expected
-    assert [token for option in arguments.torchrun_options for token in option.tokens] == line.split()
-    assert arguments.program == ("train.py",)
+def test_torchrun_options_are_kept_in_order(line: str, expected: list[tuple[str, str | None]]) -> None:
+    read = script(["--auto-select", "2", *line.split(), "train.py"])
+    assert [*read.torchrun.items()] == expected
+    assert read.options == tuple(word for option in expected for word in option if word is not None)
+    assert read.program == ("train.py",)
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED.values(), ids=REFUSED)
@@ -99,16 +108,18 @@ def test_bad_lines_get_one_clear_line(line: str, message: str) -> None:
 
 @given(st.lists(st.text()))
 def test_whatever_follows_the_script_is_untouched(args: list[str]) -> None:
-    assert split(["--auto-select", "2", "train.py", *args]).program == ("train.py", *args)
+    assume("--dry-run" not in args)
+    assert script(["--auto-select", "2", "train.py", *args]).program == ("train.py", *args)
 
 
 def test_the_table_is_torchruns_own_parser() -> None:
     """New options of torch must be added to the table, or a script could be taken for a value."""
     torchrun = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
+    long = {letter: name for name, letter in launch_arguments.SHORT.items()}
     flags, values = set(launch_arguments.TORCHRUN_FLAGS | {"--help"}), set(launch_arguments.TORCHRUN_VALUES)
     for action in torchrun.get_args_parser()._actions:
         for spelling in action.option_strings:
-            name = launch_arguments.SHORT.get(spelling, spelling.replace("_", "-"))
+            name = {"-h": "--help", **long}.get(spelling, spelling.replace("_", "-"))
             table = (
                 launch_arguments.TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else launch_arguments.TORCHRUN_VALUES
             )
@@ -120,8 +131,9 @@ def test_the_table_is_torchruns_own_parser() -> None:
 def test_a_dry_run_after_the_script_starts_nothing_and_after_two_hyphens_is_the_scripts() -> None:
     with pytest.raises(UsageError, match=r"--dry-run after train[.]py is the script"):
         split(["--auto-select", "2", "train.py", "--epochs", "3", "--dry-run"])
-    assert split(["--auto-select", "2", "--", "train.py", "--dry-run"]).program == ("train.py", "--dry-run")
-    assert not split(["--auto-select", "2", "--", "train.py", "--dry-run"]).dry_run
+    context = context_of("train", ["--auto-select", "2", "--", "train.py", "--dry-run"])
+    assert context.params["program"] == ("train.py", "--dry-run")
+    assert not context.params["dry_run"]
 
 
 @pytest.mark.parametrize(
