@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.choose.choice import How, LeftOut, TieBreak, Unfit, Why
 from collbench.choose.problem import left_out
-from collbench.choose.select import choose, choose_by_labels, choose_by_rates, evidence
+from collbench.choose.select import choose, choose_by_labels, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
 from collbench.model.errors import UsageError
 from collbench.model.failures import FailureKind
@@ -370,26 +369,6 @@ def test_one_label_everywhere_is_a_tie() -> None:
     assert chosen.why(gpus(20)) == "by labels, nothing was measured: all pairs have the label NV18"
 
 
-def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
-    """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
-    node = np.arange(1024) // 8
-    rates = np.where(np.equal.outer(node, node), 200.0, 40.0)
-    rates[-8:, -8:] = 300.0
-    np.fill_diagonal(rates, 0)
-    chosen = choose_by_rates(gpus(1024), rates, 8)
-    assert (chosen.members, chosen.heuristic) == (tuple(range(1016, 1024)), True)
-
-
-def test_of_too_many_devices_to_try_all_sets_none_is_called_the_best_remainder() -> None:
-    """Fast links 7-2-3-8 in a row: whoever takes the middle one leaves the next job none of them."""
-    rates = np.full((18, 18), 10.0)
-    for a, b in ((2, 3), (2, 7), (3, 8)):
-        rates[a, b] = rates[b, a] = 30.0
-    np.fill_diagonal(rates, 0)
-    chosen = choose_by_rates(gpus(18), rates, 2)
-    assert (chosen.members, chosen.decided_by, chosen.heuristic) == ((2, 3), (TieBreak.BUS_ID,), True)
-
-
 def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
     pairs = list(combinations(range(3), 2))
     points = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
@@ -457,18 +436,6 @@ def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[in
     assert (here.reason, here.decided_by, here.tied) == (there.reason, there.decided_by, there.tied)
     both = zip(here.finalists, there.finalists, strict=True)
     assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
-def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
-    rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
-    rates = np.triu(rates, 1) + np.triu(rates, 1).T
-    devices, places = gpus(20), [names.index(index) for index in range(20)]
-    here = choose_by_rates(devices, rates, k)
-    there = choose_by_rates([devices[index] for index in places], rates[np.ix_(places, places)], k)
-    assert here.heuristic
-    assert set(here.members) == {places[member] for member in there.members}
 
 
 @settings(max_examples=12, deadline=None)

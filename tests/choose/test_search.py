@@ -56,6 +56,25 @@ def test_one_member_below_a_switch_has_its_chains_share_of_a_hop_in_every_search
     assert search(machine, 3, 0.02).hops[0] == pytest.approx(4 / 3)
 
 
+def test_a_matrix_of_a_thousand_devices_finds_the_fast_island() -> None:
+    """Eight of 1,024 at 300 GB/s among themselves, 40 elsewhere; the islands of the others have 200."""
+    node = np.arange(1024) // 8
+    rates = np.where(np.equal.outer(node, node), 200.0, 40.0)
+    rates[-8:, -8:] = 300.0
+    np.fill_diagonal(rates, 0)
+    found = search(wiring(gpus(1024), {}, rates), 8, 0.02)
+    assert found.sets[best(found, 0.02)].tolist() == [[*range(1016, 1024)]]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
+def test_renaming_many_devices_renames_the_best_bandwidth_found(names: list[int], k: int, seed: int) -> None:
+    rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
+    rates = np.triu(rates, 1) + np.triu(rates, 1).T
+    here, there = (search(wiring(gpus(20), {}, some), k, 0.02) for some in (rates, rates[np.ix_(names, names)]))
+    assert here.lo.max() == there.lo.max()
+
+
 def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
     rates = np.full((20, 20), 10.0) - 10 * np.eye(20)
     broken = np.zeros((20, 20), dtype=bool)

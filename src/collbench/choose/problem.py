@@ -365,43 +365,17 @@ def from_labels(
     order = in_bus_order(devices, fit)
     known = _paths(paths, {position: at for at, position in enumerate(order)})
     labels = sorted({path.label for path in known.values()})
-    tied = len(labels) <= 1
-    same = f"all pairs{without} have the label {labels[0]}" if labels else ""
-    return _without_run(devices, order, known, guessed_rates(len(order), known), same if tied else "", tied=tied)
-
-
-def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
-    """Return the problem that a matrix of rates poses, GB/s, row source and column destination; 0 is not measured."""
-    order = in_bus_order(devices, range(len(devices)))
-    known = _paths(paths, {position: at for at, position in enumerate(order)})
-    ordered = rates[np.ix_(order, order)]
-    inside = ordered[~np.eye(len(order), dtype=bool)]
-    spread = 1 - inside.min() / inside.max() if len(inside) and inside.max() > 0 else 0.0
-    tied = bool(spread <= DELTA)
-    return _without_run(devices, order, known, ordered, f"all pairs are within {spread:.1%}" if tied else "", tied=tied)
-
-
-def _without_run(
-    devices: Sequence[Device],
-    order: tuple[int, ...],
-    paths: Mapping[tuple[int, int], Path],
-    rates: Rates,
-    grounds: str,
-    *,
-    tied: bool,
-) -> SelectionProblem:
-    """Return the problem where nothing is known but rates; these and `paths` are by place in `order`."""
-    ours = [devices[position] for position in order]
+    ours, rates = [devices[position] for position in order], guessed_rates(len(order), known)
     inside = rates[~np.eye(len(order), dtype=bool)]
     return SelectionProblem(
         order=order,
         order_of=_order_of(devices),
-        wired=wiring(ours, paths, rates),
+        wired=wiring(ours, known, rates),
         levels=(_numa(ours),),
         delta=DELTA,
-        grounds=grounds,
+        grounds=f"all pairs{without} have the label {labels[0]}" if len(labels) == 1 else "",
         worst=float(inside.min()) if len(inside) else 0.0,
-        tied=tied,
+        tied=len(labels) <= 1,
         undecided=False,
     )
 

@@ -17,12 +17,10 @@ from collbench.choose.bands import predict
 from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit, Verified
 from collbench.choose.problem import (
     Level,
-    Rates,
     SelectionProblem,
     decide,
     evidence,
     from_labels,
-    from_rates,
     from_run,
     left_out,
     what_remains,
@@ -40,7 +38,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run, tags
 from collbench.model.units import fixed
 
-__all__ = ["choose", "choose_by_labels", "choose_by_rates", "choose_each", "evidence", "further_finalists", "settle"]
+__all__ = ["choose", "choose_by_labels", "choose_each", "evidence", "further_finalists", "settle"]
 
 # Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
 
@@ -132,15 +130,6 @@ def choose_by_labels(
             reason = f"{', '.join(inside)} over {choice.band.basis} ({other})"
         reason += _HEURISTIC if choice.heuristic else ""
     return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
-
-
-def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
-    """Return the best k devices by a matrix of rates, GB/s, row source and column destination; 0 is not measured.
-
-    For machines too large for a run of all pairs. Raises UsageError for an impossible k.
-    """
-    _fit(devices, k, ())
-    return _decided(from_rates(devices, rates, paths), k, "")
 
 
 def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
