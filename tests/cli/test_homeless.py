@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -16,7 +17,6 @@ from collbench.api import suitable_run
 from collbench.api.notices import SILENT
 from collbench.api.select_by_run import measure_finalists
 from collbench.api.selecting import SelectRequest
-from collbench.api.sessions import Measured
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run
@@ -106,9 +106,10 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
 ) -> None:
     probed: list[Path | None] = []
 
-    def measured(_request: object, path: Path | None, *_: object) -> Measured:
+    def measured(_request: object, path: Path | None, *_: object) -> SimpleNamespace:
         probed.append(path)
-        return Measured(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
+        run = pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0)
+        return SimpleNamespace(run=run, path=path, failure=None)
 
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(suitable_run, "here", lambda *_: None)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collbench.api import measuring
-from collbench.api.measuring import MeasureOptions
-from collbench.cli.measuring import RunPrinter, make_request
+from collbench.cli.measuring import RunPrinter, file_of, make_request
 from collbench.measurement.plan import Request, settings_of
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
@@ -236,8 +237,8 @@ def test_files_named_in_a_foreign_run_are_not_touched(
         assert path == Path("run.json")
         return path
 
-    def judged(measure_options: MeasureOptions) -> Run:
-        return run_file.load(measured(make_request("check", measure_options, measuring.check), measure_options.file))
+    def judged(values: Mapping[str, Any]) -> Run:
+        return run_file.load(measured(make_request("check", values, measuring.check), file_of(values)))
 
     monkeypatch.setattr("collbench.cli.measuring.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
@@ -245,7 +246,6 @@ def test_files_named_in_a_foreign_run_are_not_touched(
     monkeypatch.setattr("collbench.api.peer_mapping.examine", lambda *_, **__: None)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_topology", pytest.fail)
     monkeypatch.setattr("collbench.machine.nvidia_smi.read_p2p", pytest.fail)
-    monkeypatch.setattr("collbench.cli.check.ToolTexts.applied", lambda _texts, run: run)
     monkeypatch.setattr("collbench.cli.check.shortfall", lambda *_, **__: "")
     monkeypatch.setattr("collbench.measurement.backends.factory.resolve", lambda name: (name, None))
     result = program(command, "--resume", "run.json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from collbench.machine import nvidia_smi
 from collbench.machine.nvidia_smi import with_reported
@@ -44,37 +44,24 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
 # Saved output of nvidia-smi instead of the run's own.
 
 
-@dataclass(frozen=True, slots=True)
-class ToolTexts:
-    """Saved output of nvidia-smi that replaces the run's own; None if it does not."""
+def with_texts(run: Run, labels: nvidia_smi.Topology | None, access: nvidia_smi.PeerAccess | None) -> Run:
+    """Return the run with what saved output of nvidia-smi reports instead; None keeps its own.
 
-    topology: nvidia_smi.Topology | None
-    peers: nvidia_smi.PeerAccess | None
-
-    @classmethod
-    def read(cls, topology: str | None, peers: str | None) -> ToolTexts:
-        """Read the files. Raises UsageError, which names the line that cannot be parsed."""
-        return cls(
-            None if topology is None else nvidia_smi.read_topology(topology),
-            None if peers is None else nvidia_smi.read_p2p(peers),
-        )
-
-    def applied(self, run: Run) -> Run:
-        """Return the run with these texts. Raises UsageError if they come from another machine."""
-        for text in (self.topology, self.peers):
-            absent = [device.tag for device in run.devices if text is not None and device.tag not in text.gpus]
-            if text is not None and absent:
-                raise UsageError(
-                    f"the text of nvidia-smi has {', '.join(text.gpus)}, and the run {', '.join(absent)} as well: "
-                    "save the text on the run's machine"
-                )
-        reported = with_reported(run.devices, run.paths, self.topology, self.peers)
-        paths = tuple(
-            replace(
-                old,
-                tool_label=new.tool_label if self.topology else old.tool_label,
-                tool_peer_access=new.tool_peer_access if self.peers else old.tool_peer_access,
+    Raises UsageError if a text comes from another machine.
+    """
+    for gpus in [text.gpus for text in (labels, access) if text]:
+        if absent := [device.tag for device in run.devices if device.tag not in gpus]:
+            raise UsageError(
+                f"the text of nvidia-smi has {', '.join(gpus)}, and the run {', '.join(absent)} as well: "
+                "save the text on the run's machine"
             )
-            for old, new in zip(run.paths, reported, strict=True)
+    reported = with_reported(run.devices, run.paths, labels, access)
+    paths = tuple(
+        replace(
+            old,
+            tool_label=new.tool_label if labels else old.tool_label,
+            tool_peer_access=new.tool_peer_access if access else old.tool_peer_access,
         )
-        return replace(run, paths=paths)
+        for old, new in zip(run.paths, reported, strict=True)
+    )
+    return replace(run, paths=paths)

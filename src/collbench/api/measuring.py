@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from collbench import untrusted
 from collbench.api import keywords
@@ -46,55 +47,27 @@ class RunOptions:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOptions(RunOptions):
-    """The options of every command that measures links or collectives, as values.
-
-    `sizes` are bytes, `precision` is a ratio, `budget` seconds; None leaves the choice to the method. `resume` is a
-    run's file to continue with.
-    """
-
-    sizes: tuple[int, ...] | None = None
-    precision: float | None = None
-    budget: float | None = None
-    quick: bool = False
-    resume: Path | None = None
-    nccl: str | None = None
-    dtype: str = "float32"
-    redop: str = "sum"
-
-    @property
-    def file(self) -> Path | None:
-        """The run's file, None if it has no name yet."""
-        return self.resume or self.output
-
-
 def request_of(
-    command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
+    command: str, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT
 ) -> Request:
-    """Return what the shared options ask for of a command, whose name says what can be resumed.
+    """Return what options that measuring commands share ask for, by name, of a command.
 
-    With `resume` it is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
-    UsageError, RunFileError.
+    Names and values are a Request's; besides these `budget` is in seconds, and `resume` a run's file: then it is the
+    whole request of that run. A notice says where "auto" takes CPU cores. Raises UsageError, RunFileError.
     """
-    if options.resume is not None:
-        request = _resumed(command, options, options.resume)
+    fabric, precision, budget = values.get("fabric"), values.get("precision"), values.get("budget")
+    if (file := values.get("resume")) is not None:
+        request = _resumed(command, file, values.get("nccl"), fabric)
         return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
+    alike = ("devices", "sizes", "dtype", "redop", "quick", "force", "fabric", "precision")
     return Request(
-        backend=resolved_backend(options.backend, options.fabric, notices),
-        devices=options.devices,
-        sizes=options.sizes,
-        dtype=options.dtype,
-        redop=options.redop,
-        nccl=named_nccl(options.nccl),
-        seed=new_seed() if options.seed is None else options.seed,
+        backend=resolved_backend(values["backend"], fabric, notices),
+        nccl=named_nccl(values.get("nccl")),
+        seed=new_seed() if values.get("seed") is None else values["seed"],
         command=tuple(command_line),
-        precision=options.precision,
-        budget_seconds=_SECONDS_FOR_PRECISION if options.precision and options.budget is None else options.budget,
-        quick=options.quick,
-        force=options.force,
-        fabric=options.fabric,
+        budget_seconds=_SECONDS_FOR_PRECISION if precision and budget is None else budget,
         kind=CommandKind.of(command),
+        **{name: values[name] for name in alike if name in values},
     )
 
 
@@ -124,13 +97,13 @@ def check_no_launcher(command: str) -> None:
         raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
 
 
-def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
+def _resumed(command: str, file: Path, nccl: str | None, fabric: str | None) -> Request:
     """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
 
     The file may come from somebody else, so nothing that it names is loaded, read or written: the user names it again.
     """
     run = run_file.load(file)
-    name, fabric = run.settings.command_name, options.fabric
+    name = run.settings.command_name
     if not name:
         raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
     if run.settings.kind is CommandKind.NODES:
@@ -143,7 +116,7 @@ def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
         fabric = run.settings.fabric
         if fabric not in names():
             raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
-    return requested(run, options.nccl, fabric)
+    return requested(run, nccl, fabric)
 
 
 # What the commands time.

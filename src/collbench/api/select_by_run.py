@@ -90,7 +90,8 @@ def chosen_by_run(
     settle_by = None
     if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
         settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, request.command)
-    found, run = suitable_run.find(criteria, notices)
+    found = suitable_run.find(criteria, notices)
+    run = found.run
     choice = _chosen(request, run, exclude)
     if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
         settled = settle_by(choice, run)

@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
@@ -25,15 +24,6 @@ from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
     from collbench.measurement.session import Ranks, Session
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A run, and its file; None if it has none, as `failure` says where that was not wanted."""
-
-    run: Run
-    path: Path | None
-    failure: RunFileError | None = None
 
 
 class OpenSession(ABC):
@@ -71,11 +61,11 @@ class OpenSession(ABC):
     ) -> None:
         self.close()
 
-    def finish(self) -> Measured:
-        """Measure to the end, and return the run; the worker processes have exited when this returns."""
+    def finish(self) -> Self:
+        """Measure to the end; the worker processes have exited when this returns."""
         with self:
             self.measure()
-        return Measured(self.run, self.path, self.failure)
+        return self
 
 
 class RequestSession(OpenSession):
@@ -128,8 +118,8 @@ class RequestSession(OpenSession):
         self._stack.close()
 
 
-def measure(request: Request, path: Path | None, notices: Notices, title: str) -> Measured:
-    """Measure the request to its end, save it as `path`, and return the run. Raises what a RequestSession does."""
+def measure(request: Request, path: Path | None, notices: Notices, title: str) -> OpenSession:
+    """Measure the request to its end, and save it as `path`. Raises what a RequestSession does."""
     return RequestSession(request, path, notices, title).finish()
 
 

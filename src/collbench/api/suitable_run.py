@@ -104,20 +104,19 @@ def _alone(sample: Sample) -> Sample:
     return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
-def find(criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
-    """Return the run to choose by, and it with the devices' current health.
+def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
+    """Return the run to choose by, with the devices' current health.
 
     If busy devices may be chosen and some are busy, it is a probe: a saved run cannot show how much of a device other
     processes leave now. Raises RunFileError for a named run of another machine, and what `probe` raises.
     """
     states = criteria.present.states or None
     found = _find(criteria, notices)
-    run = found.as_now(states)
+    found = replace(found, run=found.as_now(states))
     probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
-    if criteria.request.allow_busy and probe_tells and _someone_is_busy(run):
-        found = _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
-        run = found.as_now(states)
-    return found, run
+    if criteria.request.allow_busy and probe_tells and _someone_is_busy(found.run):
+        return _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+    return found
 
 
 def _someone_is_busy(run: Run) -> bool:

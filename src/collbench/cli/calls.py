@@ -12,7 +12,7 @@ from collbench.api import file_kinds, keywords, selecting, sessions
 from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import request_of
 from collbench.api.notices import SILENT
-from collbench.cli.measuring import MeasuringCommand, divided
+from collbench.cli.measuring import MeasuringCommand, own_options
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
 from collbench.measurement.plan import Request
@@ -95,9 +95,9 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 def _request(name: str, given: Mapping[str, str | bool | None]) -> Request:
     """Return the request that a command makes of its options by name, those of None and False left out."""
     context, words = _called(name, given)
-    options, own = divided(context.params)
+    own = own_options(context.params)
     del own["as_json"]  # how a page is printed
-    return cast("MeasuringCommand", context.command).plan(request_of(name, options, words), **own)
+    return cast("MeasuringCommand", context.command).plan(request_of(name, context.params, words), **own)
 
 
 def _called(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.text import Text
 
 from collbench.api import measuring
-from collbench.api.checking import ToolTexts, refuse_cores, shortfall
-from collbench.api.measuring import MeasureOptions
+from collbench.api.checking import refuse_cores, shortfall, with_texts
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
+from collbench.cli.measuring import SILENTLY, MeasuringCommand, file_of, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page
+from collbench.machine import nvidia_smi
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
@@ -52,7 +53,6 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts
 @_file
 @measuring_options(_topology, _p2p, _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
-    measure_options: MeasureOptions,
     *,
     run_file: Path | None,
     topology: str | None,
@@ -60,6 +60,7 @@ def check(
     map_p2p: bool,
     expect: int | None,
     as_json: bool,
+    **values: Any,
 ) -> None:
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
@@ -82,36 +83,35 @@ def check(
     if map_p2p and run_file is not None:
         raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
     if map_p2p:
-        _map_peers(measure_options, as_json=as_json)
-    texts = ToolTexts.read(topology, p2p)
+        _map_peers(values, as_json=as_json)
+    labels = None if topology is None else nvidia_smi.read_topology(topology)
+    access = None if p2p is None else nvidia_smi.read_p2p(p2p)
     if run_file is None:
-        run = _measured(measure_options)
+        run = _measured(values)
     elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)
-    examined, unexamined = (None, "") if run_file else _peers_of(run, measure_options)
+    examined, unexamined = (None, "") if run_file else _peers_of(run, values)
     lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
-    _show(texts.applied(run), lacking, examined, as_json=as_json)
+    _show(with_texts(run, labels, access), lacking, examined, as_json=as_json)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
 
 
-def _map_peers(measure_options: MeasureOptions, *, as_json: bool) -> NoReturn:
+def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     """Examine every link by itself, print the map, and leave with its status."""
     from collbench.api.peer_mapping import examine  # late: pynvml, the simulator
     from collbench.report.text import peer_map as report
 
     if others := options.typed_besides(_OF_THE_MAP):
         raise UsageError(f"--map-p2p measures no run: leave out {', '.join(others)}")
-    backend, reason = factory.resolve(measure_options.backend)
+    backend, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
-    peer_map, causes = examine(
-        measure_options.devices, backend, measure_options.fabric, measure_options.nccl, measure_options.seed
-    )
+    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
     status = report.status(peer_map)
     if as_json:
         echo(report.dumps(peer_map, causes, status), end="")
@@ -121,24 +121,24 @@ def _map_peers(measure_options: MeasureOptions, *, as_json: bool) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
-def _measured(measure_options: MeasureOptions) -> Run:
+def _measured(values: Mapping[str, Any]) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
-    if measure_options.resume is None:  # its run says the backend
-        refuse_cores(measure_options.backend)
-    request = make_request("check", measure_options, measuring.check)
+    if values["resume"] is None:  # its run says the backend
+        refuse_cores(values["backend"])
+    request = make_request("check", values, measuring.check)
     begun: list[OpenSession] = []
     try:
-        done = measured(request, measure_options.file, SILENTLY, begun)
+        run = measured(request, file_of(values), SILENTLY, begun)
     except (DataCorruption, BackendError) as error:
         runs = [runfile_run_file.again(session.run) for session in begun]
         if not runs or not _fails(runs[0]):
             raise
         say(str(error))
         return runs[0]
-    return runfile_run_file.again(done.run)
+    return runfile_run_file.again(run)
 
 
-def _peers_of(run: Run, measure_options: MeasureOptions) -> tuple[Examined | None, str]:
+def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str]:
     """Return what P2P does on the devices of the run measured just now, or why that is not known.
 
     A run that was resumed may be old: then every link is tried again.
@@ -148,9 +148,9 @@ def _peers_of(run: Run, measure_options: MeasureOptions) -> tuple[Examined | Non
     from collbench.api.peer_mapping import examine  # late, as in _map_peers
 
     devices = ",".join(str(device.index) for device in run.devices)
-    of_run = (devices, run.backend, run.settings.fabric or None, measure_options.nccl, run.settings.seed)
+    of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
     try:
-        return examine(*of_run, measured=None if measure_options.resume else run), ""
+        return examine(*of_run, measured=None if values["resume"] else run), ""
     except CollbenchError as error:
         return None, f"P2P could not be examined: {error}"
 

@@ -6,15 +6,15 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from collbench.api.measuring import EVERY_REGISTRATION, MeasureOptions, request_of
-from collbench.api.sessions import Measured, OpenSession, RequestSession
+from collbench.api.measuring import EVERY_REGISTRATION, request_of
+from collbench.api.sessions import OpenSession, RequestSession
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
@@ -69,7 +69,13 @@ nccl_config = click.option(
 _SAID_AGAIN = ("nccl", "fabric", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
-_SHARED = [field.name for field in fields(MeasureOptions)]
+# The options of every command that measures links or collectives, as far as it has them; others are a command's own.
+_SHARED = frozenset(
+    {
+        *("devices", "sizes", "backend", "fabric", "output", "force", "resume", "nccl", "seed"),
+        *("precision", "budget", "quick", "dtype", "redop"),
+    }
+)
 # Adds what a command times to the request of the shared options; it gets the command's own options by name.
 Plan = Callable[..., Request]
 
@@ -94,36 +100,28 @@ class MeasuringCommand(click.Command):
         return rest
 
 
-def divided(option_values: Mapping[str, Any]) -> tuple[MeasureOptions, dict[str, Any]]:
-    """Return the options that measuring commands share, and a command's own by name."""
-    shared = {name: option_values[name] for name in _SHARED if name in option_values}
-    return MeasureOptions(**shared), {name: value for name, value in option_values.items() if name not in shared}
+def own_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a command's own options by name, without those that measuring commands share."""
+    return {name: value for name, value in values.items() if name not in _SHARED}
+
+
+def file_of(values: Mapping[str, Any]) -> Path | None:
+    """Return the run's file, None if it has no name yet."""
+    file: Path | None = values["resume"] or values["output"]
+    return file
 
 
 def measuring_options(
-    *own_options: options.Command, sized: options.Command | None = options.sizes
+    *own: options.Command, sized: options.Command | None = options.sizes
 ) -> Callable[[options.Command], options.Command]:
-    """Return the options of every command that measures, with the command's own after the sizes.
-
-    The command gets the shared ones as its first argument, MeasureOptions, and its own by name.
-    """
+    """Return the options of every command that measures, with the command's own after the sizes."""
     first = (options.devices,) if sized is None else (options.devices, sized)
     run = (options.backend, options.fabric, options.output, options.force, options.resume, options.nccl, options.seed)
-    add_options = options.apply(*first, *own_options, *_stopping, *run, verbose_option)
-
-    def decorate(function: options.Command) -> options.Command:
-        @functools.wraps(function)
-        def command(**option_values: Any) -> Any:
-            measure_options, own = divided(option_values)
-            return function(measure_options, **own)
-
-        return add_options(command)
-
-    return decorate
+    return options.apply(*first, *own, *_stopping, *run, verbose_option)
 
 
 def measuring_command(
-    *own_options: options.Command,
+    *own: options.Command,
     sized: options.Command | None = options.sizes,
     name: str | None = None,
     text: str | None = None,
@@ -137,23 +135,23 @@ def measuring_command(
     def decorate(plan: Plan) -> MeasuringCommand:
         command_name = name or plan.__name__
 
-        @measuring_options(*own_options, options.json, sized=sized)
-        def command(measure_options: MeasureOptions, *, as_json: bool, **own: Any) -> None:
-            printer = RunPrinter.of(own.get("layout", TABLE), as_json=as_json)
-            request = make_request(command_name, measure_options, functools.partial(plan, **own))
-            measure_and_show(request, measure_options.file, printer)
+        @measuring_options(*own, options.json, sized=sized)
+        def command(*, as_json: bool, **values: Any) -> None:
+            printer = RunPrinter.of(values.get("layout", TABLE), as_json=as_json)
+            request = make_request(command_name, values, functools.partial(plan, **own_options(values)))
+            measure_and_show(request, file_of(values), printer)
 
         return click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
 
     return decorate
 
 
-def make_request(command: str, measure_options: MeasureOptions, plan: Plan) -> Request:
+def make_request(command: str, values: Mapping[str, Any], plan: Plan) -> Request:
     """Return what the shared options ask for and the plan adds, or what the run to resume was asked for.
 
     Raises UsageError, RunFileError.
     """
-    request = request_of(command, measure_options, options.command_line(command), NOTICES)
+    request = request_of(command, values, options.command_line(command), NOTICES)
     return request if request.resume else plan(request)
 
 
@@ -209,16 +207,16 @@ def new_file(command: str, backend: str) -> Path | None:
 
 def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -> None:
     """Measure to the end, print the run, and leave with the status that it earns."""
-    leave_with(measured(request, path, printer, []).run)
+    leave_with(measured(request, path, printer, []))
 
 
 def measure_with_workers(open_session: Callable[[], OpenSession], page: str, *, as_json: bool) -> None:
     """Measure a session on workers with torch to its end, print it by the module `page`, and leave with its status."""
     printer = RunPrinter(_RUN if as_json else TABLE)
-    leave_with(_measured_in(open_session, printer, page, []).run)
+    leave_with(_measured_in(open_session, printer, page, []))
 
 
-def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Measured:
+def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Run:
     """Measure to the end, print the run, and return it: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
@@ -227,7 +225,7 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
     if request.resume and path is not None and nothing_left(run := run_file.load(path)):
         say(f"{path} is complete: there is nothing left to measure")
         printer.show(run)
-        return Measured(run, path)
+        return run
     ranks, launch = None, find_launch(os.environ)
     if launch is not None:
         from collbench.cli.launched import launched  # late: few processes are launched with others
@@ -245,7 +243,7 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
 
 def _measured_in(
     open_session: Callable[[], OpenSession], printer: RunPrinter, page: str, begun: list[OpenSession]
-) -> Measured:
+) -> Run:
     """Measure a session to its end, print its run, say where it is saved, and return it.
 
     If something interrupts it, what was measured is saved, and the error says where. `page` is the module that prints
@@ -260,7 +258,7 @@ def _measured_in(
         raise session.failure
     if session.path is not None:
         printer.report_file(session.path)
-    return Measured(session.run, session.path)
+    return session.run
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench import untrusted
 from collbench.api import keywords
-from collbench.api.measuring import MeasureOptions, request_of
+from collbench.api.measuring import RunOptions, request_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import explained, new_seed
 from collbench.cluster.switches import read_switches
@@ -331,7 +331,8 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[t
 
 def survey(
     nodes_request: NodesRequest,
-    options: MeasureOptions,
+    options: RunOptions,
+    nccl: str | None,
     cluster_name: str | None,
     command: Sequence[str],
     serve: Callable[[LaunchEnvironment, Request], object],
@@ -353,11 +354,11 @@ def survey(
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, or simulate a "
             "cluster with --backend sim"
         )
-    request = request_for(nodes_request, request_of("nodes", options, command, notices))
+    request = request_for(nodes_request, request_of("nodes", {**asdict(options), "nccl": nccl}, command, notices))
     if launch.rank > 0:
         serve(launch, request)
         return None
-    path = options.file or saved_runs.new_run(
+    path = options.output or saved_runs.new_run(
         "nodes", request.backend, notices.say, advice=", or name a file with --output FILE"
     )
     return survey_launch(nodes_request, request, path, launch, notices)
@@ -394,9 +395,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         rails=keywords.flag("rails", rails),
         switches=keywords.optional(keywords.file_name, switches),
     )
-    options = MeasureOptions(
+    options = RunOptions(
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        nccl=keywords.optional(keywords.file_name, nccl),
         seed=keywords.seed(seed),
         output=keywords.optional(keywords.path, output),
     )
@@ -406,7 +406,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
 
         join(launch, request, join_seconds(os.environ))
 
-    found = survey(nodes_request, options, keywords.optional(keywords.file_name, fabric_cluster), ("nodes",), serve)
+    library, cluster = (keywords.optional(keywords.file_name, name) for name in (nccl, fabric_cluster))
+    found = survey(nodes_request, options, library, cluster, ("nodes",), serve)
     if found is not None and found.failure is not None:
         raise found.failure
     return found

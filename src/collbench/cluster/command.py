@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from collbench.api.measuring import MeasureOptions
+from collbench.api.measuring import RunOptions
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, verbose_option
 from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, NodesRequest, survey
@@ -95,8 +95,8 @@ def nodes(  # noqa: PLR0913 - options
         rails=rails,
         switches=switches,
     )
-    shared = MeasureOptions(backend=backend, nccl=nccl, output=output, force=force, seed=seed)
-    found = survey(nodes_request, shared, fabric_cluster, options.command_line("nodes"), serve_rank_0, NOTICES)
+    shared = RunOptions(backend=backend, output=output, force=force, seed=seed)
+    found = survey(nodes_request, shared, nccl, fabric_cluster, options.command_line("nodes"), serve_rank_0, NOTICES)
     if found is None:  # on another rank than 0
         return
     from collbench.cluster.page import as_plain, page  # late: numpy

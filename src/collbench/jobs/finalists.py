@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from collbench.api.file_kinds import Settled
 from collbench.api.notices import Notices
-from collbench.api.sessions import Measured
 from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay.api import Replaying, ReplayOptions
@@ -76,7 +75,7 @@ def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notice
 
 def _replayed(
     request: ReplayRequest, links: Run, sets: Sequence[Sequence[int]], notices: Notices
-) -> tuple[Measured, list[int]]:
+) -> tuple[Replaying, list[int]]:
     """Return the run of the replays, and the position among all devices of each of its own."""
     path = None
     if not capabilities(request.backend).simulated:
