@@ -113,9 +113,8 @@ class Candidates:
 
     def only(self, which: NDArray[np.bool_]) -> Candidates:
         """Return the sets that are flagged."""
-        return Candidates(
-            self.sets[which], self.lo[which], self.hi[which], self.hops[which], self.quick[which], self.heuristic
-        )
+        names = ("sets", "lo", "hi", "hops", "quick")
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
 def search(wired: Wiring, k: int, delta: float) -> Candidates:

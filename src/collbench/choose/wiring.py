@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 
 import numpy as np
@@ -263,20 +263,11 @@ class Wiring:
         """Return the wiring of some of the devices, in the order given."""
         positions = list(members)
         some = np.ix_(positions, positions)
-        return Wiring(
-            rates=self.rates[some],
-            nvlink=self.nvlink[some],
-            links=self.links[some],
-            unshared=self.unshared[some],
-            share=self.share[some],
-            plane=self.plane[positions],
-            capacity=self.capacity[some],
-            port=self.port[positions],
+        arrays = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), np.ndarray)}
+        return replace(
+            self,
+            **{name: array[some if array.ndim == 2 else positions] for name, array in arrays.items()},
             uplinks=tuple(level.of(positions) for level in self.uplinks),
-            host=self.host[positions],
-            socket=self.socket[positions],
-            broken=self.broken[some],
-            missing=self.missing[some],
             filled=self.filled and self.filled.of(positions),
             labelled=self.labelled and self.labelled.of(positions),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.printable import one_line
 from collbench.model.run import Run
+from collbench.model.units import parse_share
 from collbench.runfile import run_file
-
-_SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
 @click.command()
@@ -169,8 +167,7 @@ def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
 
 def _parse_share(text: str) -> float:
     """Return the ratio that `text` names: "5%" or "0.05". Raises UsageError."""
-    match = _SHARE.fullmatch(text.strip())
-    ratio = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-    if not 0 <= ratio < 1:
+    ratio = parse_share(text)
+    if ratio is None or ratio >= 1:
         raise UsageError(f"--fail-below '{text}' is not a share from 0 to below 100%: write 5%, 2.5% or 0.05")
     return ratio

@@ -23,7 +23,7 @@ TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
 _HUNDREDTHS = 0.1  # from here on two decimals are enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 # Nine digits on each side of the point: no larger number is meant, and float() stays exact enough.
-_PRECISION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
+_SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|min)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 # A half interval as wide as the median carries no information.
@@ -83,12 +83,17 @@ def whole_elements(size_bytes: int, dtype: str) -> int:
     return size_bytes // DTYPE_BYTES[dtype] * DTYPE_BYTES[dtype]
 
 
+def parse_share(text: str) -> float | None:
+    """Return the ratio that `text` names: "5%" or "0.05"; None if it names none."""
+    match = _SHARE.fullmatch(text.strip())
+    return match and float(match[1]) / (100 if match[2] else 1)
+
+
 def parse_precision(text: str) -> float:
     """Return the ratio that `text` names: "1%", "0.5%" or "0.01". Raises UsageError."""
-    match = _PRECISION.fullmatch(text.strip())
-    if match is None:
+    ratio = parse_share(text)
+    if ratio is None:
         raise UsageError(f"--precision '{text}' is not a share of the median: write 1%, 0.5% or 0.01")
-    ratio = float(match[1]) / (100 if match[2] else 1)
     if not 0 < ratio < _COARSEST:
         raise UsageError(f"--precision {text} is not above 0 and below 100%: write 1%, 0.5% or 0.01")
     return ratio
