@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ def nvls(run: Run) -> Nvls:
 # Light takes 0.33 ns there and back between chips 5 cm apart, as near as two GPUs of one board are.
 _LIGHT_S = 2 * 0.05 / 299_792_458
 _ACCESS_BYTES = 8  # of a load of the pointer chase
+_UNKNOWN = math.inf  # the capacity of a part of which nothing is known: it limits nothing
 # Twice the largest L2 that we know (B200: 126 MB).
 _BEYOND_CACHES = 256 * 2**20
 
@@ -117,8 +119,10 @@ class Hardware:
         if point.variant is Variant.LOCAL:
             memory = theory.memory_gbs(self._devices[point.members[0]].name)
             return None if memory is None else Capacity(memory / 2, Part.MEMORY, point.members)  # each byte, twice
-        limits = list(self._collective(point) if point.operation.is_collective else self._copies(point))
-        known = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.part is not Part.LINK)
+        limits = self._collective(point) if point.operation.is_collective else self._copies(point)
+        known = sorted(
+            (limit for limit in limits if limit.gbs < _UNKNOWN), key=lambda limit: limit.part is not Part.LINK
+        )
         return min(known, key=lambda limit: limit.gbs, default=None)
 
     def link(self, a: int, b: int) -> float | None:
@@ -159,27 +163,28 @@ class Hardware:
         hidden = any(frozenset((position, other)) in self._hidden for other in others)
         return hidden or links > theory.most_nvlinks(self._devices[position].name)
 
-    def _reach(self, position: int, others: Iterable[int]) -> float | None:
-        """Return the capacity of a device's NVLinks to some others, 0 without any; None if a link is not known.
+    def _gbs(self, a: int, b: int) -> float:
+        limit = self.link(a, b)
+        return _UNKNOWN if limit is None else limit
+
+    def _reach(self, position: int, others: Iterable[int]) -> float:
+        """Return the capacity of a device's NVLinks to some others, 0 without any.
 
         Through a switch it is the capacity of one path, which has all of the links.
         """
-        limits = [self.link(position, other) for other in self._joined(position, others)]
-        known = [limit for limit in limits if limit is not None]
-        if len(known) < len(limits):
-            return None
-        return max(known) if known and self.switched(position) else sum(known)
+        limits = [self._gbs(position, other) for other in self._joined(position, others)]
+        return max(limits, default=0.0) if self.switched(position) else sum(limits)
 
-    def _slot(self, position: int) -> float | None:
+    def _slot(self, position: int) -> float:
         """Return the limit of a device's link to its host, GB/s; if its slot was not reported, by its PCIe paths."""
         limit = theory.slot(self._devices[position])
         if limit is not None:
             return limit.gbs
         others = (other for other in range(len(self._devices)) if other != position)
         over_pcie = (self.link(position, other) for other in others if not self.over_nvlink(position, other))
-        return max((gbs for gbs in over_pcie if gbs is not None), default=None)
+        return max((gbs for gbs in over_pcie if gbs is not None), default=_UNKNOWN)
 
-    def _copies(self, point: DataPoint) -> Iterator[Capacity | None]:
+    def _copies(self, point: DataPoint) -> Iterator[Capacity]:
         """Yield the limit that each link, port and slot sets to all messages of a data point together."""
         messages = _messages(point)
         through_host = point.variant.host_memory or point.variant is Variant.STAGED
@@ -196,12 +201,12 @@ class Hardware:
                 loads[part, (dst,), False] += 1
         for (part, positions, _), load in loads.items():
             if part is Part.LINK:
-                gbs = self.link(positions[0], positions[1])
+                gbs = self._gbs(*positions)
             else:
                 gbs = self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
-            yield None if gbs is None else Capacity(len(messages) * gbs / load, part, positions)
+            yield Capacity(len(messages) * gbs / load, part, positions)
 
-    def _collective(self, point: DataPoint) -> Iterator[Capacity | None]:
+    def _collective(self, point: DataPoint) -> Iterator[Capacity]:
         """Yield the limits by what leaves each rank, each group that NVLinks join, and all ranks together."""
         members, row = point.members, point.operation.collective
         ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
@@ -209,7 +214,7 @@ class Hardware:
         uneven = point.blocks if point.skew else None
         islands = chained((member, *self._joined(member, members)) for member in members)  # by NVLinks
         inner = [tuple(sorted(island)) for island in islands if 1 < len(island) < ranks]
-        borders: dict[tuple[int, ...], float | None] = {}
+        borders: dict[tuple[int, ...], float] = {}
         for inside in [*((member,) for member in members), *inner]:
             border = self._border(inside, [member for member in members if member not in inside])
             borders[inside] = border
@@ -218,38 +223,29 @@ class Hardware:
             else:
                 least = traffic.across(len(inside), ranks, root in inside)
             if least > 0:  # a rank that only keeps its own blocks sends nothing
-                yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
+                yield Capacity(border * factor / least, self._part(inside), inside)
         if not (self._in_switch and traffic.in_switch and all(map(self.switched, members))):
-            each = [borders[member,] for member in members]
-            known = [gbs for gbs in each if gbs is not None]
             moved = leaving(uneven) / point.size_bytes if uneven else traffic.sent(ranks)
             if moved > 0:
-                sent = sum(known) * factor / moved
-                yield Capacity(sent, self._part(members), members) if len(known) == ranks else None
-        if traffic.neighbors:
-            yield from (self._hop(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True))
+                sent = sum(borders[member,] for member in members) * factor / moved
+                yield Capacity(sent, self._part(members), members)
+        if traffic.neighbors:  # over PCIe borders limit messages to the next rank
+            hops = zip(members, (*members[1:], members[0]), strict=True)
+            yield from (Capacity(self._gbs(*hop), Part.LINK, hop) for hop in hops if self.over_nvlink(*hop))
 
     def _part(self, members: Sequence[int]) -> Part:
         return Part.PORT if any(self._ports[member] for member in members) else Part.SLOT
 
-    def _hop(self, a: int, b: int) -> Capacity | None:
-        """Return the limit of a message to the next rank over NVLinks, infinite elsewhere: borders limit it there."""
-        gbs = self.link(a, b) if self.over_nvlink(a, b) else float("inf")
-        return None if gbs is None else Capacity(gbs, Part.LINK, (a, b))
-
-    def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float | None:
+    def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float:
         """Return the most that leaves some devices for others: over NVLinks, and over PCIe if some have no NVLinks.
 
         NCCL may send each part of a message over a different path, so both count.
         """
         total = 0.0
         for position in inside:
-            limits = [self._reach(position, outside)]
+            total += self._reach(position, outside)
             if len(self._joined(position, outside)) < len(outside):
-                limits.append(self._slot(position))
-            if None in limits:
-                return None
-            total += sum(gbs for gbs in limits if gbs is not None)
+                total += self._slot(position)
         return total
 
 

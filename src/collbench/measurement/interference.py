@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
+from collbench.judge.physics import chained
 from collbench.judge.stats import tie_threshold, trial_noise
 from collbench.machine.labels import is_pcie, rank_key
 from collbench.measurement.backends.protocol import Backend, time_step
@@ -39,13 +40,10 @@ def shared_uplinks(
 
 def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
     """Return for each device the lowest device that better PCIe labels join it to; NVLinks are separate links."""
-    side = {device: device for pair in paths for device in pair}
-    for pair, path in paths.items():
-        word = path.ancestor or path.label
-        if is_pcie(word) and rank_key(word) < rank_key(label):
-            joined = [side[device] for device in pair]
-            side = {device: min(joined) if lowest in joined else lowest for device, lowest in side.items()}
-    return side
+    words = {pair: path.ancestor or path.label for pair, path in paths.items()}
+    joined = (pair for pair, word in words.items() if is_pcie(word) and rank_key(word) < rank_key(label))
+    alone = ({device} for pair in paths for device in pair)
+    return {device: min(side) for side in chained([*joined, *alone]) for device in side}
 
 
 def _disjoint(pairs: Sequence[Members]) -> list[Members]:
