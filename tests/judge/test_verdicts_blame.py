@@ -228,30 +228,30 @@ def errors(gpu: int, count: int) -> Cause:
     return Cause("new_errors", f"{count} new NVLink errors on GPU{gpu}", fix, (gpu,), seen=True)
 
 
-NONE = UnhealthyDevices({}, {}, {})
+NONE = UnhealthyDevices({}, {})
 
 
 @pytest.mark.parametrize(
     ("title", "seen", "expected"),
     [
         ("nothing", watched(), NONE),
-        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "in 1 of 4 trials"}, {})),
+        ("somebody's process", watched((shared(1),)), UnhealthyDevices({}, {1: "in 1 of 4 trials"})),
         (
             "reported twice of one trial",
             watched((shared(1), shared(1))),
-            UnhealthyDevices({}, {1: "in 1 of 4 trials"}, {}),
+            UnhealthyDevices({}, {1: "in 1 of 4 trials"}),
         ),
         (
             "throttled",
             watched((throttled(2, "HW slowdown"),)),
-            UnhealthyDevices({2: throttling(2, "HW slowdown", "in 1 of 4 trials")}, {}, {}),
+            UnhealthyDevices({2: throttling(2, "HW slowdown", "in 1 of 4 trials")}, {}),
         ),
         ("clocks that somebody set", watched((throttled(2, "applications clocks setting"),)), NONE),
         ("hot", watched((hot(2, 95),)), NONE),
         (
             "what trials reported goes before health",
             watched((shared(0),), before=(Health(processes=1),)),
-            UnhealthyDevices({}, {0: "in 1 of 4 trials"}, {}),
+            UnhealthyDevices({}, {0: "in 1 of 4 trials"}),
         ),
         (
             "health, before and after",
@@ -262,7 +262,6 @@ NONE = UnhealthyDevices({}, {}, {})
             UnhealthyDevices(
                 {0: throttling(0, "SW power cap, HW slowdown", "before measuring")},
                 {1: "after measuring"},
-                {},
             ),
         ),
         (
@@ -276,7 +275,7 @@ NONE = UnhealthyDevices({}, {}, {})
                 before=(Health(nvlink_errors=1, ecc_errors=0), Health(nvlink_replays=5), Health(ecc_errors=None)),
                 after=(Health(nvlink_errors=4, ecc_errors=9), Health(nvlink_replays=5), Health(ecc_errors=3)),
             ),
-            UnhealthyDevices({}, {}, {0: errors(0, 3)}),
+            UnhealthyDevices({0: errors(0, 3)}, {}),
         ),
         ("a counter that began anew", watched(before=(Health(ecc_errors=5),), after=(Health(ecc_errors=0),)), NONE),
         ("one that is gone", watched(before=(Health(ecc_errors=0),), after=(Health(),)), NONE),
@@ -288,12 +287,15 @@ def test_what_was_seen_on_the_devices(title: str, seen: UnhealthyDevices, expect
 
 
 def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
-    hot, capped = (throttling(gpu, reason, "in 1 of 2 trials") for gpu, reason in ((1, "hot"), (2, "capped")))
-    first, second = (errors(gpu, gpu + 1) for gpu in (0, 1))
-    seen = UnhealthyDevices({1: hot, 2: capped}, {0: "in 1 of 2 trials"}, {0: first, 1: second})
+    before, after = (tuple(Health(nvlink_errors=count) for _ in range(3)) for count in (1, 2))
+    seen = watched((throttled(1, "hot"), throttled(2, "capped")), before, after)
+    assert [seen.cause((gpu,)) for gpu in range(3)] == [
+        errors(0, 1),
+        *(throttling(gpu, reason, "in 1 of 4 trials") for gpu, reason in ((1, "hot"), (2, "capped"))),
+    ]
     assert seen.cause((3,)) is None
-    assert seen.cause((3, 1, 0)) is hot
-    assert seen.cause((0, 1)) is first
+    assert seen.cause((3, 1, 0)) == seen.cause((1,))
+    assert seen.cause((0, 1)) == errors(0, 1)
 
 
 @pytest.mark.parametrize("fabric", fabrics.names())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collbench.judge.compare import Comparison
     from collbench.judge.diagnose import Verdict
     from collbench.judge.tails import Tails
-    from collbench.judge.tiers import LinkRanking
+    from collbench.judge.tiers import Ranking
 
 
 def load(path: str | os.PathLike[str]) -> MeasuredRun:
@@ -164,7 +164,7 @@ def rank(
     variant: str = "plain",
     numa_node: int | None = None,
     registration: str = "none",
-) -> LinkRanking:
+) -> Ranking:
     """Return a run's links in tiers: directed links of a copy, pairs of a collective.
 
     `operation` and `variant` are names from docs/run-file.md, `size` is in bytes or a text as for --sizes ("64M"), None
@@ -225,7 +225,7 @@ def check(run: Run) -> tuple[Verdict, ...]:
     return judge(run)
 
 
-def explain(found: Verdict | LinkRanking, run: Run) -> str:
+def explain(found: Verdict | Ranking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.tiers import Ranking

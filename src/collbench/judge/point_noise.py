@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from collbench.judge.stats import FEWEST_TRIALS, chi_square, noisier, trial_seconds
+from collbench.judge.stats import FEWEST_TRIALS, chi_square, noisier, squares, trial_seconds
 from collbench.judge.tiers import pair_labels
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Noise, Run
@@ -123,9 +123,8 @@ def _grouped(points: Iterable[_Point], key: Callable[[_Point], Hashable]) -> Ite
 @lru_cache(1 << 15)
 def _spread(trials: tuple[float, ...]) -> _Spread:
     logs = [math.log(seconds) for seconds in trials]
-    mean = math.fsum(logs) / len(logs)
     return _Spread(
-        squares=math.fsum((value - mean) ** 2 for value in logs),
+        squares=squares(logs),
         freedom=len(logs) - 1,
         next_ones=tuple((b - a) ** 2 for a, b in pairwise(logs)),
         second_ones=tuple((b - a) ** 2 for a, b in zip(logs, logs[2:], strict=False)),

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, fmean, median, stdev, variance  # of a few values; numpy takes 20 µs for the same
+from statistics import NormalDist, fmean, median, stdev  # of a few values; numpy takes 20 µs for the same
 from typing import TypeVar
 
 import numpy as np
@@ -191,15 +191,21 @@ def own_noise(points: Iterable[tuple[Sequence[float], float]]) -> OwnNoise | Non
     for logs, sigma_of_kind in points:
         if len(logs) > 1 and sigma_of_kind > 0:
             freedom += len(logs) - 1
-            total += variance(logs) * (len(logs) - 1) / sigma_of_kind**2
+            total += squares(logs) / sigma_of_kind**2
     return noisier(total, freedom)
 
 
-def noisier(squares: float, freedom: int) -> OwnNoise | None:
-    """Return how much noisier trials are than their kind, whose variances these squares are in; None as `own_noise`."""
-    if not freedom or squares <= chi_square(freedom, _OWN_NOISE_LEVEL):
+def squares(values: Sequence[float]) -> float:
+    """Return the sum of the squares of some values around their mean."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def noisier(total: float, freedom: int) -> OwnNoise | None:
+    """Return how much noisier trials are than their kind, from squares in its variances; None as `own_noise`."""
+    if not freedom or total <= chi_square(freedom, _OWN_NOISE_LEVEL):
         return None
-    return OwnNoise(math.sqrt(squares / freedom), freedom)
+    return OwnNoise(math.sqrt(total / freedom), freedom)
 
 
 @functools.cache
@@ -236,20 +242,17 @@ def most_measured(counts: Counter[int]) -> int | None:
 
 def summarize(measurement: Measurement) -> Summary:
     """Return the data point's medians and interval. The measurement must hold at least one sample."""
-    point = measurement.point
-    factor = point.operation.busbw_factor(len(point.members))
-    moved = point.moved_bytes
-    trials = trial_seconds(measurement)
+    point, trials = measurement.point, trial_seconds(measurement)
     middle = median(trials)
     interval = time_interval(measurement)
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(
         seconds=middle,
-        algbw=algbw(moved, middle),
-        busbw=algbw(moved, middle) * factor,
+        algbw=algbw(point.moved_bytes, middle),
+        busbw=rate_gbs(point, middle),
         # The slowest time is the lowest bandwidth.
-        interval=interval and (algbw(moved, interval[1]) * factor, algbw(moved, interval[0]) * factor),
-        trials=tuple(algbw(moved, seconds) * factor for seconds in trials),
+        interval=interval and (rate_gbs(point, interval[1]), rate_gbs(point, interval[0])),
+        trials=tuple(rate_gbs(point, seconds) for seconds in trials),
         launch_seconds=median(launches) if launches else None,
         concurrent=any(sample.concurrent for sample in measurement.samples),
     )
@@ -257,11 +260,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 def log_rates(measurement: Measurement) -> list[float]:
     """Return the log of each trial's busbw in GB/s: differences of these are ratios."""
-    factor, moved = (
-        measurement.point.operation.busbw_factor(len(measurement.point.members)),
-        measurement.point.moved_bytes,
-    )
-    return [math.log(algbw(moved, seconds) * factor) for seconds in trial_seconds(measurement)]
+    return [math.log(rate_gbs(measurement.point, seconds)) for seconds in trial_seconds(measurement)]
 
 
 # Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and trials works.

@@ -330,11 +330,7 @@ class Ranking:
         return self.equal and self.one_tier and not self.failed and not self.lacking
 
 
-# The same statistics; a name for those whose members are directed links where the work has a direction.
-LinkRanking = Ranking
-
-
-def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> LinkRanking | None:
+def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> Ranking | None:
     """Return the ranking of what a work was measured on: directed links, unordered pairs or devices; None if nothing.
 
     `ended` is the run's outcome if it is known already; the run may then hold this work at this size alone.

@@ -18,26 +18,24 @@ from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, 
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyDevices:
-    """What was seen on the devices, by position: throttling, new errors, and when processes of others were there."""
+    """What was seen on the devices, by position: throttling or new errors, and when processes of others were there."""
 
-    throttled: dict[int, Cause]
+    causes: dict[int, Cause]
     shared: dict[int, str]
-    errors: dict[int, Cause]
 
     def cause(self, members: Iterable[int]) -> Cause | None:
         """Return what was wrong with the first unhealthy one of these devices, None if all were healthy."""
-        for member in members:
-            seen = self.throttled.get(member) or self.errors.get(member)
-            if seen is not None:
-                return seen
-        return None
+        return next((self.causes[member] for member in members if member in self.causes), None)
+
+
+THROTTLED = "throttled"
 
 
 def throttled_by(run: Run, position: int, reasons: Sequence[str], when: str) -> Cause:
     """Return throttling of a device, for these reasons as NVML names them, as a cause."""
     text = f"{run.devices[position].tag} was throttled ({', '.join(reasons)}) {when}"
     fix = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{on(run, (position,))}"
-    return Cause("throttled", text, fix, (position,), seen=True)
+    return Cause(THROTTLED, text, fix, (position,), seen=True)
 
 
 _COUNTERS = {"nvlink_errors": "NVLink errors", "nvlink_replays": "NVLink replays", "ecc_errors": "ECC errors"}
@@ -47,7 +45,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the flags of samples and the health before and after the run."""
     run = facts.run
     trials = sum(len(measurement.samples) for measurement in run.measurements)
-    throttled: dict[int, Cause] = {}
+    causes: dict[int, Cause] = {}
     shared: dict[int, str] = {}
     samples = (sample for measurement in run.measurements for sample in measurement.samples)
     flags = Counter(
@@ -61,23 +59,22 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
         if kind is FlagKind.SHARED:
             shared[position] = when
         elif kind is FlagKind.THROTTLED and holds_back(reason):
-            throttled[position] = throttled_by(run, position, [reason], when)
+            causes[position] = throttled_by(run, position, [reason], when)
     for when, position, state in at_the_ends(run):  # where no trial was flagged with it
         if reasons := [reason for reason in state.throttle if holds_back(reason)]:
-            throttled.setdefault(position, throttled_by(run, position, reasons, f"{when} measuring"))
+            causes.setdefault(position, throttled_by(run, position, reasons, f"{when} measuring"))
         if state.processes:
             shared.setdefault(position, f"{when} measuring")
-    errors: dict[int, Cause] = {}
     for counter, name in _COUNTERS.items():
         for position, (first, last) in new_errors(run, counter).items():
             text = f"{last - first} new {name} on {run.devices[position].tag}"
             fix = f"nvidia-smi nvlink -e{on(run, (position,))}"
-            errors.setdefault(position, Cause("new_errors", text, fix, (position,), seen=True))
+            causes.setdefault(position, Cause("new_errors", text, fix, (position,), seen=True))
     resting = {position for position, state in enumerate(run.health_before) if _rests(state)} & shared.keys()
     holding = {position for position in resting if not only_opened(run.health_before[position])}
     resting -= _other_ends(facts, shared.keys() - resting, holding)
     shared = {position: seen for position, seen in shared.items() if position not in resting}
-    return UnhealthyDevices(throttled, shared, errors)
+    return UnhealthyDevices(causes, shared)
 
 
 def _rests(state: Health) -> bool:

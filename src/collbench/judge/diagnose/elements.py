@@ -151,6 +151,13 @@ def likeness(facts: Facts, members: Sequence[int]) -> tuple[object, ...]:
 
 def blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     """Return the elements that explain what is slow, by NVLinks or by PCIe; none if nothing needs an explanation."""
+    asked = over_nvlink, collective
+    if asked not in facts.blamed:  # most rules ask
+        facts.blamed[asked] = _blamed(facts, over_nvlink=over_nvlink, collective=collective)
+    return facts.blamed[asked]
+
+
+def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Element, ...]:
     seen = list(_seen(facts, over_nvlink=over_nvlink, collective=collective))
     candidates = _distinct(_candidates(facts, over_nvlink=over_nvlink), seen)
     if not candidates:

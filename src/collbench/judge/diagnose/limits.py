@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from statistics import median
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, of_devices, verdict_on
+from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, blames, of_devices, verdict_on
 from collbench.judge.diagnose.elements import OUTLYING, Part
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
@@ -195,7 +195,8 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
     near = _tied(facts, unused, links.keys() - unused, links)
     unused, degraded = unused - near, degraded | near
     # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
-    throttled = {link for link in unused if unhealthy.throttled.keys() & {*link}}
+    held_back = {gpu for gpu, cause in unhealthy.causes.items() if cause.name == THROTTLED}
+    throttled = {link for link in unused if held_back & {*link}}
     if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
         unused, degraded = set(), degraded | throttled
     degraded -= _tied(facts, degraded, links.keys() - degraded - unused, links)
