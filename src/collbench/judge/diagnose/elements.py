@@ -26,8 +26,6 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
 
 Values = NDArray[np.float64]
-# Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
-OUTLYING = 0.025
 # By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
 # makes staging a little faster. nccl#814 has a factor of 2.2.
 STAGED_FASTER = math.log(4 / 3)
@@ -309,16 +307,11 @@ def _typical(
         label = _in_tree(facts, reading.members) if through_host else reading.label
         alike[like[:-1] if through_host else like, label].append(reading)
     for readings in alike.values():
-        typical = _of_the_best(facts, readings)
+        typical = median(reading.middle for reading in facts.readings.tied(readings))
         for reading in readings:
             through = staged.get(reading.members)
             faster = through is not None and through.middle - max(typical, reading.middle) > STAGED_FASTER
             yield reading, through.middle if through is not None and faster else typical
-
-
-def _of_the_best(facts: Facts, readings: Collection[Reading]) -> float:
-    top = max(readings, key=lambda reading: reading.middle)
-    return median(r.middle for r in readings if not facts.readings.exceeds(top, r, OUTLYING))
 
 
 # What may be to blame, narrowest first.

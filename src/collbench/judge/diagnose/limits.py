@@ -9,8 +9,8 @@ from itertools import permutations
 from statistics import median
 
 from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, blames, of_devices, verdict_on
-from collbench.judge.diagnose.elements import OUTLYING, Part
-from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.elements import Part
+from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
 from collbench.machine.labels import is_nvlink, nvlink_count

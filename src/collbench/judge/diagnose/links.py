@@ -22,7 +22,6 @@ from collbench.judge.diagnose.blame import (
     verdict_on,
 )
 from collbench.judge.diagnose.elements import (
-    OUTLYING,
     STAGED_FASTER,
     Part,
     blamed,
@@ -31,7 +30,7 @@ from collbench.judge.diagnose.elements import (
     with_host_memory,
 )
 from collbench.judge.diagnose.limits import ExcludedLinks
-from collbench.judge.diagnose.readings import Facts, Reading
+from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on, slots
 from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
@@ -220,8 +219,7 @@ def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
     for alike in by_kind.values():
         if len(alike) < 2:
             continue
-        top = max(alike, key=lambda reading: reading.middle)
-        tied = [r for r in alike if not facts.readings.exceeds(top, r, OUTLYING)]
+        tied = facts.readings.tied(alike)
         error = max(reading.error for reading in tied)
         middles = [reading.middle for reading in tied]
         typical = middles[0] if len(tied) == 1 else quantiles(middles, n=4, method="inclusive")[2]

@@ -39,6 +39,8 @@ _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
 _SHARES = 0.9
+# Pairs of one H200 machine keep differences of up to 2% from run to run, so an outlier lies significantly below that.
+OUTLYING = 0.025
 # Below this a message shows latency. Against a limit more is needed: on 4 × H200 a copy of 16 MiB comes within 5% of
 # its plateau, and an all-reduce of 64 MiB within 20%.
 RELATIVE_BYTES = 2**20
@@ -127,6 +129,11 @@ class Readings:
     def exceeds(self, higher: Reading, lower: Reading, by: float) -> bool:
         """Return whether one reading is above another by more than `by` (a difference of logs), noise included."""
         return higher.middle - lower.middle - self.z * math.hypot(higher.error, lower.error) > by
+
+    def tied(self, readings: Collection[Reading]) -> list[Reading]:
+        """Return the best of some readings, and those that tie with it."""
+        best = max(readings, key=lambda reading: reading.middle)
+        return [reading for reading in readings if not self.exceeds(best, reading, OUTLYING)]
 
     def span(self, readings: Iterable[Reading]) -> Interval:
         """Return the lowest bound, the middle and the highest bound of several readings, GB/s."""
