@@ -85,9 +85,7 @@ ENDLESS = ("--operations", "copy", "--backend", "host", "--sizes", "8,64K", "--p
 MEASURING = collbench("pairs", *ENDLESS, "--budget", "10min", "-o", "run.json")
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda signal_number: signal_number.name
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda signal_number: signal_number.name)
 def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(
         MEASURING, env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -202,7 +202,7 @@ def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program)
         ("check", ("check", "run.json")),
     ],
 )
-@pytest.mark.parametrize(("kind", "status"), [(FailureKind.HANG, 4), (FailureKind.ERROR, 1), (None, 1)])
+@pytest.mark.parametrize(("kind", "status"), [(FailureKind.HANG, 4), (None, 1)])
 def test_what_judges_a_run_with_a_failed_pair_ends_with_its_status(
     program: Program, what: str, args: tuple[str, ...], kind: FailureKind | None, status: int
 ) -> None:

@@ -99,6 +99,21 @@ def test_each_expected_text_has_a_command() -> None:
     assert sorted(file.stem for file in EXPECTED.iterdir()) == sorted(ALL)
 
 
+def test_a_short_page_fits_a_screen() -> None:
+    """Of 50 lines of 80 columns, also of eight GPUs; but a map of peer access names every link that does not work."""
+    short = [name for name, command in COMMANDS.items() if not {"-v", "--verbose"} & {*command.split()}]
+    tall = {name for name in short if screen_lines(EXPECTED / f"{name}.txt") > 50}
+    assert tall == {"check-map-p2p-hanging"}
+
+
+def screen_lines(file: Path) -> int:
+    """Return the lines that a page takes in a terminal of 80 columns; 0 where the command prints none there."""
+    head, _, rest = file.read_text(encoding="utf-8").partition("\n")
+    first = re.split(r"^\$ collbench ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    page = first.partition("--- stdout\n")[2].partition("\n--- ")[0].rstrip()
+    return sum(max(1, -(-len(line) // 80)) for line in page.splitlines()) if "80 columns" in head else 0
+
+
 def enter(words: list[str], folder: Path, program: Program, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the folder, with all files that these words of a command name, and enter it; it has the saved runs, too."""
     for word in words:
