@@ -90,6 +90,13 @@ def test_a_tenth_of_wild_trials_names_nobody() -> None:
         assert said(run_with(logs)) == []
 
 
+def test_a_tenth_of_wild_trials_names_no_pair_alone() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        logs = noise(0.01, count=2, passes=5, seed=seed) - 0.7 * (rng.random((len(COPIES), 2, 5)) < 0.1)
+        assert said(run_with(logs, 2)) == []
+
+
 def test_no_pair_of_such_a_gpu_agrees() -> None:
     logs = noise(0.002)
     logs[:, of_gpu(2), 1] += SLOWER

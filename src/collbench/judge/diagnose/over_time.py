@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +23,9 @@ _CHANCE_OF_ANY = 0.001
 _LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
 _FEWEST_POINTS = 3  # that show what is typical, and how much it varies
 _ENOUGH_POINTS = 8
-# A few wild trials move a mean. A device that was slower for a part of a pass moves as large a part of its points; with
-# no points of others beside them, noise in which every tenth trial is wild moves a quarter too.
-_LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.5
+# A few wild trials move a mean. A device that was slower for a part of a pass moves the medians of as large a part of
+# its points; with no points of others beside them, noise in which every tenth trial is wild moves a half, too.
+_LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.75
 _CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
 
 _Array = NDArray[np.float64]
@@ -115,6 +114,7 @@ class _Shifts(NamedTuple):
     """
 
     slower: _Array
+    median: _Array  # the same of medians, which a few wild trials do not move
     squares: _Array
     freedom: _Array
     share: _Array
@@ -125,7 +125,8 @@ class _Shifts(NamedTuple):
         middle = np.nanmean(there, axis=1)
         inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
         squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
-        return cls(np.nanmean(here, axis=1) - middle, squares, outside - 1.0, 1 / inside + 1 / outside)
+        median = np.nanmedian(here, axis=1) - np.nanmedian(there, axis=1)
+        return cls(np.nanmean(here, axis=1) - middle, median, squares, outside - 1.0, 1 / inside + 1 / outside)
 
     def by_spread(self, part: _Flags) -> tuple[float, float]:
         """Return the variance of the mean of some data points, as they show it, with its degrees of freedom."""
@@ -145,13 +146,13 @@ class _Shifts(NamedTuple):
 
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others, slower = ~touched, shifts.slower
+    others, slower, medians = ~touched, shifts.slower, shifts.median
     parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
     if others.sum() >= _FEWEST_POINTS:
-        slower = slower - median(slower[others].tolist())
+        slower, medians = (shift - np.median(shift[others]) for shift in (slower, medians))
         parts, least, least_share = [touched, others], _LEAST, _LEAST_SHARE
     by, share = (
-        float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, slower > least)
+        float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, medians > least)
     )
     if by <= least or share < least_share:
         return False
