@@ -180,6 +180,11 @@ def figure(value: float, decimals: int = 1) -> str:
     return f"{value:.{decimals if value >= 9.95 else decimals + 1}f}"  # 9.96 rounds up to a number without it
 
 
+def micro(seconds: float | None) -> str:
+    """Return seconds in µs for a table, "-" for none: 5.25."""
+    return "-" if seconds is None else f"{round(seconds * 1e6, 2) + 0.0:.2f}"  # no -0.00
+
+
 def span(low: str, high: str, between: str = " to ") -> str:
     """Return "8 B to 1G"; one of the two where both print alike."""
     return low if low == high else f"{low}{between}{high}"

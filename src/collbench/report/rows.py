@@ -424,16 +424,13 @@ class Table(Sequence[Row]):
         return [{name: row[name] for name in _SHOWN if row.get(name) is not None} for row in self.rows]
 
     def __repr__(self) -> str:
-        return "\n".join([*aligned(self._cells()), *self._more()]) if self.rows else "no rows"
-
-    def _cells(self) -> list[list[str]]:
-        """Return the names of the columns that are shown, and the first rows as texts."""
+        """Return the columns that say something as text, of the first rows."""
+        if not self.rows:
+            return "no rows"
         names = [name for name in _SHOWN if any(row.get(name) not in (None, _HOW.get(name)) for row in self.rows)]
-        return [names, *([_text(row[name]) for name in names] for row in self.rows[:_MOST])]
-
-    def _more(self) -> list[str]:
+        lines = aligned([names, *([_text(row[name]) for name in names] for row in self.rows[:_MOST])])
         left = len(self.rows) - _MOST
-        return [f"… and {left} more rows"] if left > 0 else []
+        return "\n".join([*lines, *([f"… and {left} more rows"] if left > 0 else [])])
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas.DataFrame with all columns, typed. Raises Error without pandas."""

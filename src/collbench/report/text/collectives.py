@@ -14,7 +14,7 @@ from collbench.judge.tiers import rank_pairs
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Measurement, Run, tags
 from collbench.model.skew import imbalance
-from collbench.model.units import DTYPE_BYTES, format_size
+from collbench.model.units import DTYPE_BYTES, format_size, micro
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, Table, both, listed, short, table, whole
 from collbench.report.text.pairs import at_largest, ranked_pairs, rates_line
@@ -171,8 +171,8 @@ def point_figures(measurement: Measurement) -> tuple[str, ...]:
     summary = summarize(measurement)
     unchecked = measurement.wrong is None or not measurement.point.work.verifiable
     return (
-        f"{summary.seconds * 1e6:.2f}",
-        f"{summary.launch_seconds * 1e6:.2f}" if summary.launch_seconds else "-",
+        micro(summary.seconds),
+        micro(summary.launch_seconds or None),
         f"{summary.algbw:.2f}",
         f"{summary.busbw:.2f}",
         "-" if summary.interval is None else f"{summary.interval[0]:.2f}-{summary.interval[1]:.2f}",

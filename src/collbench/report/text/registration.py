@@ -10,7 +10,7 @@ from collbench.judge.registration import Winner, ranges, side_by_side, winners
 from collbench.judge.stats import summarize
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import Run, tags
-from collbench.model.units import format_size
+from collbench.model.units import format_size, micro
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Lines, Part, table
 
@@ -37,7 +37,7 @@ def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], varian
     fastest = {one.size_bytes: one.fastest for one in by_size}
     for size, by_kind in sizes.items():
         summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
-        times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
+        times = [micro(None if one is None else one.seconds) for one in summaries]
         rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
         names = fastest.get(size, ())
         rows.append((format_size(size), *times, *rates, "tie" if len(names) == len(kinds) else ", ".join(names)))

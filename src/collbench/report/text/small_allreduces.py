@@ -20,12 +20,11 @@ from collbench.judge.small_allreduces import (
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Registration
 from collbench.model.run import Run, tags
-from collbench.model.units import amount, counted, format_size
+from collbench.model.units import amount, counted, format_size, micro
 from collbench.report.text import tails
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Table, both, short, table, whole
 from collbench.report.text.registration import winner_words
-from collbench.report.text.tails import micro
 from collbench.runfile.codec import picked
 
 # As people who serve models call the kinds of memory.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
 from collbench.model.run import Run, tags
-from collbench.model.units import format_size
+from collbench.model.units import format_size, micro
 from collbench.report import sentences
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Block, Lines, Part, Table, both, short, table, whole
@@ -18,7 +18,6 @@ from collbench.report.text.layout import Block, Lines, Part, Table, both, short,
 _FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
 _BAR = 40  # columns of the longest bar, as in parts.html
-_MICRO = 1e6
 _HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
 
 
@@ -70,17 +69,12 @@ def percentiles(by_size: Sequence[Tails]) -> Table:
     return table(*_HEADS, rows=rows)
 
 
-def micro(seconds: float | None) -> str:
-    """Return seconds in µs, "-" for none."""
-    return "-" if seconds is None else f"{round(seconds * _MICRO, 2) + 0.0:.2f}"  # no -0.00
-
-
 def drawn(one: Tails) -> tuple[Text, Table]:
     """Return a title and a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
     edges, counts = histogram(one.transfer_seconds or one.waited_seconds)
     # A tail is a few launches of thousands: they have a bar, too.
     bars = (
-        (f"{edge * _MICRO:.2f}", str(count), "#" * ceil(count / max(counts) * _BAR))
+        (micro(edge), str(count), "#" * ceil(count / max(counts) * _BAR))
         for edge, count in zip(edges, counts, strict=False)
     )
     title = Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")

@@ -33,7 +33,11 @@ def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
 def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
     """Return the label matrix, with the affinities to its right if 80 columns allow, else below it."""
     names = [device.tag for device in devices]
-    cells = label_matrix(len(devices), paths)
+    places = range(len(names))
+    cells = [[labels.SELF if row == column else labels.UNKNOWN for column in places] for row in places]
+    for path in paths:
+        first, second = path.devices
+        cells[first][second] = cells[second][first] = path.label
     matrix = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
     affinities = [["CPU Affinity", "NUMA Affinity"]]
     for device in devices:
@@ -56,24 +60,11 @@ def explain_pair(devices: Sequence[Device], path: Path) -> str:
     return "; ".join([*clauses, _peer_access(path.peer_access)]) + "."
 
 
-def label_matrix(count: int, paths: Sequence[Path]) -> list[list[str]]:
-    """Return the labels of `count` devices as the rows of `nvidia-smi topo -m`."""
-    cells = [[labels.SELF if row == column else labels.UNKNOWN for column in range(count)] for row in range(count)]
-    for path in paths:
-        first, second = path.devices
-        cells[first][second] = cells[second][first] = path.label
-    return cells
-
-
-def known_limits(paths: Sequence[Path]) -> list[tuple[str, float, str]]:
-    """Return each distinct (label, one-way limit in GB/s, source of the limit), best label first."""
-    known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
-    return sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-
-
 def _theory(paths: Sequence[Path]) -> str:
     """Return a line for each distinct label and limit, best label first, and one for labels without a known limit."""
-    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in known_limits(paths)]
+    known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
+    limits = sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
+    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in limits]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
         lines.append(f"  {', '.join(unknown)}: not known, a label does not give the rate of its links")

@@ -45,7 +45,6 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
 # On the short page: faults with cause and command, and further faults by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
-_FAMILY = {True: "collectives", False: "copies"}
 
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
@@ -252,7 +251,7 @@ def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
     reached = span(figure(low), figure(high), "-")
     limits = {path.theory_gbs for path in run.paths if path.label == label and path.theory_gbs is not None}
     of = f" of {fixed(limits.pop(), 6)}" if len(limits) == 1 else ""
-    family = _FAMILY[readings[0].work.operation.is_collective]
+    family = "collectives" if readings[0].work.operation.is_collective else "copies"
     return f"{label} {reached}{of} GB/s{sim(run, ' sim')} ({family}, {format_size(readings[0].size_bytes)})"
 
 

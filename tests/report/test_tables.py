@@ -1,6 +1,8 @@
-"""Tables on narrow terminals: folded between columns, none lost."""
+"""Tables: what they leave out, and on narrow terminals folded between columns, none lost."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -71,3 +73,22 @@ def test_every_cell_is_kept_and_every_line_that_can_fit_does(
     assert kept == columns[names:]
     for part in parts:
         assert len(part.heads) == names + 1 or max(map(len, part.lines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("cells", "heads"),
+    [(("-", "5.0"), ["size", "launch", "flags"]), (("-", "-"), ["size", "flags"]), (("", "-"), ["size", "flags"])],
+)
+def test_only_an_optional_column_without_any_figure_is_left_out(cells: tuple[str, str], heads: list[str]) -> None:
+    rows = [("1K", cells[0], ""), ("2K", cells[1], "")]
+    made = layout.table("size", "launch", "flags", rows=rows, optional=("size", "launch"))
+    assert list(made.heads) == heads
+    assert [row[0] for row in made.rows] == ["1K", "2K"]
+
+
+@given(st.integers(0, 50), st.integers(1, 12))
+def test_spaced_rows_end_with_the_last_and_are_as_far_apart(count: int, most: int) -> None:
+    kept = [int(cell) for (cell,) in layout.table("size", rows=[(str(at),) for at in range(count)]).spaced(most).rows]
+    assert len(kept) <= most
+    assert kept[-1:] == [*range(count)][-1:]
+    assert len({after - before for before, after in pairwise(kept)}) <= 1
