@@ -26,9 +26,9 @@ from compare_repeats import FAIL_BELOW, RESULTS, repeats
 
 from collbench.judge.between_runs import NO_VARIATION, kind_of
 from collbench.judge.compare import compare, in_both, match_devices, parts_of
-from collbench.judge.data_points import Key, Named, estimates, points_by_key, reach
+from collbench.judge.data_points import Key, estimates, points_by_key, reach
 from collbench.judge.stats import summarize
-from collbench.model.run import Run
+from collbench.model.run import DataPoint, Run
 
 MOST_HISTORY = 5
 EDGES = (0, 2**16, 2**20, 2**24, 2**26)
@@ -40,13 +40,18 @@ def signed_root(variance: float) -> float:
     return math.copysign(math.sqrt(abs(variance)), variance)
 
 
-def levels(runs: Sequence[Run]) -> Iterator[tuple[Named, list[float], float, float]]:
+def levels(runs: Sequence[Run]) -> Iterator[tuple[DataPoint, list[float], float, float]]:
     """Yield each data point of all runs: its log levels, the mean variance of their errors, and its seconds."""
     points = [points_by_key(run, match_devices(runs[0], run).positions) for run in runs]
     known = [estimates(some, runs[0].paths) for some in points]
     for key in set(points[0]).intersection(*points[1:]):
-        seconds = median(summarize(some[key].measurement).seconds for some in points)
-        yield points[0][key], [one[key].middle for one in known], fmean(one[key].error ** 2 for one in known), seconds
+        seconds = median(summarize(some[key]).seconds for some in points)
+        yield (
+            points[0][key].point,
+            [one[key].middle for one in known],
+            fmean(one[key].error ** 2 for one in known),
+            seconds,
+        )
 
 
 def components(groups: Iterable[Sequence[Run]]) -> None:
@@ -55,12 +60,12 @@ def components(groups: Iterable[Sequence[Run]]) -> None:
     shared: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for runs in groups:
         whole: dict[tuple[str, str, int], list[tuple[list[float], float]]] = defaultdict(list)
-        for named, logs, error, seconds in levels(runs):
-            kind = kind_of(named.work)
-            size = sum(named.key.size_bytes >= edge for edge in EDGES) - 1
+        for point, logs, error, seconds in levels(runs):
+            kind = kind_of(point.work)
+            size = sum(point.size_bytes >= edge for edge in EDGES) - 1
             gpu = runs[0].devices[0].name.split()[1]
             found[kind, gpu, size].append((len(runs) - 1, variance(logs), error, seconds))
-            whole[kind, named.key.work, named.key.size_bytes].append((logs, error))
+            whole[kind, str(point.work), point.size_bytes].append((logs, error))
         for (kind, _, size_bytes), ours in whole.items():
             if len(ours) < 6 or len(runs[0].devices) < 4:
                 continue

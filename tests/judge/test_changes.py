@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.judge.compare import Change, PointPair, Verdict, judge_change
-from collbench.judge.data_points import Key, Named
+from collbench.judge.data_points import Key
 from collbench.judge.tiers import Estimate
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation
 from tests.builders import measured
 from tests.judge.runs import change_of
 
@@ -81,11 +81,9 @@ def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
 
 def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Change:
     """Return what became of a copy of 1 GiB by the logs of its trials, ascending, whose medians have this error."""
-    found = Named(
-        Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
-    )
+    key, found = Key("ce-write", (0, 1), None, 2**30), measured(Operation.CE_WRITE, (0, 1), 400)
     ends = [Estimate("", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
-    return judge_change(PointPair(found, found, ends[0], ends[1]), 0.01, 0.05)
+    return judge_change(PointPair(key, found, found, ends[0], ends[1]), 0.01, 0.05)
 
 
 CALM = [0.0] * 5

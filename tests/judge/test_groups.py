@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.judge.compare import Group, Kind, PointPair, Verdict, find_groups, judge_group
-from collbench.judge.data_points import Key, Named
+from collbench.judge.data_points import Key
 from collbench.judge.tiers import Estimate
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation
 from tests.builders import measured
 
 GIB, MIB = 2**30, 2**20
@@ -25,9 +25,9 @@ def point(
     trials: int = 5,
 ) -> PointPair:
     """Return a point whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
-    named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
+    found = measured(work, members, 400, size)
     old, now = (Estimate("", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
-    return PointPair(named, named, old, now)
+    return PointPair(Key(str(work), members, None, size), found, found, old, now)
 
 
 def judged(*found: PointPair, alpha: float = 0.01) -> Group:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import combinations
 from statistics import fmean, median, variance
 
-from collbench.judge.data_points import Key, Named
+from collbench.judge.data_points import Key
 from collbench.judge.stats import OwnNoise, summarize
 from collbench.judge.tiers import NOISIER, Estimate
 from collbench.model.operations import Operation, Work
@@ -126,16 +126,16 @@ def with_shown(known: Variation, shown: Variation) -> Variation:
 # slows a link for a run may slow all of its works.
 
 
-def _alike(points: Mapping[Key, Named]) -> list[list[Key]]:
+def _alike(points: Mapping[Key, Measurement]) -> list[list[Key]]:
     groups: dict[tuple[str, int, int], list[Key]] = defaultdict(list)
-    for key, named in points.items():
-        groups[kind_of(named.work), key.size_bytes, len(key.members)].append(key)
+    for key, measurement in points.items():
+        groups[kind_of(measurement.point.work), key.size_bytes, len(key.members)].append(key)
     return list(groups.values())
 
 
-def from_history(points: Mapping[Key, Named], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
+def from_history(points: Mapping[Key, Measurement], runs: Sequence[Mapping[Key, Estimate]]) -> dict[Key, Variation]:
     """Return what two or more runs of one machine show of the points that all of them have (analysis of variance)."""
-    shared = {key: named for key, named in points.items() if all(key in run for run in runs)}
+    shared = {key: one for key, one in points.items() if all(key in run for run in runs)}
     freedom = len(runs) - 1
     shown = {}
     for keys in _alike(shared) if freedom else ():
@@ -172,14 +172,14 @@ OF_FEW_LINKS = 0.006
 _MORE = 1.3
 
 
-def from_changes(changes: Mapping[Key, tuple[Named, float, float, Variation]]) -> dict[Key, Variation]:
+def from_changes(changes: Mapping[Key, tuple[Measurement, float, float, Variation]]) -> dict[Key, Variation]:
     """Return how much points vary whose links changed differently by clearly more than expected, or are too few.
 
     Each change is a point, a log ratio, the variance of it that the trials explain, and what else is expected. The
     scale withstands that up to half of the links truly became slower.
     """
     shown = {}
-    for keys in _alike({key: named for key, (named, *_) in changes.items()}):
+    for keys in _alike({key: measurement for key, (measurement, *_) in changes.items()}):
         rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
         for key in keys:
             rows[key.work, key.members != tuple(sorted(key.members))].append(key)

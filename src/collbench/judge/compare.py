@@ -12,13 +12,13 @@ from typing import Any
 
 from collbench.judge import between_runs
 from collbench.judge.between_runs import NO_VARIATION, Variation
-from collbench.judge.data_points import Key, Named, Part, estimates, points_by_key, reach
+from collbench.judge.data_points import Key, Part, estimates, points_by_key, reach
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.tiers import Estimate, tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import FlagKind, Layout, Path, Run, tags
+from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, format_size
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
@@ -73,16 +73,12 @@ class Verdict(StrEnum):
 class PointPair:
     """One data point of both runs before it is judged."""
 
-    base: Named
-    new: Named
+    key: Key
+    base: Measurement
+    new: Measurement
     old: Estimate
     now: Estimate
     between: Variation = NO_VARIATION
-
-    @property
-    def key(self) -> Key:
-        """The data point's name, the same in both runs."""
-        return self.base.key
 
     @property
     def decided(self) -> bool:
@@ -151,7 +147,10 @@ class Change(Judged):
 
 
 def in_both(
-    base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path], history: Sequence[Mapping[Key, Named]]
+    base: Mapping[Key, Measurement],
+    new: Mapping[Key, Measurement],
+    paths: Sequence[Path],
+    history: Sequence[Mapping[Key, Measurement]],
 ) -> list[PointPair]:
     """Return the data points that both runs have, with their estimates and how much these vary between runs.
 
@@ -160,11 +159,12 @@ def in_both(
     old, now = estimates(base, paths), estimates(new, paths)
     found = [
         PointPair(
+            key,
             base[key],
             new[key],
             old[key],
             now[key],
-            between_runs.default(base[key].work, summarize(base[key].measurement).seconds),
+            between_runs.default(base[key].point.work, summarize(base[key]).seconds),
         )
         for key in base
         if key in new
@@ -215,14 +215,14 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
     Nearly every trial has to agree, because a data point may be noisier than its pool, or disturbed for a moment.
     """
     old, now = change.old, change.now
-    before, after = summarize(change.base.measurement), summarize(change.new.measurement)
+    before, after = summarize(change.base), summarize(change.new)
     least = min(now.middle - old.bounds[1], now.bounds[0] - old.middle)
     most = max(now.middle - old.bounds[0], now.bounds[1] - old.middle)
     parts = [*parts_of([(1.0, change)])] if change.decided else []
     delta = tolerance(change.key.size_bytes)
     return Change(
         key=change.key,
-        operation=change.base.work.operation,
+        operation=change.base.point.operation,
         base_gbs=before.busbw,
         new_gbs=after.busbw,
         base_seconds=before.seconds,
@@ -506,8 +506,8 @@ def compare(
     `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary.
     """
 
-    def wanted(named_points: dict[Key, Named]) -> dict[Key, Named]:
-        return {key: named for key, named in named_points.items() if operation in (None, named.work.operation)}
+    def wanted(points: dict[Key, Measurement]) -> dict[Key, Measurement]:
+        return {key: one for key, one in points.items() if operation in (None, one.point.operation)}
 
     match = match_devices(base, new)
     if any(match_devices(base, run).by_uuid < len(base.devices) for run in history):
@@ -532,16 +532,18 @@ def compare(
         groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
         only_base=tuple(only_base),
         only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
-        lost=tuple(key for key in only_base if (key.work, key.size_bytes) in measured or _asked(new, base, old[key])),
+        lost=tuple(
+            key for key in only_base if (key.work, key.size_bytes) in measured or _asked(new, base, old[key].point)
+        ),
         fail_below=fail_below,
         history=len(history),
     )
 
 
-def _asked(new: Run, base: Run, named: Named) -> bool:
+def _asked(new: Run, base: Run, point: DataPoint) -> bool:
     """Return whether the new run was asked for a data point of the base, whatever it holds of that."""
-    asked, work = new.settings, named.work
-    if work.operation not in asked.operations or named.key.size_bytes not in asked.sizes:
+    asked, work = new.settings, point.work
+    if work.operation not in asked.operations or point.size_bytes not in asked.sizes:
         return False
     if work.operation.is_collective:
         return asked.layout is base.settings.layout and work in asked.collectives

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.judge.outcome import unordered
-from collbench.judge.stats import log_rates, student, summarize
+from collbench.judge.stats import log_rates, student
 from collbench.judge.tiers import Estimate, estimates_of, pair_labels
-from collbench.model.operations import Work
 from collbench.model.run import Measurement, Path, Run
 
 # The data points of two runs, each with a key that means the same in both.
@@ -26,21 +25,7 @@ class Key:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A data point that a run measured, and its key."""
-
-    key: Key
-    work: Work
-    measurement: Measurement
-
-    @property
-    def gbs(self) -> float:
-        """The data point's busbw in GB/s."""
-        return summarize(self.measurement).busbw
-
-
-def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
+def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Measurement]:
     """Return the run's data points that have a sample; `positions` maps its devices to those of the base.
 
     A device that the base lacks becomes a negative member of the key.
@@ -54,7 +39,7 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
             rooted = point.operation.rooted and run.settings.root < len(members)
             root = members[run.settings.root] if rooted else None
             key = Key(str(point.work), unordered(point.work, members), root, point.size_bytes)
-            made[key] = Named(key, point.work, measurement)
+            made[key] = measurement
     return made
 
 
@@ -67,13 +52,13 @@ _SIZE_CLASSES = (2**16, 2**20, 2**24)
 _NOTHING_KNOWN = math.log(1e6)
 
 
-def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict[Key, Estimate]:
+def estimates(points_by_key: Mapping[Key, Measurement], paths: Sequence[Path]) -> dict[Key, Estimate]:
     """Return each data point's log bandwidth with its error; noise is pooled over the links of a label at a size.
 
     Few trials there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
     labels = pair_labels(paths)
-    logs = {key: log_rates(named.measurement) for key, named in points_by_key.items()}
+    logs = {key: log_rates(measurement) for key, measurement in points_by_key.items()}
     kinds = {
         key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in points_by_key
     }

@@ -14,7 +14,7 @@ from importlib import resources
 from itertools import chain, combinations
 
 from collbench.judge import between_runs
-from collbench.judge.data_points import Key, Named, Part, estimates, points_by_key, reach
+from collbench.judge.data_points import Key, Part, estimates, points_by_key, reach
 from collbench.judge.outcome import TroubleKind, outcome, unordered
 from collbench.judge.physics import Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
@@ -23,7 +23,7 @@ from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import Layout, Run
+from collbench.model.run import Layout, Measurement, Run
 from collbench.runfile.codec import build
 
 # Published figures of healthy machines: single ones in figures.json, curves over sizes in curves.json in this folder.
@@ -346,25 +346,23 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     names = {device.name for device in run.devices}
     alike = len(names) == 1 and not capabilities(run.backend).simulated
     ours = [one for one in figures if alike and one.is_of(next(iter(names))) and not _unlike(one, run, memory)]
-    points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
+    points = {key: one for key, one in points_by_key(run).items() if operation in (None, one.point.operation)}
     labels = pair_labels(run.paths)
     state = nvls(run)
     alike_points: dict[tuple[Operation, Variant, int], list[Key]] = defaultdict(list)
-    for key, named in points.items():
-        alike_points[named.work.operation, named.work.variant, len(key.members)].append(key)
+    for key, one in points.items():
+        alike_points[one.point.operation, one.point.variant, len(key.members)].append(key)
     judging = []
     for kind in by_kind(ours):
         keys = alike_points[kind[0].operation, kind[0].variant, kind[0].ranks]
         if found := _judging(kind, [key for key in keys if _links_are(kind[0], key.members, labels)], points):
             judging.append(found)
     matched = _conforming(judging, state)
-    if not matched:
-        return Answers(run, state, (), tuple(_unjudged(run, points, ours, (), labels)), bool(ours))
     works = {key.work for _, keys in matched for key in keys}  # noise is pooled within a work
-    errors = estimates({key: named for key, named in points.items() if key.work in works}, run.paths)
+    errors = estimates({key: one for key, one in points.items() if key.work in works}, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    shown = _Evidence(points, errors, _ALPHA / tested, failures, impossible(run), labels)
+    shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(reference, keys, shown, state) for reference, keys in matched)
     return Answers(run, state, answers, tuple(_unjudged(run, points, ours, answers, labels)), bool(ours))
 
@@ -382,7 +380,7 @@ def _unlike(figure: Figure, run: Run, memory: Collection[Registration]) -> bool:
 class _Evidence:
     """What a run shows: its data points with estimates, failures, impossible rates; `alpha` is for each answer."""
 
-    points: dict[Key, Named]
+    points: dict[Key, Measurement]
     errors: dict[Key, Estimate]
     alpha: float
     failures: Sequence[tuple[int, ...]]
@@ -396,8 +394,8 @@ def _answer(reference: Reference, keys: Sequence[Key], run: _Evidence, state: Nv
     beaten = _beaten(reference, run)
     sets = []
     for key in keys:
-        summary = summarize(run.points[key].measurement)
-        between = between_runs.default(run.points[key].work, summary.seconds).sigma
+        summary = summarize(run.points[key])
+        between = between_runs.default(run.points[key].point.work, summary.seconds).sigma
         standing = _standing(reference.band, summary.busbw, run.errors[key], between, run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
@@ -437,7 +435,7 @@ def _conforming(judging: list[_Judging], state: Nvls) -> list[_Judging]:
     ]
 
 
-def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Named]) -> _Judging | None:
+def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Measurement]) -> _Judging | None:
     """Return what figures of one kind say about points of their kind, and about which of these; None if about none.
 
     The size is the one about which most sources say something, the largest of these. Of host copies it is the best
@@ -451,7 +449,7 @@ def _judging(kind: Sequence[Figure], ours: Sequence[Key], points: dict[Key, Name
     for key in (key for key in ours if key.size_bytes == reference.size_bytes):
         # Memory on another NUMA node is slower by design: the nearest node shows the rate of the slot.
         other = best.get(key.members)
-        if other is None or points[key].gbs > points[other].gbs:
+        if other is None or summarize(points[key]).busbw > summarize(points[other]).busbw:
             best[key.members] = key
     return reference, list(best.values())
 
@@ -488,15 +486,15 @@ def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
 
 def _unjudged(
     run: Run,
-    points: dict[Key, Named],
+    points: dict[Key, Measurement],
     figures: Sequence[Figure],
     answers: Sequence[Answer],
     labels: dict[frozenset[int], str],
 ) -> Iterator[Unjudged]:
     """Yield what the answers leave out: of works that they judge on devices, links and pairs, and whole works."""
     measured: dict[tuple[Work, int], list[tuple[int, ...]]] = defaultdict(list)
-    for key, named in points.items():
-        measured[Work(named.work.operation, named.work.variant), len(key.members)].append(key.members)
+    for key, one in points.items():
+        measured[Work(one.point.operation, one.point.variant), len(key.members)].append(key.members)
     for (work, ranks), places in measured.items():
         alike = [
             one for one in figures if (one.operation, one.variant, one.ranks) == (work.operation, work.variant, ranks)

@@ -16,9 +16,10 @@ from collbench.judge.compare import (
     differences,
     match_devices,
 )
-from collbench.judge.data_points import Key, Named, points_by_key
+from collbench.judge.data_points import Key, points_by_key
+from collbench.judge.stats import summarize
 from collbench.model.operations import Operation
-from collbench.model.run import Run
+from collbench.model.run import Measurement, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def trend(
     all_points = [points_by_key(first), *(points_by_key(run, match_devices(first, run).positions) for run in later)]
     compared = [compare(first, run, fail_below, operation, history) for run in later]
     common = set.intersection(*(set(points) for points in all_points))
-    works = {key.work for key in common if operation in (None, all_points[0][key].work.operation)}
+    works = {key.work for key in common if operation in (None, all_points[0][key].point.operation)}
     lines = []
     for work in sorted(works):
         size = max(key.size_bytes for key in common if key.work == work)
@@ -88,13 +89,13 @@ def trend(
     return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 
 
-def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:
+def _line(work: str, keys: list[Key], runs: list[dict[Key, Measurement]], compared: list[Comparison]) -> Line:
     wanted = set(keys)
     worse_keys = [{change.key for change in one.changes if change.verdict is Verdict.WORSE} for one in compared]
     worse = [0, *(len(slower & wanted) for slower in worse_keys)]
     points: list[Point] = []
     for index, point_of in enumerate(runs):
-        rates = {key: point_of[key].gbs for key in keys}
+        rates = {key: summarize(point_of[key]).busbw for key in keys}
         slowest = min(keys, key=lambda key: (rates[key], key))
         middle = median(rates.values())
         start = points[0].median_gbs if points else middle
