@@ -67,23 +67,6 @@ def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: 
     Draft202012Validator(SCHEMA).validate(json.loads(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(
-    ("name", "without"),
-    [
-        ("without p2p", ("p2p",)),
-        ("without p2p and shm", ("p2p", "shm")),
-        ("without shm and with NCCL_ALGO=Ring", ()),
-        ("on GPU2, GPU3", ()),
-    ],
-)
-def test_in_an_older_file_only_the_name_says_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
-    data = json.loads(RECORDED.read_text(encoding="utf-8"))
-    for arm in data["arms"]:
-        del arm["without"]
-    data["arms"][1]["name"] = name
-    assert [arm.without for arm in ablations.loads(json.dumps(data), "old").arms] == [(), without]
-
-
 @pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), ablations.dumps(CASES["with the GPU's time"])])
 def test_files_follow_the_schema_and_have_no_other_fields(text: str) -> None:
     data = json.loads(text)

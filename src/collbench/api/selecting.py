@@ -177,10 +177,6 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
         return f"{', '.join(tags(members))}{above_limit}"
 
     chosen = [devices[position] for position in choice.members]
-    measured = {}
-    for finalist in choice.verified:
-        low, high = finalist.interval or (finalist.gbs, finalist.gbs)
-        measured[finalist.members] = low, finalist.gbs, high
     return Selection(
         devices=tuple(chosen),
         environment=formats.variables(chosen) if origin.acts else {},
@@ -189,8 +185,7 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
         predicted=rates(choice.band),
         predicted_how=choice.band.basis if choice.band and not choice.estimated else "",
         finalists=tuple(
-            Finalist(tags(one.members), rates(one.band), measured.get(one.members), one.default)
-            for one in choice.finalists
+            Finalist(tags(one.members), rates(one.band), one.measured, one.default) for one in choice.finalists
         ),
         gain=choice.gain,
         decided_by=", then ".join(choice.decided_by),

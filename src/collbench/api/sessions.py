@@ -87,18 +87,12 @@ class RequestSession(OpenSession):
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         begun = None if ranks else factory.begin(request.backend, meanwhile)
-        from collbench.measurement.session import NotResumed, Session  # late: numpy, while the driver starts
+        from collbench.measurement.session import Session  # late: numpy, while the driver starts
 
         self._notices, self._title = notices, title
         with ExitStack() as stack:
             world = None if ranks is None else stack.enter_context(ranks(request, notices))
-            try:
-                self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
-            except NotResumed as error:
-                # A run file names no library to load: the user repeats --nccl.
-                nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
-                advice = f"{nccl}measure again, without --resume"
-                raise RunFileError(f"{error.path} cannot be resumed here: {error.why}; {advice}") from None
+            self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
             self.run = self._session.run
             self._stack = stack.pop_all()
 

@@ -74,13 +74,15 @@ class TieBreak(StrEnum):
 class Candidate:
     """A set of positions, ascending, and its predicted band. The `default` set is the first k devices.
 
-    `sound` is False if the run has a failure within the set.
+    `sound` is False if the run has a failure within the set. `measured` is what its all-reduce reached, busbw in GB/s:
+    low end of its 95% interval, median, high end; None if it was not measured.
     """
 
     members: Members
     band: Band
     default: bool
     sound: bool = True
+    measured: tuple[float, float, float] | None = None
 
 
 class Unfit(StrEnum):
@@ -116,15 +118,6 @@ class LeftOut:
         return "; ".join(why.text for why in self.why)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A finalist's measured all-reduce busbw, GB/s: the median over trials and its 95% interval."""
-
-    members: Members
-    gbs: float
-    interval: tuple[float, float] | None
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice:
     """The chosen positions, ascending, and the reason, a clause.
@@ -147,7 +140,6 @@ class Choice:
     tied: bool = False
     heuristic: bool = False
     estimated: bool = False
-    verified: tuple[Verified, ...] = ()
     gain: tuple[float, float, float] | None = None
     failed: tuple[Members, ...] = ()
     forgiven: tuple[LeftOut, ...] = ()

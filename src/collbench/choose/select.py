@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.bands import predict
-from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit, Verified
+from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit
 from collbench.choose.problem import (
     Level,
     SelectionProblem,
@@ -29,7 +29,7 @@ from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.choose.search import best, finalists, further, search, with_default
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
-from collbench.judge.stats import FEWEST_TRIALS, most_measured, simultaneous_quantile, summarize
+from collbench.judge.stats import FEWEST_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
 from collbench.judge.tiers import estimates, rank_pairs, ties, tolerance
 from collbench.machine.labels import labels_within
 from collbench.model.capabilities import capabilities
@@ -280,11 +280,19 @@ def settle(choice: Choice, verification: Run) -> Choice:
         reason=f"{fixed(summaries[winner].busbw, 3)} GB/s {'simulated' if simulated else 'measured'}{over}",
         failed=failed,
         band=next(some.band for some in choice.finalists if some.members == winner),
+        finalists=tuple(
+            replace(some, measured=_rate(summaries[some.members])) if some.members in ranked else some
+            for some in choice.finalists
+        ),
         decided_by=decided_by if len(tied) > 1 else (),
         tied=len(tied) == len(choice.finalists) > 1,
-        verified=tuple(Verified(members, summaries[members].busbw, summaries[members].interval) for members in ranked),
         gain=gain,
     )
+
+
+def _rate(summary: Summary) -> tuple[float, float, float]:
+    low, high = summary.interval or (summary.busbw, summary.busbw)
+    return low, summary.busbw, high
 
 
 def further_finalists(choice: Choice, run: Run, verification: Run) -> tuple[Candidate, ...]:

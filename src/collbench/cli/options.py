@@ -29,13 +29,6 @@ def parsed(parse: Callable[[Any], Value]) -> Callable[[click.Context, click.Para
     return lambda _context, _option, value: None if value is None else parse(value)
 
 
-def _checked_seed(seed_given: int) -> int:
-    """Return the seed. Raises UsageError."""
-    if seed_given < 0:
-        raise UsageError(f"--seed {seed_given} is negative: write a whole number from 0")
-    return seed_given
-
-
 def parse_operation(text: str) -> Operation:
     """Return the operation that a word names. Raises UsageError."""
     return named("--operation", text, Operation)
@@ -222,8 +215,7 @@ nccl = click.option(
 seed = click.option(
     "--seed",
     metavar="N",
-    type=int,
-    callback=parsed(_checked_seed),
+    type=click.IntRange(min=0),
     help="Seed of the random order.  [default: random, printed]",
 )
 dtype = click.option(

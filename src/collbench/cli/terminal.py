@@ -41,11 +41,6 @@ verbose_option = click.option(
 )
 
 
-def show_whole() -> None:
-    """Let this command print the whole page: click does not parse its options."""
-    click.get_current_context().meta[_VERBOSE] = True
-
-
 def is_verbose() -> bool:
     """Return whether the whole page was requested."""
     context = click.get_current_context(silent=True)

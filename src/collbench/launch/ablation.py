@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
 
 from collbench.model.errors import UsageError
 from collbench.model.ranges import Amount, Ordinal, Positive
@@ -549,17 +548,5 @@ def dumps(ablation: Ablation) -> str:
 
 def loads(text: str, name: str) -> Ablation:
     """Return the ablation in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    return _FORMAT.loads(text, name, _build)
-
-
-def _build(fields: dict[str, Any]) -> Ablation:
-    ablation: Ablation = build(Ablation, fields, "ablation")
-    if not any("without" in arm for arm in fields["arms"]):
-        ablation.arms[1].without = _variable_named(ablation.arms[1].name)
-    return ablation
-
-
-def _variable_named(name: str) -> tuple[str, ...]:
-    """Return what an arm lacks by its name: files from before the field `without` have nothing else."""
-    switches = name.removeprefix("without ").split(" and ")
-    return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
+    loaded: Ablation = _FORMAT.loads(text, name, lambda fields: build(Ablation, fields, "ablation"))
+    return loaded

@@ -193,16 +193,8 @@ class Previous:
         return cls(run_file.load(path), path, stood, journal)
 
 
-class NotResumed(RunFileError):
-    """Why this machine cannot continue a saved run, and whether another NCCL was loaded; api makes the message."""
-
-    def __init__(self, path: Path, why: str, *, other_nccl: bool) -> None:
-        super().__init__(f"{path} cannot be resumed here")
-        self.path, self.why, self.other_nccl = path, why, other_nccl
-
-
 def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
-    """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
+    """Return the saved run, to continue with. Raises RunFileError if it is another machine's."""
     from collbench.choose.freshness import Here, mismatch  # late: few runs are resumed
 
     backend, run = opened.backend, previous.run
@@ -212,7 +204,9 @@ def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
         reason = "its devices are in a different order"
     if reason:
         other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
-        raise NotResumed(previous.path, reason, other_nccl=other)
+        # A run file names no library to load: the user repeats --nccl.
+        nccl = "add --nccl PATH to name the one that it was measured with, or " if other else ""
+        raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {nccl}measure again, without --resume")
     run.skipped, run.complete = skipped, False
     return run
 

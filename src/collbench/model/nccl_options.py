@@ -11,7 +11,7 @@ from collbench.model.operations import Registration
 
 # By nccl.h's name, the oldest NCCL whose ncclConfig_t has the field; csrc/nccl.cpp writes them. Not here:
 # `blocking`, which NCCL_COMM_BLOCKING sets, names (text), and what only ncclCommShrink reads.
-_FIELDS = {
+NCCL_CONFIG_FIELDS = {
     "cgaClusterSize": 21800,
     "minCTAs": 21800,
     "maxCTAs": 21800,
@@ -27,7 +27,6 @@ _FIELDS = {
     "maxP2pPeers": 23000,
     "graphStreamOrdering": 23005,
 }
-NCCL_CONFIG_FIELDS = tuple(_FIELDS)
 # NCCL_CTA_POLICY_ZERO, collectives by copy engine, which older libraries would take for no policy [nccl.h 2.28.3].
 _CTA_POLICY_ZERO, _OLDEST_ZERO = 2, 22800
 _LARGEST = 2**31 - 1
@@ -50,7 +49,7 @@ class NcclOptions:
             _refuse(f"--registration {registration}", registration.oldest_nccl, version)
         for name, value in self.config.items():
             zero = name == "CTAPolicy" and value == _CTA_POLICY_ZERO
-            _refuse(f"--nccl-config {name}={value}", _OLDEST_ZERO if zero else _FIELDS[name], version)
+            _refuse(f"--nccl-config {name}={value}", _OLDEST_ZERO if zero else NCCL_CONFIG_FIELDS[name], version)
 
 
 def _refuse(option: str, oldest: int, version: int) -> None:
@@ -68,8 +67,8 @@ def _needs(oldest: int, version: int) -> str:
 def checked_config(config: Mapping[str, int]) -> dict[str, int]:
     """Return the fields of ncclConfig_t. Raises UsageError for one that is unknown, or no number that NCCL takes."""
     for name, value in config.items():
-        if name not in _FIELDS:
-            raise UsageError(f"--nccl-config {name}: no such field; choose from {', '.join(_FIELDS)}")
+        if name not in NCCL_CONFIG_FIELDS:
+            raise UsageError(f"--nccl-config {name}: no such field; choose from {', '.join(NCCL_CONFIG_FIELDS)}")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
             raise UsageError(f"--nccl-config {name}={value} is not a whole number from 0: use {name}=1, for example")
     # NCCL compares both, and takes a maximum that is not set for the smallest number [2.28.9: init.cc, parseCommConfig]
