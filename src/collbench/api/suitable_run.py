@@ -114,16 +114,12 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     found = _find(criteria, notices)
     found = replace(found, run=found.as_now(states))
     probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
-    if criteria.request.allow_busy and probe_tells and _someone_is_busy(found.run):
-        return _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+    if criteria.request.allow_busy and probe_tells:
+        from collbench.choose.problem import left_out  # late: numpy
+
+        if len(left_out(found.run)) > len(left_out(found.run, allow_busy=True)):  # someone is
+            return _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
     return found
-
-
-def _someone_is_busy(run: Run) -> bool:
-    """Return whether other processes use one of the run's devices."""
-    from collbench.choose.problem import left_out  # late: numpy
-
-    return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
 def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
@@ -136,20 +132,16 @@ def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     if not capabilities(criteria.backend).simulated and not request.fresh:
         machine = here(criteria, criteria.candidates)
         if request.run is not None:
-            return _named(criteria, request.run, machine)
+            run = run_file.load(Path(request.run))
+            if refusal := freshness.refusal(run, machine, datetime.now(UTC), request.max_age):
+                raise RunFileError(f"{request.run} cannot choose devices here: {refusal}; {request.advice}")
+            return SuitableRun(part(run, criteria.candidates), torchrun.saved_run(run.started, request.run))
         found, refused, failed = _newest_that_fits(criteria, machine, notices)
         if found is not None:
             return found
     if criteria.all_wanted and not request.fresh and not failed:
         return nothing_to_compare(criteria.backend, criteria.candidates, request.fabric)
     return _measured_now(criteria, refused, notices)
-
-
-def _named(criteria: RunCriteria, path: str, machine: freshness.Here) -> SuitableRun:
-    run = run_file.load(Path(path))
-    if refusal := freshness.refusal(run, machine, datetime.now(UTC), criteria.request.max_age):
-        raise RunFileError(f"{path} cannot choose devices here: {refusal}; {criteria.request.advice}")
-    return SuitableRun(part(run, criteria.candidates), torchrun.saved_run(run.started, path))
 
 
 def _newest_that_fits(

@@ -239,6 +239,13 @@ redop = click.option(
 allow_busy = click.option(
     "--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."
 )
+exclude = click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs.")
+job = click.option(
+    "--job",
+    metavar="JOB",
+    type=FILE,
+    help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
+)
 max_age = click.option(
     "--max-age",
     metavar="AGE",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
-# The JSON's version: raised when a field changes its meaning or goes.
 
 
 class _Select(click.Command):
@@ -76,20 +75,14 @@ _own_options = options.apply(
         help="Choose by the labels in saved 'nvidia-smi topo -m' text.",
     ),
     click.option("--gpu", metavar="NAME", help="With --topology: which GPUs, as H100, to show reference figures."),
-    click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
+    options.exclude,
     options.allow_busy,
     click.option(
         "--verify/--no-verify",
         default=None,
         help="Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
     ),
-    click.option(
-        "--job",
-        "job",
-        metavar="JOB",
-        type=options.FILE,
-        help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
-    ),
+    options.job,
     click.option(
         "--size",
         "size_bytes",
@@ -193,13 +186,11 @@ def _print(answer: Selection, layout: str) -> None:
     if layout == _TEXT:
         echo(explanation(answer, prose_width() if sys.stdout.isatty() else None, verbose=is_verbose()))
         return
-    line = _json(answer) if layout == _JSON else formats.answer(layout, answer.devices)
+    if layout == _JSON:
+        from collbench.runfile.codec import document, plain
+
+        line = document("selection", plain(answer)).rstrip()
+    else:
+        line = formats.answer(layout, answer.devices)
     echo(explanation(answer, verbose=is_verbose()), err=True)
     echo(line)
-
-
-def _json(answer: Selection) -> str:
-    """Return the selection as one JSON object, for docs/python.md describes its fields."""
-    from collbench.runfile.codec import document, plain
-
-    return document("selection", plain(answer)).rstrip()

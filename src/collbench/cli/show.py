@@ -14,7 +14,6 @@ from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
-from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file as runfile_run_file
@@ -102,19 +101,14 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
     run = _load(run_file)
     works = rank_summary(run, operation, size_bytes)
     if not any(ranked.rankings for ranked in works):
-        raise UsageError(
-            f"{run_file} has nothing to rank{_of_operation_at_size(operation, size_bytes)}: {_present(run)}"
-        )
+        of = f" of {operation}" if operation else ""
+        at = f" at {format_size(size_bytes)}" if size_bytes is not None else ""
+        raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     if as_json:
         echo(document("ranking", ranking.as_json(run, works)), end="")
     else:
         show_page(ranking.page(run, works))
     leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
-
-
-def _of_operation_at_size(operation: Operation | None, size_bytes: int | None) -> str:
-    of = f" of {operation}" if operation else ""
-    return of if size_bytes is None else f"{of} at {format_size(size_bytes)}"
 
 
 def _present(run: Run) -> str:

@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -144,7 +143,7 @@ def train_request(values: Mapping[str, Any]) -> TrainRequest:
     if job is not None:
         from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
 
-        job = job_scorer(Path(job))
+        job = job_scorer(job)
     chosen = {name: values[name] for name in ("devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")}
     return TrainRequest(
         count=values["auto_select"] or 0,
@@ -167,8 +166,8 @@ class _Backend(click.Choice[str]):
 OPTIONS = (
     click.option("--auto-select", metavar="K", type=options.COUNT, help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
-    click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
-    click.option("--job", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
+    options.exclude,
+    options.job,
     options.allow_busy,
     click.option(
         "--run-file",

@@ -133,7 +133,9 @@ def check_script(script: Script) -> None:
     if script.has("--module"):
         return
     if script.has("--no-python"):
-        _check_program(script.program[0])
+        if shutil.which(name := script.program[0]) is None:  # torchrun would print a traceback
+            why = f"cannot be executed: chmod +x {name}" if path.is_file() else "does not exist: check its path"
+            raise UsageError(f"program '{name}' {why}, or leave --no-python out if it is a Python script")
         return
     if not path.exists():
         raise UsageError(
@@ -142,13 +144,6 @@ def check_script(script: Script) -> None:
         )
     if path.is_dir() and not (path / "__main__.py").exists():
         raise UsageError(f"script '{path}' is a folder without __main__.py: name the file to train with")
-
-
-def _check_program(name: str) -> None:
-    """Raise UsageError if the program does not exist: torchrun would print a traceback."""
-    if shutil.which(name) is None:
-        why = f"cannot be executed: chmod +x {name}" if Path(name).is_file() else "does not exist: check its path"
-        raise UsageError(f"program '{name}' {why}, or leave --no-python out if it is a Python script")
 
 
 def find_torch() -> str:
@@ -173,16 +168,11 @@ def cannot_bind() -> str:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return "torch's version is unknown"
-    if not _knows_binding(version):
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < (2, 9):  # [pytorch#149334, July 2025]
         return f"torch {version} cannot bind them, 2.9 or newer can"
     # [torch 2.13, torch/numa/binding.py, _raise_if_binding_invalid]: without it the ranks do not start.
     return "" if shutil.which("numactl") else "torchrun needs the command numactl for this"
-
-
-def _knows_binding(version: str) -> bool:
-    """Return whether this torch's torchrun has --numa-binding: since 2.9 [pytorch#149334, July 2025]."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (2, 9)
 
 
 def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
