@@ -66,24 +66,21 @@ class ScriptCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options. Raises UsageError for what contradicts itself, and without a script or devices."""
-        behind_dashes = self.read(ctx, args)
-        if not ctx.resilient_parsing:
-            options.check_together(ctx)
-            self.check(ctx, behind_dashes=behind_dashes)
-        return []
-
-    def read(self, ctx: click.Context, args: list[str]) -> bool:
-        """Read the options, and return whether `--` stands before the script. Raises UsageError."""
+        words = args.copy()
         try:
-            super().parse_args(ctx, args.copy())
+            super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self._unknown(error.option_name) from None
+        if ctx.resilient_parsing:
+            return []
+        program = ctx.params["program"]
         ours = {f"--{name}": ctx.params.get(name) for name in options.typed(ctx) if name != "program"}
         for name, value in (ours | ctx.params.get("torchrun", {})).items():
             if any(map(_looks_like_an_option, value if isinstance(value, tuple) else (value,))):
                 raise UsageError(f"option '{name.replace('_', '-')}' needs a value, before the script")
-        program = ctx.params.setdefault("program", ()) or ()
-        return args[: len(args) - len(program)][-1:] == ["--"]
+        options.check_together(ctx)
+        self.check(ctx, behind_dashes=words[: len(words) - len(program)][-1:] == ["--"])
+        return []
 
     def check(self, ctx: click.Context, *, behind_dashes: bool) -> None:
         """Raise UsageError without a script or devices.
@@ -127,16 +124,6 @@ def _looks_like_an_option(value: object) -> bool:
     return word.startswith("-") and _NEGATIVE_NUMBER.fullmatch(word) is None
 
 
-def _backend(name: str) -> str:
-    """Return a backend that has devices on this machine. Raises UsageError."""
-    if is_simulated(name):
-        raise UsageError(
-            f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
-            "what would be chosen on a simulated machine"
-        )
-    return name
-
-
 def train_request(values: Mapping[str, Any]) -> TrainRequest:
     """Return what the options of `train` ask for, by name. Raises UsageError, RunFileError."""
     job = values["job"]
@@ -144,23 +131,27 @@ def train_request(values: Mapping[str, Any]) -> TrainRequest:
         from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
 
         job = job_scorer(job)
-    chosen = {name: values[name] for name in ("devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")}
+    alike = ("backend", "devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")
     return TrainRequest(
         count=values["auto_select"] or 0,
-        backend=_backend(values["backend"]),
         run=values["run_file"],
         scorer=job,
         script=Script(values["program"], values.get("torchrun", {})),
-        **chosen,
+        **{name: values[name] for name in alike},
     )
 
 
 class _Backend(click.Choice[str]):
-    """The name of a backend; shells complete those that have devices here."""
+    """The name of a backend that has devices on this machine."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, also that of a simulation: `ablate` replays jobs there."""
-        return value if is_simulated(value) else super().convert(value, param, ctx)
+        """Return the name. Raises UsageError."""
+        if is_simulated(value):
+            raise UsageError(
+                f"--backend {value} has no devices to train on: 'collbench select K --backend {value} --fabric NAME' "
+                "says what would be chosen on a simulated machine"
+            )
+        return super().convert(value, param, ctx)
 
 
 OPTIONS = (
