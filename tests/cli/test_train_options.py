@@ -72,7 +72,7 @@ REFUSED = {
     "fewer than zero": ("--auto-select -1 train.py", "-1 is not in the range"),
     "a word for a number": ("--auto-select two train.py", "'two' is not a valid integer"),
     "a value missing at the end": ("--auto-select", "requires an argument"),
-    "the help": ("--auto-select 2 --help", "--help works only on the command line"),
+    "the help": ("--auto-select 2 --help", "option '--help' is neither"),
     "an option where a value belongs": ("--run-file --fresh train.py", "'--run-file' needs a value"),
     "an option where torchrun's value belongs": ("--auto-select 2 -r -t 3 train.py", "'--redirects' needs a value"),
     "a value for a flag": ("--auto-select 2 --standalone=1 train.py", "'--standalone' does not take a value"),

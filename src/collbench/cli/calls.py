@@ -123,11 +123,10 @@ def _called(
 def context_of(name: str, words: Sequence[str]) -> click.Context:
     """Return a command's context, with its options as it reads them. Raises UsageError."""
     try:
-        return _command(name).make_context(name, [*words], click.Context(cli, **cli.context_settings))
+        # Without --help, which would print a page and end the program.
+        return _command(name).make_context(name, [*words], click.Context(cli, help_option_names=[]))
     except click.UsageError as error:
         raise UsageError(error.format_message().rstrip(".")) from None
-    except click.exceptions.Exit:
-        raise UsageError(f"--help works only on the command line: 'collbench {name} --help'") from None
 
 
 def _command(name: str) -> click.Command:
