@@ -35,7 +35,7 @@ OTHERS: list[Row] = [
     ("quick and precise", "--quick --precision 1%", "--quick and --precision", "use only one"),
     ("quick and long", "--quick --budget 10s", "--quick and --budget", "use only one"),
     ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
-    ("a negative seed", "--seed -1", "'--seed'", "-1 is not in the range x>=0"),
+    ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
     ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
     ("other tools' name of an option", "--gpus 0,1", "no such option '--gpus'", "Did you mean '--devices'?"),
     ("an option without its value", "--sizes", "'--sizes' requires an argument", "see 'collbench pairs --help'"),

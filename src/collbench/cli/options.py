@@ -34,6 +34,13 @@ def parse_operation(text: str) -> Operation:
     return named("--operation", text, Operation)
 
 
+def _checked_seed(seed_given: int) -> int:
+    """Return the seed. Raises UsageError."""
+    if seed_given < 0:
+        raise UsageError(f"--seed {seed_given} is negative: write a whole number from 0")
+    return seed_given
+
+
 class _File(click.Path):
     """The path of a file. An empty one, of a shell's variable that is not set, would be this folder."""
 
@@ -215,7 +222,8 @@ nccl = click.option(
 seed = click.option(
     "--seed",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=int,
+    callback=parsed(_checked_seed),
     help="Seed of the random order.  [default: random, printed]",
 )
 dtype = click.option(
