@@ -13,12 +13,11 @@ from collbench.api.peer_mapping import Examined, examine
 from collbench.model.errors import MachineError
 from collbench.model.run import Run
 from collbench.runfile import run_file
-from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, on_gpus
 from tests.judge.checked import h200
 from tests.native.fakes import Fakes
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 DATA = Path(__file__).parents[1] / "data" / "h200x4"
 
@@ -69,9 +68,8 @@ def test_what_cannot_be_judged_is_one_line(program: Program, args: tuple[str, ..
 
 def simulated(program: Program, fault: Fault | None, *args: str, name: str = "hgx-h200") -> tuple[int, str, str]:
     """Check a simulated machine with a fault; return status, page and notices."""
-    fabric = fabric_file.load(name)
-    Path("machine.json").write_text(fabric_text(replace(fabric, faults=(fault,) if fault else ())), encoding="utf-8")
-    result = program("check", "--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json", *args)
+    machine = faulty_file(name, *([fault] if fault else []))
+    result = program("check", *machine, "--seed", "3", "-o", "run.json", *args)
     return result.status, result.out, result.err
 
 
@@ -130,7 +128,7 @@ def test_a_resumed_run_does_not_say_what_p2p_does_now(program: Program, monkeypa
     monkeypatch.setattr("collbench.api.peer_mapping.examine", recorded)
     run = run_file.load(Path("run.json"))
     run_file.save(replace(run, measurements=run.measurements[:-1]), Path("old.json"))
-    result = program("check", "--resume", "old.json", "--fabric", "machine.json")
+    result = program("check", "--resume", "old.json", "--fabric", "mine.json")
     assert "P2P works on all 56 links" in result.out, result.err
     simulated(program, None, "--force")
     assert known[0] is None
@@ -196,9 +194,7 @@ def test_the_map_of_p2p_takes_what_names_gpus_only(
 
 
 def test_slow_p2p_is_a_contradiction_on_the_map(program: Program) -> None:
-    fault = Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.05)
-    fabric = replace(fabric_file.load("pcie-4-two-bridges"), faults=(fault,))
-    Path("slow.fabric").write_text(fabric_text(fabric), encoding="utf-8")
-    result = program("check", "--map-p2p", "--backend", "sim", "--fabric", "slow.fabric", "--seed", "1")
+    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.05))
+    result = program("check", "--map-p2p", *machine, "--seed", "1")
     assert result.status == 3
     assert "P2P works, but is slow on 2 of 12 links: GPU0→GPU1, GPU1→GPU0" in " ".join(result.out.split())

@@ -14,19 +14,15 @@ from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file
-from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, Result
 from tests.judge.checked import failed, h200
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 
 def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Result:
     """Run `check --quick` on a simulated machine with these faults; the run is saved as run.json."""
-    fabric = replace(fabric_file.load(name), faults=faults)
-    Path("machine.json").write_text(fabric_text(fabric), encoding="utf-8")
-    args = ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json")
-    return program("check", "--quick", *args)
+    return program("check", "--quick", *faulty_file(name, *faults), "--seed", "3", "-o", "run.json")
 
 
 def test_a_healthy_machine_passes_and_every_pair_was_isolated(program: Program) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-from dataclasses import replace
 
 import pytest
 
 from collbench.runfile import run_file
-from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, one_line
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 ONE = ("--backend", "sim", "--fabric", "hgx-h200", "--devices", "3", "--seed", "1")
 EIGHT = ("--backend", "sim", "--fabric", "hgx-h200", "--seed", "1")
@@ -46,10 +44,8 @@ def test_what_needs_a_pair_is_refused_and_says_what_does_not(program: Program, c
 @pytest.mark.parametrize("quick", [(), ("--quick",)])
 def test_a_slot_at_half_width_is_found_on_the_only_gpu(program: Program, quick: tuple[str, ...]) -> None:
     """The truth: this GPU's slot runs at 8 of its 16 lanes, and that of another GPU, which is not looked at."""
-    made = fabrics.load("hgx-h200")
-    narrow = replace(made, name="mine", faults=(Fault(FaultKind.PCIE_DEGRADED, (3,), width=8),))
-    pathlib.Path("mine.json").write_text(fabric_text(narrow), encoding="utf-8")
-    machine = ("--backend", "sim", "--fabric", "mine.json", "--seed", "1", "--expect", "1", "--json")
+    narrow = faulty_file("hgx-h200", Fault(FaultKind.PCIE_DEGRADED, (3,), width=8))
+    machine = (*narrow, "--seed", "1", "--expect", "1", "--json")
     found = json.loads(program("check", *quick, *machine, "--devices", "3").out)
     assert (found["exit_status"], [one["devices"] for one in found["verdicts"]]) == (3, [["GPU3"]])
     healthy = json.loads(program("check", *quick, *machine, "--devices", "4").out)

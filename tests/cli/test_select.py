@@ -20,12 +20,11 @@ from collbench.judge import references
 from collbench.measurement.backends import factory
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
-from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, pair_run, shared
 from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
 
@@ -360,10 +359,7 @@ def test_a_probe_chooses_around_links_that_hang_or_deliver_wrong_data(
     program: Program, kind: FaultKind, count: int, broken: list[tuple[int, int]], sound: bool
 ) -> None:
     faults = tuple(Fault(kind, pair, offset=64 if kind is FaultKind.CORRUPT_LINK else 0) for pair in broken)
-    Path("mine.json").write_text(
-        fabric_text(replace(fabrics.load("hgx-h200"), name="mine", faults=faults)), encoding="utf-8"
-    )
-    said = program("select", str(count), "--backend", "sim", "--fabric", "mine.json", "--format", "list")
+    said = program("select", str(count), *faulty_file("hgx-h200", *faults), "--format", "list")
     if not sound:
         assert (said.status, said.out) == (4, "")
         assert f"every set of {count} includes a failure" in said.err
@@ -387,9 +383,7 @@ def test_a_probe_chooses_around_links_that_hang_or_deliver_wrong_data(
 def test_a_run_without_a_pair_that_failed_says_so(
     program: Program, title: str, kind: FaultKind, count: str, status: int, says: str
 ) -> None:
-    mine = replace(fabrics.load("hgx-h200"), name="mine", faults=(Fault(kind, (2, 5), offset=64),))
-    Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
-    sim = ("--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
+    sim = (*faulty_file("hgx-h200", Fault(kind, (2, 5), offset=64)), "--sizes", "1M")
     assert program("pairs", *sim, "--seed", "1", "--output", "run.json").status == 4
     run = run_file.load(Path("run.json"))
     run.measurements = [found for found in run.measurements if not found.samples]

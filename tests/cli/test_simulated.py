@@ -1,15 +1,13 @@
 """`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and "sim" on every page."""
 
 import pathlib
-from dataclasses import replace
 
 import pytest
 
 from collbench.runfile import run_file
-from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
 
@@ -28,16 +26,14 @@ def test_a_file_is_read_once_and_again_if_it_changed(
 
     monkeypatch.setattr("collbench.untrusted.read_text", reading)
     for name in ("first", "second"):
-        mine = replace(fabrics.load("dgx-1v"), name=name)
-        pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+        faulty_file("dgx-1v", name=name)
+        pathlib.Path(f"{name}.json").replace("mine.json")
         assert name in program(*command, "--backend", "sim", "--fabric", "mine.json").out
     assert read == ["mine.json"] * 2
 
 
 def test_where_all_devices_are_wanted_a_fresh_probe_names_the_link_that_hangs(program: Program) -> None:
-    bad = replace(fabrics.load("dgx-1v"), name="bad", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
-    pathlib.Path("bad.json").write_text(fabric_text(bad), encoding="utf-8")
-    args = ("select", "8", "--backend", "sim", "--fabric", "bad.json")
+    args = ("select", "8", *faulty_file("dgx-1v", Fault(FaultKind.HANGING_LINK, (0, 1)), name="bad"))
     unprobed, probed = program(*args), program(*args, "--fresh")
     assert (unprobed.status, probed.status) == (0, 4)
     assert "of the simulated machine bad (sim)" in unprobed.out
@@ -46,9 +42,8 @@ def test_where_all_devices_are_wanted_a_fresh_probe_names_the_link_that_hangs(pr
 
 
 def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
-    mine = replace(fabrics.load("titan-rtx-nv2"), name="mine", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
-    pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
-    said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M", "--output", "run.json")
+    mine = faulty_file("titan-rtx-nv2", Fault(FaultKind.HANGING_LINK, (0, 1)))
+    said = program("pairs", *mine, "--sizes", "1M", "--output", "run.json")
     assert said.status == 4
     points = len(run_file.load(pathlib.Path("run.json")).measurements)
     assert points > 1

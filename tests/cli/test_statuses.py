@@ -15,12 +15,11 @@ from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
 from collbench.report.text.verdicts import contradiction
 from collbench.runfile import run_file
-from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, in_words, measured, paths, run_of
 from tests.cli.program import Program
 from tests.judge.checked import failed, h200
-from tests.sim.made import fabric_text
+from tests.sim.made import faulty_file
 
 HANGS = Fault(FaultKind.HANGING_LINK, (2, 3))
 PLACE = "FAILED: GPU2-GPU3: "
@@ -28,8 +27,7 @@ PLACE = "FAILED: GPU2-GPU3: "
 
 def machine(name: str, *faults: Fault) -> tuple[str, ...]:
     """Return the options that simulate a machine with these faults."""
-    Path("machine.json").write_text(fabric_text(replace(fabric_file.load(name), faults=faults)), encoding="utf-8")
-    return ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "--output", "run.json")
+    return (*faulty_file(name, *faults), "--seed", "3", "--output", "run.json")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def copies_of_cores(slow: tuple[int, int]) -> Run:
 
 def test_a_run_that_is_resumed_and_fails_again_ends_as_at_first(program: Program) -> None:
     assert program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS)).status == 4
-    assert program("pairs", "--resume", "run.json", "--fabric", "machine.json").status == 4
+    assert program("pairs", "--resume", "run.json", "--fabric", "mine.json").status == 4
 
 
 def saved(run: Run, name: str = "run.json") -> None:

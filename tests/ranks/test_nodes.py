@@ -73,17 +73,6 @@ def test_reported_switches_are_used(three_hosts: list[list[str]], tmp_path: Path
     assert [(status, out) for status, out, _ in other_outputs] == [(0, "")] * (COUNT - 1)
 
 
-def test_a_host_without_a_reported_switch_is_named(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    file = tmp_path / "switches"
-    file.write_text("n0 a\nn1 b\n", encoding="utf-8")
-    arguments = ["nodes", "--backend", "host", "--size", "64K", "--switches", str(file)]
-    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
-        (status, out, err), *other_outputs = ends(processes)
-    assert (status, out) == (2, "")
-    assert "does not say which switch n2 is under" in err
-    assert [status for status, _, _ in other_outputs] == [0] * (COUNT - 1)  # only rank 0 says why
-
-
 IN_PYTHON = """
 import collbench
 found = collbench.nodes(2, backend="host", size='64K', budget=0.01)

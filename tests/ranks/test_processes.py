@@ -179,7 +179,7 @@ def test_a_rank_without_rank_0_reports_how_long_it_waits_and_handles_signals(tmp
     assert err == "collbench: interrupted before it was done\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_store_that_accepts_and_never_answers_does_not_keep_a_rank_from_ending(
     number: signal.Signals, tmp_path: Path
 ) -> None:

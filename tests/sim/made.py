@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from collbench.cluster.simulated import Cluster
 from collbench.measurement.backends.factory import open_simulated
@@ -29,6 +30,7 @@ from collbench.sim.fabrics import (
     HostBridge,
     Noise,
     Sockets,
+    load,
 )
 from collbench.sim.network import Transfer, network_of, shared_rates
 
@@ -115,6 +117,12 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
 def fabric_text(fabric: Fabric) -> str:
     """Return the text of the fabric's file."""
     return json.dumps({**FORMAT.head, **plain(fabric)})
+
+
+def faulty_file(machine: str, *faults: Fault, name: str = "mine") -> tuple[str, ...]:
+    """Write NAME.json, a shipped machine with these faults, here; return the options that simulate it."""
+    Path(f"{name}.json").write_text(fabric_text(replace(load(machine), name=name, faults=faults)), encoding="utf-8")
+    return ("--backend", "sim", "--fabric", f"{name}.json")
 
 
 def cluster_text(cluster: Cluster) -> str:
