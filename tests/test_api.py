@@ -31,7 +31,7 @@ from collbench.runfile.codec import plain
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
-from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
+from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run, saved_in
 from tests.native.fakes import Fakes, Outcome
 from tests.sim.made import fabric_text
 
@@ -46,7 +46,7 @@ def python(fakes: Fakes, tmp_path: Path, code: str, extra: dict[str, str] | None
 
 def saved(tmp_path: Path) -> None:
     """Save a run of the simulated GPUs where `select` finds it: GPU2 and GPU3 are the best two."""
-    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+    save_run(saved_in(tmp_path), fake_gpus())
 
 
 def test_importing_it_loads_nothing() -> None:
@@ -614,7 +614,7 @@ for block in re.findall(r"^```python\\n(.*?)^```", text, re.DOTALL | re.MULTILIN
 
 
 def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -> None:
-    for path in (tmp_path / "run.json", tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"):
+    for path in (tmp_path / "run.json", saved_in(tmp_path)):
         equal = pair_run(4, lambda *_: 300.0)  # so that nothing needs to be measured
         save_run(path, fake_gpus(), measurements=equal.measurements)
     assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 6

@@ -108,6 +108,11 @@ def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(h
     return run
 
 
+def saved_in(folder: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
+    """Return where a test's processes find a saved run."""
+    return folder / "state" / "collbench" / "runs" / name
+
+
 def has_library(name: str) -> bool:
     """Return whether this machine's loader finds a library."""
     try:

@@ -15,7 +15,7 @@ import collbench as package_of_ours
 from collbench.launch import ablation as ablations
 from collbench.launch.ablation import Ablation
 from tests.builders import gpus
-from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run
+from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run, saved_in
 from tests.cli.program import environment as fakes_environment
 from tests.native.fakes import Fakes
 
@@ -122,7 +122,7 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
 def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
     fakes: Fakes, tmp_path: Path, torchrun: dict[str, str]
 ) -> None:
-    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+    save_run(saved_in(tmp_path), fake_gpus())
     args = ["ablate", "--auto-select", "2", "--without", "nvlink", "--repeats", "2", "--seed", "1", "-o", "a.json"]
     extra = {"NCCL_NVLS_ENABLE": "0", **torchrun}
     # Memory for all-reduces of 8 bytes and 1 MiB, for larger ones take the simulated GPUs minutes.

@@ -22,15 +22,21 @@ from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, pair_run, shared
-from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
+from tests.cli.program import (
+    Program,
+    collbench,
+    environment,
+    fake_gpus,
+    fake_uuid,
+    on_gpus,
+    one_line,
+    save_run,
+    saved_in,
+)
 from tests.native.fakes import Fakes
 from tests.sim.made import faulty_file
 
 DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
-
-
-def saved_in(folder: Path) -> Path:
-    return folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"
 
 
 @pytest.fixture

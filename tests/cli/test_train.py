@@ -28,6 +28,7 @@ from tests.cli.program import (
     on_gpus,
     one_line,
     save_run,
+    saved_in,
 )
 from tests.native.fakes import Fakes
 from tests.ranks.processes import PATIENCE_S, wait_for
@@ -50,10 +51,6 @@ OTHER_DRIVER, OTHER_NCCL = replace(MACHINE, driver="570.1"), replace(MACHINE, nc
 def script(tmp_path: Path) -> None:
     """A script that writes what it got."""
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-
-
-def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
-    return tmp_path / "state" / "collbench" / "runs" / name
 
 
 def visible(*indices: int) -> str:

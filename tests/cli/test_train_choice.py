@@ -12,7 +12,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.run import Health, Measurement, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
-from tests.cli.program import Program, Result, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
+from tests.cli.program import Program, Result, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run, saved_in
 from tests.native.fakes import Fakes
 
 BUSY = Health(processes=1)
@@ -22,10 +22,6 @@ BUSY = Health(processes=1)
 def script(tmp_path: Path) -> None:
     """A script to start."""
     (tmp_path / "train.py").touch()
-
-
-def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
-    return tmp_path / "state" / "collbench" / "runs" / name
 
 
 @pytest.fixture

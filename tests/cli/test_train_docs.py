@@ -15,7 +15,7 @@ from collbench.machine.visible_devices import visible
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Health
 from tests.builders import gpus
-from tests.cli.program import Program, list_only, save_run
+from tests.cli.program import Program, list_only, save_run, saved_in
 from tests.launch.test_rendezvous import POD, SLURM
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +30,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| message |")[2], re.MUL
 def machine(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Eight GPUs that are only listed, a run of them, and a script."""
     list_only(monkeypatch, gpus(8))
-    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(8))
+    save_run(saved_in(tmp_path), gpus(8))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (tmp_path / "train.py").touch()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import fake_gpus, on_gpus, one_line, save_run
+from tests.cli.program import fake_gpus, on_gpus, one_line, save_run, saved_in
 from tests.launch.test_rendezvous import IN_STEP, POD, SLURM
 from tests.native.fakes import Fakes
 
@@ -15,7 +15,7 @@ from tests.native.fakes import Fakes
 def script(tmp_path: Path) -> None:
     """A script, and a saved run in which the pair 2-3 is the fastest."""
     (tmp_path / "train.py").touch()
-    save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
+    save_run(saved_in(tmp_path), fake_gpus())
 
 
 @pytest.mark.parametrize(
