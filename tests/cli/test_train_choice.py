@@ -173,6 +173,14 @@ def test_by_hand_a_busy_one_is_taken_and_the_line_says_so(
     assert train(program, "--devices", "1,0").line.startswith("using GPU1, GPU0 ")
 
 
+def test_by_hand_a_link_that_hung_is_taken_and_the_line_says_so(program: Program, saved: Run, tmp_path: Path) -> None:
+    run_file.save(replace(saved, measurements=hung(saved, (0, 1))), saved_in(tmp_path), replace=True)
+    result = train(program, "--devices", "1,0")
+    assert choice_of(result) == "GPU1, GPU0"
+    assert "used anyway: GPU0-GPU1 (failed in the run of " in result.err.splitlines()[0]
+    assert "used anyway" not in train(program, "--devices", "0,2").err
+
+
 # --- devices that may be chosen -----------------------------------------------------------------------------------
 
 

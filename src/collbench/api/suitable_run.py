@@ -25,7 +25,7 @@ from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, Interrupted, RunFileError
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
+from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, parse_sizes
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.codec import MOST_BYTES
@@ -192,6 +192,18 @@ def _saved_runs(present: Sequence[Device], max_age: timedelta, now: datetime, no
             continue
         if all(device.uuid in text for device in present):
             yield path
+
+
+def seen_to_fail(devices: Sequence[Device], max_age: timedelta, notices: Notices) -> str:
+    """Return which of these devices failed together in the newest saved run that has them all, "" if none did."""
+    for path in _saved_runs(devices, max_age, datetime.now(UTC), notices):
+        with suppress(RunFileError):
+            run = run_file.load(path)
+            if {device.uuid for device in devices} <= {device.uuid for device in run.devices}:
+                run = part(run, devices)
+                failed = device_sets(outcome(run).device_sets, run.devices)
+                return f"{failed} (failed in the {torchrun.saved_run(run.started, str(path))})" if failed else ""
+    return ""
 
 
 def _measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:

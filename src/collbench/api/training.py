@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 
 from collbench.api import suitable_run
 from collbench.api.notices import SILENT, Notices
@@ -101,7 +102,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
 
     present = look()
     if request.devices is not None:
-        return _by_hand(request.devices, present)
+        return _by_hand(request.devices, request.max_age, present, notices)
     found = chosen_by_run(request, RunCriteria(request, present, _candidates(request, present)), notices)
     run, choice = found.run, found.choice
     if choice.failed:
@@ -122,7 +123,7 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
     return f"left out: {torchrun.against(devices)}" if devices else ""
 
 
-def _by_hand(device_list: str, present: Present) -> Chosen:
+def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: Notices) -> Chosen:
     from collbench.choose.problem import left_out
 
     devices = visible_devices.select(present.every, device_list)
@@ -130,9 +131,10 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = suitable_run.nothing_to_compare(present.backend, devices).as_now(present.states)
-    wrong = [(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)]
-    note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
-    return Chosen(devices, "chosen by hand", "--devices", note=note)
+    wrong = torchrun.against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
+    failed = suitable_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
+    anyway = ", ".join(filter(None, (wrong, failed)))
+    return Chosen(devices, "chosen by hand", "--devices", note=f"used anyway: {anyway}" if anyway else "")
 
 
 def _candidates(request: TrainRequest, present: Present) -> tuple[Device, ...]:
