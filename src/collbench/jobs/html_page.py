@@ -10,8 +10,7 @@ from collbench.jobs import page
 from collbench.jobs.calls import Report, shown_phase
 from collbench.jobs.job import MICRO, Call, Job, Phase, Sample, Unknown
 from collbench.report.html.page import Group, render_plain
-from collbench.report.prose import NAME_WIDE
-from collbench.report.text.layout import only
+from collbench.report.text.layout import Lines, only
 
 # The picture shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
 _MOST_RANKS, _MOST_BARS = 32, 16_000
@@ -33,7 +32,7 @@ def content(report: Report, name: str, version: str) -> dict[str, Any]:
         "version": version,
         "answer": page.headline(report),
         "gpu": page.exposed_text(report),
-        "facts": Group([[(fact[:NAME_WIDE].strip(), fact[NAME_WIDE:]) for fact in facts]]),
+        "facts": Group([Lines("\n".join(facts))]),
         "timeline": _picture(report.job),
         "tables": Group([*only(page.page(report), "tables")]),
     }

@@ -21,9 +21,7 @@ def drawn(
     finding stays whole, because it is to be copied.
     """
     for part in shown(page, verbose=verbose):
-        if isinstance(part, str):
-            yield Text(part)
-        elif isinstance(part, Table):
+        if isinstance(part, Table):
             yield Text("\n".join(part.lines())) if columns is None else _trimmed(part, columns)
         elif isinstance(part, Found):
             yield _found(part, wide)

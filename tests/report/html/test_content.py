@@ -238,7 +238,8 @@ def test_verdicts_have_their_cause_and_command() -> None:
 
 
 def test_all_that_the_header_says_is_in_the_environment() -> None:
-    environment = dict(printed(recorded_content()["runs"][0], "environment")[0])
+    facts = printed(recorded_content()["runs"][0], "environment")[0].plain.split("\n")
+    environment = {fact[:10].strip(): fact[10:] for fact in facts}
     assert environment["machine"] == "vm: 4 × NVIDIA H200; Linux 6.18.44-fc-v657-gpu x86_64"
     assert environment["driver"] == "580.159.04, CUDA 13.0, kernels from fatbin"
     assert environment["NVLS"] == "off (NCCL_NVLS_ENABLE=0)"

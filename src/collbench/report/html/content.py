@@ -134,7 +134,7 @@ def _environment(run: Run) -> Iterator[Group]:
         for device in devices
     ]
     heads = ("device", "name", "PCI bus id", "memory", "NUMA node", "CPU affinity", "PCIe at best", "UUID")
-    blocks: list[Drawn] = [[*provenance(run), *(pair for pair in asked if pair[1])]]
+    blocks: list[Drawn] = [Lines("\n".join(f"{name:<9} {text}" for name, text in (*provenance(run), *asked) if text))]
     blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
     yield Group([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
 

@@ -24,8 +24,7 @@ _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
 _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
-# A block of a command's page, or what only this page has: lines, facts of a name and a text.
-Drawn: TypeAlias = "Part | list[str] | list[tuple[str, str]]"
+Drawn: TypeAlias = "Part | list[str]"  # a part of a command's page, or what only this page has: a list of sentences
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -62,8 +61,7 @@ def _kind(part: Drawn) -> dict[str, Any]:
         if isinstance(part, Lines) and ("\n" in text or not heads):
             return {"facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in text.split("\n")]}
         return {"lined" if "\n" in text else "head" if heads else "text": text}
-    assert isinstance(part, list)  # noqa: S101  # of the parts that only this page has
-    return {"facts" if part and isinstance(part[0], tuple) else "lines": part}
+    return {"lines": part}
 
 
 def render(content: Mapping[str, Any]) -> str:

@@ -118,7 +118,7 @@ class Found:
     check: str
 
 
-Part: TypeAlias = str | Text | Table | Found
+Part: TypeAlias = Text | Table | Found
 
 # A page has two lengths: the short one fits a screen; --verbose shows what it leaves out.
 
@@ -137,7 +137,7 @@ class Block:
     verbose: bool | None = None
 
 
-Page = Iterable[Part | Block]
+Page = Iterable[Part | Block | str]
 
 
 def shown(page: Page, *, verbose: bool) -> Iterator[Part]:
@@ -148,7 +148,7 @@ def shown(page: Page, *, verbose: bool) -> Iterator[Part]:
     left_out = set[str]()
     for block in page:
         if not isinstance(block, Block):
-            yield block
+            yield Text(block) if isinstance(block, str) else block
         elif block.verbose in (None, verbose):
             yield block.part
         else:

@@ -79,16 +79,16 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
 
 def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
-    yield from _answered("answer", peer_map)
+    yield Lines(f"answer    {_answered(peer_map)}")
     yield Text("")
     yield _links(peer_map)
     yield Text("")
-    yield from _explained(peer_map, every)
+    yield from map(Lines, _explained(peer_map, every))
     where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
     compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
     count = amount(len(peer_map.links), "link")
     note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
-    yield _line("examined", f"{note}; docs/p2p.md")
+    yield Lines(f"examined  {note}; docs/p2p.md")
 
 
 def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
@@ -96,39 +96,38 @@ def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
 
     That the driver offers none for some links needs no explanation there.
     """
-    yield from _answered("p2p", peer_map)
+    yield Lines(f"p2p       {_answered(peer_map)}")
     if status(peer_map) is not ExitStatus.DONE or _unused(peer_map):
         offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
-        yield from _explained(peer_map, [cause for cause in every if offered.intersection(cause.links)])
+        concerned = [cause for cause in every if offered.intersection(cause.links)]
+        yield from map(Lines, _explained(peer_map, concerned))
 
 
-def _answered(name: str, peer_map: PeerMap) -> Iterator[Part]:
-    simulated = " (sim)" if peer_map.fabric else ""
-    yield _line(name, f"{answer(peer_map)}{simulated}")
+def _answered(peer_map: PeerMap) -> str:
+    return f"{answer(peer_map)}{' (sim)' if peer_map.fabric else ''}"
 
 
-def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
+def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
+    """Yield what went wrong, causes, fixes: lines of a name and a sentence."""
     devices = peer_map.devices
     for link in peer_map.links:
         if told := [one for one in map(link.of, BY_PEER_ACCESS) if one and one.state in _TOLD]:
             ways = ", ".join(dict.fromkeys(_WORDS[one.work] for one in told))
-            yield _line("trouble", f"{_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}")
+            yield f"trouble   {_link(link.devices, devices)} ({ways}): {_why(told[0], devices)}"
     if peer_map.together is not None:
         why = failure(peer_map.together, devices)
-        yield _line("trouble", f"all GPUs in one process: {why}; each link had a process of its own")
+        yield f"trouble   all GPUs in one process: {why}; each link had a process of its own"
     if lost := _host_trouble(peer_map):
-        text = f"through the host, {_names([link for link, _ in lost], peer_map)}: {_why(lost[0][1], devices)}"
-        yield _line("trouble", text)
+        links = _names([link for link, _ in lost], peer_map)
+        yield f"trouble   through the host, {links}: {_why(lost[0][1], devices)}"
     if peer_map.nccl_failure is not None:
-        yield _line("NCCL", f"all-to-all: {_trouble(peer_map.nccl_failure, devices)}")
+        yield f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}"
     if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
-        yield _line("reported", f"CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}")
+        yield f"reported  CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}"
     for cause in every:
-        text = f"{cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
-        yield _line("cause", text)
-        yield _line("fix", cause.fix)
-    for text in workarounds(peer_map):
-        yield _line("meanwhile", text)
+        yield f"cause     {cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
+        yield f"fix       {cause.fix}"
+    yield from (f"meanwhile {text}" for text in workarounds(peer_map))
 
 
 def answer(peer_map: PeerMap) -> str:
@@ -217,10 +216,6 @@ def _cell(one: Crossing | None) -> str:
     if one.state is not PeerState.WORKS:
         return str(one.state)
     return "works" if one.gbs is None else figure(one.gbs)
-
-
-def _line(name: str, text: str) -> Lines:
-    return Lines(f"{name:<10}{text}")
 
 
 def _link(link: Link, devices: Sequence[Device]) -> str:
