@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from collbench.model.errors import ExitStatus
-from collbench.model.failures import Failure, FailureKind
+from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Operation, Work
 from collbench.model.run import Measurement, Run, SkipKind, Skipped
 
@@ -114,22 +114,17 @@ class TroubleKind(StrEnum):
     UNTRIED = "not tried"
 
 
-STATUS = {
+# Of the others it is that of a failure.
+_STATUS = {
     TroubleKind.WRONG_DATA: ExitStatus.UNTRUSTED,
     TroubleKind.HANG: ExitStatus.UNTRUSTED,
     TroubleKind.IMPOSSIBLE: ExitStatus.CONTRADICTION,
-    TroubleKind.CRASH: ExitStatus.FAILED,
-    TroubleKind.ERROR: ExitStatus.FAILED,
-    TroubleKind.FAILED: ExitStatus.FAILED,
-    TroubleKind.UNTRIED: ExitStatus.FAILED,
 }
-_FAILURES = {
-    FailureKind.HANG: TroubleKind.HANG,
-    FailureKind.CRASH: TroubleKind.CRASH,
-    FailureKind.ERROR: TroubleKind.ERROR,
-    FailureKind.UNTRIED: TroubleKind.UNTRIED,
-    None: TroubleKind.FAILED,
-}
+
+
+def _kind_of(failure: Failure) -> TroubleKind:
+    """Return the kind of trouble that a failure is, which has the name of the failure's."""
+    return TroubleKind.FAILED if failure.kind is None else TroubleKind[failure.kind.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +149,7 @@ class Outcome:
     @property
     def status(self) -> ExitStatus:
         """The exit status of the command that measured the run, or judges it."""
-        return max((STATUS[trouble.kind] for trouble in self.troubles), default=ExitStatus.DONE)
+        return max((_STATUS.get(trouble.kind, ExitStatus.FAILED) for trouble in self.troubles), default=ExitStatus.DONE)
 
     @property
     def device_sets(self) -> tuple[tuple[int, ...], ...]:
@@ -198,7 +193,7 @@ def outcome(run: Run) -> Outcome:
     tried += [(tuple(sorted(result.members)), result.wrong_data, result.failure) for result in run.results]
     for place, wrong, failed in tried:
         if wrong or failed is not None:
-            kind = TroubleKind.WRONG_DATA if wrong or failed is None else _FAILURES[failed.kind]
+            kind = TroubleKind.WRONG_DATA if wrong or failed is None else _kind_of(failed)
             counts[kind, place] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     kinds = list(TroubleKind)
