@@ -15,7 +15,7 @@ from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_wa
 from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
-from collbench.model.operations import Variant, Work
+from collbench.model.operations import Work
 from collbench.model.run import Measurement, SkipKind, Skipped
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
@@ -52,11 +52,13 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
     on_links: dict[Link, list[Measurement]] = defaultdict(list)
     elsewhere: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
     for one in bad:
-        for link in _pair_links(one):
+        links = directed_links(one.point.work, one.point.members)
+        for link in links:
             on_links[link].append(one)
-        if not _pair_links(one):
+        if not links:
             elsewhere[_affected(one.point.work, one.point.members)].append(one)
-    tried = {link for measurement in facts.run.measurements for link in _pair_links(measurement)}
+    points = (measurement.point for measurement in facts.run.measurements)
+    tried = {link for point in points for link in directed_links(point.work, point.members)}
     cases = [
         (blame, [one for link in sorted(blame.links) for one in on_links[link]])
         for blame in blames(facts, on_links, tried)
@@ -73,15 +75,6 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
 def _affected(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
     """Return the devices to blame: if all copy at once, the one that is timed."""
     return work.place(members) if work and work.variant.at_once else members
-
-
-def _pair_links(measurement: Measurement) -> tuple[Link, ...]:
-    """Return the directed links that a data point on two devices uses; none for other numbers of devices."""
-    if len(_affected(measurement.point.work, measurement.point.members)) != 2:
-        return ()
-    a, b = measurement.point.members
-    directed = measurement.point.operation.is_copy and measurement.point.variant is not Variant.BOTH_WAYS
-    return ((a, b),) if directed else ((a, b), (b, a))
 
 
 def _failed(facts: Facts, kind: Kind, blame: Blame, text: str, case: Skipped | Measurement) -> Verdict:
