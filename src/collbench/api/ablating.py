@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +23,7 @@ from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.run import Device
@@ -45,12 +45,13 @@ def prepare(
     pattern = None if asked.step_pattern is None else compile_pattern(asked.step_pattern)
     _check(train, change, notices)
     path, logs = _output_paths(asked, dry_run=dry_run)
-    chosen = _choose(train, asked.against, notices)
-    train_arguments = (*train.script.options, *chosen.binding, "--", *train.script.program)
+    present = factory.look(train.backend)
+    devices, binding = _choose(train, asked.against, present, notices)
+    train_arguments = (*train.script.options, *binding, "--", *train.script.program)
     plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, asked.force)
-    experiment = experiments.Experiment(_begun(train, asked, change, chosen), plan, reported)
+    experiment = experiments.Experiment(_begun(train, asked, change, present.backend, devices), plan, reported)
     for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
-        of_arm = TrainRequest(count=0, backend=chosen.backend, devices=",".join(names), script=train.script)
+        of_arm = TrainRequest(count=0, backend=present.backend, devices=",".join(names), script=train.script)
         training.prepare(of_arm)  # refuse now what `collbench train` would refuse later
     return experiment
 
@@ -120,19 +121,13 @@ def _output_paths(asked: AblateOptions, *, dry_run: bool) -> tuple[Path, Path]:
     return path, folder / f"{name}-logs"
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The devices of both arms, chosen once, and the torchrun options that follow from the choice."""
+def _choose(
+    train: TrainRequest, against: str | None, present: Present, notices: Notices
+) -> tuple[tuple[Sequence[Device], Sequence[Device]], tuple[str, ...]]:
+    """Return the devices of both arms as `collbench train` chooses them, once, and report why.
 
-    backend: str
-    devices: Sequence[Device]
-    others: Sequence[Device]
-    binding: tuple[str, ...]
-
-
-def _choose(train: TrainRequest, against: str | None, notices: Notices) -> _Chosen:
-    """Return the devices of both arms as `collbench train` chooses them, and report why. Raises the same errors."""
-    present = factory.look(train.backend)
+    With them, the torchrun options that follow from the choice. Raises the same errors.
+    """
     chosen = training.choose(train, lambda: present, notices)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
@@ -152,14 +147,16 @@ def _choose(train: TrainRequest, against: str | None, notices: Notices) -> _Chos
     if chosen.note:
         notices.say(chosen.note)
     notices.say(chosen.line(present, binding))
-    return _Chosen(present.backend, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
+    return (chosen.devices, others), ("--numa-binding", "node") if binding.bind else ()
 
 
-def _begun(train: TrainRequest, asked: AblateOptions, change: Change, chosen: _Chosen) -> Ablation:
+def _begun(
+    train: TrainRequest, asked: AblateOptions, change: Change, backend: str, devices: Sequence[Sequence[Device]]
+) -> Ablation:
     """Return the ablation before its first run."""
     names = change.names
     if asked.against is not None:
-        first, second = (", ".join(device.tag for device in devices) for devices in (chosen.devices, chosen.others))
+        first, second = (", ".join(device.tag for device in of_arm) for of_arm in devices)
         names = f"on {first}", f"on {second}"
     changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
     without = ((), change.without if asked.against is None else ())
@@ -167,23 +164,21 @@ def _begun(train: TrainRequest, asked: AblateOptions, change: Change, chosen: _C
         Arm(
             name,
             environment,
-            tuple(device.index for device in devices),
-            tuple(device.uuid for device in devices),
+            tuple(device.index for device in of_arm),
+            tuple(device.uuid for device in of_arm),
             without=lacking,
         )
-        for name, environment, devices, lacking in zip(
-            names, changes, (chosen.devices, chosen.others), without, strict=True
-        )
+        for name, environment, of_arm, lacking in zip(names, changes, devices, without, strict=True)
     ]
     return Ablation(
         collbench=version("collbench"),
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         hostname=socket.gethostname(),
-        gpus=tuple(device.name for device in chosen.devices),
+        gpus=tuple(device.name for device in devices[0]),
         command=train.script.program,
         measure=Measure.PROCESS,
         arms=(arms[0], arms[1]),
-        backend=chosen.backend,
+        backend=backend,
         environment=experiments.environment_of(os.environ),
         repeats=asked.repeats or 0,
         seed=new_seed() if asked.seed is None else asked.seed,

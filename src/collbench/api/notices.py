@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-
-
-def _unheard(_text: str) -> None:
-    pass
-
-
-@contextmanager
-def _unseen(_what: str) -> Iterator[Callable[[int, int], None]]:
-    yield lambda _done, _total: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -23,8 +14,10 @@ class Notices:
     `say` takes one line; `progress` takes a title and gives a function that draws (done, total).
     """
 
-    say: Callable[[str], None] = _unheard
-    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _unseen
+    say: Callable[[str], None] = lambda _text: None
+    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = lambda _what: nullcontext(
+        lambda _done, _total: None
+    )
 
     def __repr__(self) -> str:
         """Return what a signature shows as the default."""

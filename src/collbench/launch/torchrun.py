@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from collbench.launch import rendezvous
 from collbench.launch.arguments import Script
+from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
@@ -28,8 +29,7 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     hides every GPU, so that training uses gloo; `start_command` keeps the ranks on the cores.
     """
     visible = "" if capabilities(backend).cores else ",".join(device.uuid for device in devices)
-    variables = {"CUDA_VISIBLE_DEVICES": visible}
-    return {name: value for name, value in variables.items() if inherited.get(name) != value}
+    return {} if inherited.get(NAME) == visible else {NAME: visible}
 
 
 # How `collbench train` reports its choice: one line on stderr, and the command that --dry-run prints.

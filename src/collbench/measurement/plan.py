@@ -381,13 +381,11 @@ class Request(Asked):
         own = default_stopping_rule(self.backend)
         budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
         screening = max(own.screening, _TRIALS_OF_SETS) if self.sets else own.screening
-        return StoppingRule(
+        return replace(
+            own,
             screening=screening,
             deciding=screening if self.quick else max(screening, own.deciding),
             budget_seconds=budget,
-            batch_bytes=own.batch_bytes,
-            longest_batch_bytes=own.longest_batch_bytes,
-            rate=own.rate,
             precision=self.precision,
             around_faults=self.around_faults,
         )
