@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.judge.data_points import Part, estimates, points_by_key, reach
+from collbench.judge.data_points import Variance, estimates, points_by_key, reach
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import GIB, gpus, measured, paths, run_of
@@ -18,27 +18,27 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("title", "parts", "alpha", "freedom"),
     [
-        ("one", [Part(4e-4, 8, "a")], 0.05, 8),
-        ("one, and surer", [Part(4e-4, 8, "a")], 0.01, 8),
-        ("two of one pool share its error", [Part(1e-4, 8, "a"), Part(3e-4, 8, "a")], 0.05, 8),
+        ("one", [Variance(4e-4, 8, "a")], 0.05, 8),
+        ("one, and surer", [Variance(4e-4, 8, "a")], 0.01, 8),
+        ("two of one pool share its error", [Variance(1e-4, 8, "a"), Variance(3e-4, 8, "a")], 0.05, 8),
         # Welch and Satterthwaite: 16e-8 / (1e-8 / 8 + 9e-8 / 4) = 6.7368.
-        ("two of two pools", [Part(1e-4, 8, "a"), Part(3e-4, 4, "b")], 0.05, 16 / (1 / 8 + 9 / 4)),
-        ("two of a name and other noise", [Part(2e-4, 8, "a"), Part(2e-4, 4, "a")], 0.05, 16 / (4 / 8 + 4 / 4)),
-        ("two alike of two pools", [Part(2e-4, 8, "a"), Part(2e-4, 8, "b")], 0.05, 16),
-        ("one that is known", [Part(2e-4, 8, "a"), Part(2e-4, 0, "b")], 0.05, 32),
-        ("next to nothing known", [Part(4e-4, 0.3, "a")], 0.05, 0.5),
-        ("nothing known", [Part(4e-4, 0, "a")], 0.05, 0.5),
+        ("two of two pools", [Variance(1e-4, 8, "a"), Variance(3e-4, 4, "b")], 0.05, 16 / (1 / 8 + 9 / 4)),
+        ("two of a name and other noise", [Variance(2e-4, 8, "a"), Variance(2e-4, 4, "a")], 0.05, 16 / (4 / 8 + 4 / 4)),
+        ("two alike of two pools", [Variance(2e-4, 8, "a"), Variance(2e-4, 8, "b")], 0.05, 16),
+        ("one that is known", [Variance(2e-4, 8, "a"), Variance(2e-4, 0, "b")], 0.05, 32),
+        ("next to nothing known", [Variance(4e-4, 0.3, "a")], 0.05, 0.5),
+        ("nothing known", [Variance(4e-4, 0, "a")], 0.05, 0.5),
     ],
 )
-def test_how_far_the_truth_may_lie(title: str, parts: Sequence[Part], alpha: float, freedom: float) -> None:
+def test_how_far_the_truth_may_lie(title: str, parts: Sequence[Variance], alpha: float, freedom: float) -> None:
     from scipy.stats import t  # late: it takes a second
 
     assert reach(parts, alpha) == pytest.approx(float(t.ppf(1 - alpha / 2, freedom)) * 0.02)
 
 
 def test_without_variance_there_is_no_doubt_and_with_too_much_a_factor_of_a_million() -> None:
-    assert reach([Part(0.0, 0, "a"), Part(0.0, 3, "b")], 0.01) == 0.0
-    assert reach([Part(1.0, 0.5, "a")], 1e-6) == pytest.approx(math.log(1e6))
+    assert reach([Variance(0.0, 0, "a"), Variance(0.0, 3, "b")], 0.01) == 0.0
+    assert reach([Variance(1.0, 0.5, "a")], 1e-6) == pytest.approx(math.log(1e6))
 
 
 def found(

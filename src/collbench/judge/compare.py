@@ -12,7 +12,7 @@ from typing import Any
 
 from collbench.judge import between_runs
 from collbench.judge.between_runs import NO_VARIATION, Variation
-from collbench.judge.data_points import Key, Part, estimates, points_by_key, reach
+from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.tiers import Estimate, tolerance
@@ -96,7 +96,7 @@ class PointPair:
         return self.old.cautious_error**2 + self.now.cautious_error**2
 
 
-def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
+def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     """Yield the parts of the variance of a weighted mean of differences.
 
     Trials of each data point are its own. What varies between the two runs is shared: by all data points, and by those
@@ -106,11 +106,11 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Part]:
     for weight, one in weighted:
         own[frozenset(one.key.members)] += weight * one.between.own
         for run, estimate in (("base", one.old), ("new", one.now)):
-            yield Part((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
+            yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
     runs = [one.between for _, one in weighted]
-    yield Part(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
+    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
     common = sum(weight * one.between.common for weight, one in weighted)
-    yield Part(2 * common**2, min(one.common_freedom for one in runs), "runs")
+    yield Variance(2 * common**2, min(one.common_freedom for one in runs), "runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,13 @@ def in_both(
 
 
 def _judged(
-    difference: float, least: float, most: float, parts: Sequence[Part], delta: float, alpha: float, fail_below: float
+    difference: float,
+    least: float,
+    most: float,
+    parts: Sequence[Variance],
+    delta: float,
+    alpha: float,
+    fail_below: float,
 ) -> dict[str, Any]:
     """Return the fields of `Judged` for a difference with these parts of its variance; none: noise is unknown.
 

@@ -74,10 +74,10 @@ def estimates(points_by_key: Mapping[Key, Measurement], paths: Sequence[Path]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Variance:
     """A part of a difference's variance, with the degrees of freedom of the noise that it was computed from.
 
-    Parts of one `pool` share that noise, and so its error.
+    Parts of one `pool` share that noise, and so its error. It is infinite if nothing is known.
     """
 
     variance: float
@@ -85,12 +85,14 @@ class Part:
     pool: str
 
 
-def reach(parts: Sequence[Part], alpha: float) -> float:
+def reach(parts: Sequence[Variance], alpha: float) -> float:
     """Return how far the true value may lie from the estimate, in logs, in all but a share `alpha` of cases.
 
     Student's quantile with Welch and Satterthwaite's degrees of freedom.
     """
     variance = sum(part.variance for part in parts)
+    if math.isinf(variance):
+        return variance
     pools: dict[tuple[str, float], float] = defaultdict(float)
     for part in parts:
         pools[part.pool, part.freedom] += part.variance

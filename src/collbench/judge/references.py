@@ -14,7 +14,7 @@ from importlib import resources
 from itertools import chain, combinations
 
 from collbench.judge import between_runs
-from collbench.judge.data_points import Key, Part, estimates, points_by_key, reach
+from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
 from collbench.judge.outcome import TroubleKind, outcome, unordered
 from collbench.judge.physics import Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
@@ -465,8 +465,8 @@ def _standing(
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
     parts = [
-        Part(estimate.cautious_error**2, estimate.freedom, estimate.label),
-        Part(between**2, between_runs.DEFAULT_FREEDOM, "runs"),
+        Variance(estimate.cautious_error**2, estimate.freedom, estimate.label),
+        Variance(between**2, between_runs.DEFAULT_FREEDOM, "runs"),
     ]
     far = math.exp(reach(parts, alpha))
     if gbs * far < low:

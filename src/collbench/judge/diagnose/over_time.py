@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.judge.data_points import Variance, reach
 from collbench.judge.diagnose.blame import UnhealthyDevices, of_devices, verdict_on
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, on
-from collbench.judge.stats import FEWEST_TRIALS, student, trial_seconds
+from collbench.judge.stats import FEWEST_TRIALS, trial_seconds
 
 # In at most so many runs chance alone names a device.
 _CHANCE_OF_ANY = 0.001
@@ -128,20 +129,20 @@ class _Shifts(NamedTuple):
         median = np.nanmedian(here, axis=1) - np.nanmedian(there, axis=1)
         return cls(np.nanmean(here, axis=1) - middle, median, squares, outside - 1.0, 1 / inside + 1 / outside)
 
-    def by_spread(self, part: _Flags) -> tuple[float, float]:
-        """Return the variance of the mean of some data points, as they show it, with its degrees of freedom."""
+    def by_spread(self, part: _Flags, pool: str) -> Variance:
+        """Return the variance of the mean of some data points, as they show it."""
         count = int(part.sum())
         if count < _FEWEST_POINTS:
-            return math.inf, 1.0
-        return float(self.slower[part].var(ddof=1)) / count, count - 1.0
+            return Variance(math.inf, 1.0, pool)
+        return Variance(float(self.slower[part].var(ddof=1)) / count, count - 1.0, pool)
 
-    def by_trials(self, part: _Flags) -> tuple[float, float]:
+    def by_trials(self, part: _Flags, pool: str) -> Variance:
         """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
         freedom = float(self.freedom[part].sum())
         if freedom < _FEWEST_POINTS:
-            return math.inf, 1.0
+            return Variance(math.inf, 1.0, pool)
         of_trial = float(self.squares[part].sum()) / freedom
-        return of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom
+        return Variance(of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom, pool)
 
 
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
@@ -159,13 +160,4 @@ def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
     ways = (shifts.by_spread, shifts.by_trials) if touched.sum() >= _ENOUGH_POINTS else (shifts.by_spread,)
-    return any(by > _reach([*map(known, parts)], chance / 2) for known in ways)
-
-
-def _reach(parts: Sequence[tuple[float, float]], chance: float) -> float:
-    """Return how far a difference with these parts of its variance may lie from 0 by chance; ∞ if that is unknown."""
-    variance = sum(part for part, _ in parts)
-    if not 0 < variance < math.inf:
-        return variance
-    freedom = variance**2 / sum(part**2 / its for part, its in parts)  # Welch and Satterthwaite's
-    return student(freedom, 1 - chance) * math.sqrt(variance)
+    return any(by > reach([known(part, str(at)) for at, part in enumerate(parts)], chance) for known in ways)
