@@ -20,7 +20,7 @@ from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, wit
 from collbench.report.sections import Html
 from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
-from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
 
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95% interval;
@@ -44,8 +44,8 @@ def page(run: Run) -> Page:
         # Of several sets only the first one's calls: a column for each set would be too wide.
         called = measured[:1] if names else measured
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
-        yield from whole("tables", _kinds(called, None))
-        yield from short(_kinds(called, _MOST_KINDS))
+        yield from whole("tables", _kinds(called))
+        yield from short(*listed(_kinds(called), _MOST_KINDS))
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No step was replayed.")
@@ -123,50 +123,33 @@ def _title(replay: Replay) -> str:
     return f"a step of {replay.job}, idle in the pauses"
 
 
-def _arms(measured: list[Replay], names: _Names) -> Part:
+def _arms(measured: list[Replay], names: _Names) -> Table:
     """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
-    several, recorded = len(measured) > 1, measured[0].recorded_seconds
-    arms_table = table("", "communication", *(["ratio"] if several else []), "step", "exposed", left=("",))
-    if recorded is not None:
-        arms_table.add_row("in the job", f"{recorded * 1e3:.3f}")
+    recorded = measured[0].recorded_seconds
+    rows: list[tuple[str, ...]] = [] if recorded is None else [("in the job", f"{recorded * 1e3:.3f}")]
     for replay in measured:
         summary, change = summarize(replay), ratio(measured[0], replay)
         times = f"{change.value:.2f}{half_interval(change)}" if change and replay is not measured[0] else ""
-        arms_table.add_row(
-            _arm(replay, names).strip().removeprefix("on ") or "as it is",
-            _with_half(summary.communication),
-            *([times] if several else []),
-            _with_half(summary.step),
-            _range(summary.exposed),
-        )
-    return arms_table
+        name = _arm(replay, names).strip().removeprefix("on ") or "as it is"
+        rows.append((name, _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)))
+    return table("", "communication", "ratio", "step", "exposed", rows=rows, left=("",), optional=("ratio",))
 
 
-def _kinds(measured: list[Replay], most: int | None) -> Part:
+def _kinds(measured: list[Replay]) -> Table:
     """Return a row for each kind of call, the longest in a step first."""
     first = measured[0]
     summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]
-    recorded = any(call.recorded_seconds is not None for call in first.calls)
-    heads = ["ms", *(_without(replay) for replay in measured[1:]), *(["in the job"] if recorded else [])]
-    calls_table = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
+    heads = ("call", "size", "ranks", "a step", "ms", *map(_without, measured[1:]), "in the job", "busbw GB/s")
     longest = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
-    for at in longest[:most]:
+    rows = []
+    for at in longest:
         call = first.calls[at]
-        job = [] if not recorded else ["-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"]
-        cells = [milliseconds(summary.by_kind[at]) for summary in summaries]
-        rate = busbw_gbs(call, summaries[0].by_kind[at].value)
-        calls_table.add_row(
-            call.operation,
-            format_size(call.size_bytes),
-            str(call.ranks),
-            str(call.count),
-            *cells,
-            *job,
-            "-" if rate is None else f"{rate:.1f}",
-        )
-    if most is not None and len(longest) > most:
-        calls_table.add_row(f"and {len(longest) - most} more")
-    return calls_table
+        times = [milliseconds(summary.by_kind[at]) for summary in summaries]
+        job = "-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"
+        gbs = busbw_gbs(call, summaries[0].by_kind[at].value)
+        what = (call.operation, format_size(call.size_bytes), str(call.ranks), str(call.count))
+        rows.append((*what, *times, job, "-" if gbs is None else f"{gbs:.1f}"))
+    return table(*heads, rows=rows, left=("call",), keys=3, optional=("in the job",))
 
 
 def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
