@@ -160,9 +160,9 @@ def with_levels(
 @pytest.mark.parametrize("one_way", [False, True])
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_pairs_with_levels_of_their_own_accuse_nobody(nodes: int, one_way: bool) -> None:
-    """At the family's 5% one or two of 40 clusters may be judged wrongly; a third to a tenth were."""
-    accused = sum(bool(names_of(judge(with_levels(nodes, seed, one_way=one_way), nodes))) for seed in range(40))
-    assert accused <= 2
+    """At the family's 5% one of 20 clusters may be judged wrongly; a third to a tenth were."""
+    accused = sum(bool(names_of(judge(with_levels(nodes, seed, one_way=one_way), nodes))) for seed in range(20))
+    assert accused <= 1
 
 
 @pytest.mark.parametrize(("times", "sigma"), [(200, 0.1), (4, 0.3)])
@@ -182,7 +182,7 @@ def test_a_node_at_half_rate_is_slow_where_only_two_measurements_are_without_it(
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_a_node_at_half_rate_stands_out_from_such_pairs(nodes: int, one_way: bool) -> None:
     named = [
-        names_of(judge(with_levels(nodes, seed, one_way=one_way, slow_node=seed % nodes), nodes)) for seed in range(20)
+        names_of(judge(with_levels(nodes, seed, one_way=one_way, slow_node=seed % nodes), nodes)) for seed in range(10)
     ]
     assert all(seed % nodes in nodes_named for seed, nodes_named in enumerate(named))
     assert sum(len(nodes_named) > 1 for nodes_named in named) <= 1

@@ -62,6 +62,16 @@ def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path: Path) -> No
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "new.json"]
 
 
+def test_without_force_a_file_that_exists_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(RunFileError, match="it exists"):
+        atomic_write.check(path, *MESSAGE_PARTS)
+    with pytest.raises(RunFileError, match="it exists"):
+        atomic_write.write("new", path, *MESSAGE_PARTS)
+    assert path.read_text(encoding="utf-8") == "old"
+
+
 def test_a_run_into_a_pipe_arrives_once_and_leaves_no_journal(tmp_path: Path) -> None:
     pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
     reader = read_from(pipe, received)
