@@ -23,12 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from collbench.judge.stats import summarize
-from collbench.model.operations import Variant
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.model.units import format_size
 from collbench.overlaps import factors as overlap
+from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.page import condition_name
 from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.runfile import run_file
@@ -130,12 +132,23 @@ def report(repeats: Sequence[Repeat], *, defaults: bool) -> tuple[list[str], boo
     return lines, missed or too_slow
 
 
-def _point_of(overlap_result: Overlap) -> tuple[overlap.Condition, int]:
-    return overlap.condition_of(overlap_result), overlap_result.size_bytes
+class Point(NamedTuple):
+    """A data point's condition and its size."""
+
+    operation: Operation
+    compute: Compute
+    priority: Priority
+    ctas: int | None
+    size: int
 
 
-def _row(repeats: Sequence[Repeat], point: tuple[overlap.Condition, int]) -> tuple[str, bool]:
-    condition, size = point
+def _point_of(one: Overlap) -> Point:
+    return Point(one.work.operation, one.compute, one.priority, one.ctas, one.size_bytes)
+
+
+def _row(repeats: Sequence[Repeat], point: Point) -> tuple[str, bool]:
+    size = point.size
+    named = next(o for repeat in repeats for o in overlaps_of(repeat.overlap) if _point_of(o) == point)
     overlaps = [o for repeat in repeats for o in overlaps_of(repeat.overlap) if _point_of(o) == point and o.trials]
     summaries = [overlap.summarize(o) for o in overlaps]
     factors: tuple[Callable[[overlap.OverlapSummary], float], ...] = (
@@ -155,16 +168,16 @@ def _row(repeats: Sequence[Repeat], point: tuple[overlap.Condition, int]) -> tup
     missed |= over_loop is not None and size >= ISOLATED_FROM and abs(over_loop - 1) > ISOLATED_BAR
     cells += [f"{ratio:.4f}" if ratio else "-" for ratio in (over_loop, over_graph)]
     cells.append("MISSED" if missed else "met")
-    return f"| {condition_name(condition)} | {format_size(size)} | {' | '.join(cells)} |", missed
+    return f"| {condition_name(named)} | {format_size(size)} | {' | '.join(cells)} |", missed
 
 
-def _isolated_ratios(repeats: Sequence[Repeat], point: tuple[overlap.Condition, int]) -> Iterator[tuple[float, float]]:
+def _isolated_ratios(repeats: Sequence[Repeat], point: Point) -> Iterator[tuple[float, float]]:
     """Yield the isolated collective's time over `allreduce`'s, by launch loop and by graph; not with limited CTAs.
 
     In place, as in torch. Where nothing is launched (gloo), or no loop was timed, both are over the same time.
     """
-    condition, size = point
-    if condition.ctas is not None or condition.operation != repeats[0].ordinary.settings.operations[0]:
+    size = point.size
+    if point.ctas is not None or point.operation != repeats[0].ordinary.settings.operations[0]:
         return
     for repeat in repeats:
         ordinary_measurements = [m for m in repeat.ordinary.measured(Variant.IN_PLACE) if m.point.size_bytes == size]

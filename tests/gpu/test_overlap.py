@@ -14,7 +14,7 @@ from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.overlaps.compute import Priority
-from collbench.overlaps.factors import condition_of, summarize
+from collbench.overlaps.factors import summarize
 from collbench.overlaps.protocol import OPERATIONS
 from collbench.overlaps.results import overlaps_of
 from collbench.runfile import run_file
@@ -76,9 +76,8 @@ def test_every_collective_with_every_compute(tmp_path: Path, operation: Operatio
 
 def test_ctas_and_priority_have_their_effect(tmp_path: Path) -> None:
     run = measured_run(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
-    summaries = {condition_of(overlap): summarize(overlap) for overlap in overlaps_of(run)}
     isolated_seconds = {
-        (condition.priority, condition.ctas): summary.collective_alone.value for condition, summary in summaries.items()
+        (overlap.priority, overlap.ctas): summarize(overlap).collective_alone.value for overlap in overlaps_of(run)
     }
     assert isolated_seconds[Priority.NORMAL, 1] > 1.5 * isolated_seconds[Priority.NORMAL, 16]
     assert isolated_seconds[Priority.HIGH, 16] == pytest.approx(isolated_seconds[Priority.NORMAL, 16], rel=0.05)

@@ -18,7 +18,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.compute import Priority
-from collbench.overlaps.factors import condition_of, summarize
+from collbench.overlaps.factors import summarize
 from collbench.overlaps.results import overlaps_of
 from collbench.overlaps.section import COLUMNS
 from collbench.report.rows import ORIGIN, Type
@@ -80,13 +80,10 @@ def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -
     args = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
     result = program("overlap", *SIM, *args, "--trials", "3")
     run = run_file.load(folder / "run.json")
-    conditions = [condition_of(overlap) for overlap in overlaps_of(run)]
+    conditions = [(overlap.compute, overlap.priority, overlap.ctas) for overlap in overlaps_of(run)]
     assert len(conditions) == len(set(conditions)) == 8
-    assert {(lever.priority, lever.ctas) for lever in conditions} == {(p, n) for p in Priority for n in (4, 16)}
-    factors = {
-        condition.priority: summarize(overlap).collective_factor.value
-        for condition, overlap in zip(conditions, overlaps_of(run), strict=True)
-    }
+    assert {levers[1:] for levers in conditions} == {(p, n) for p in Priority for n in (4, 16)}
+    factors = {overlap.priority: summarize(overlap).collective_factor.value for overlap in overlaps_of(run)}
     assert factors[Priority.HIGH] < factors[Priority.NORMAL]
     assert "priority" in result.out
     assert "CTAs" in result.out

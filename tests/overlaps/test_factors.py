@@ -13,7 +13,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Flag, FlagKind
 from collbench.overlaps import section
 from collbench.overlaps.compute import Compute, ComputeKind, parse_compute
-from collbench.overlaps.factors import by_condition, spread, strongest, summarize
+from collbench.overlaps.factors import spread, strongest, summarize
 from collbench.overlaps.page import answer
 from collbench.overlaps.results import Overlap, OverlapTrial, overlaps_of
 from tests.builders import gpus, run_of
@@ -109,11 +109,8 @@ def test_no_factor_is_a_headline_whose_interval_holds_1(
     assert (answer(run), shown.short, shown.lines[0]) == (headline, short, headline)
 
 
-def test_conditions_keep_their_order_and_sizes_ascend() -> None:
+def test_the_strongest_is_the_one_that_loses_most() -> None:
     points = [point(2**24, 1.0, beside=COPY), point(2**24, 1.0), point(2**20, 4.0, beside=COPY)]
-    found = by_condition(points)
-    assert [condition.compute for condition in found] == [COPY, GEMM]
-    assert [one.size_bytes for one in next(iter(found.values()))] == [2**20, 2**24]
     assert strongest(points) is points[2]
     assert strongest([point(1, 1.0, trials=0)]) is None
     assert spread(points[0]) == pytest.approx((1e-3, 3e-3))

@@ -10,8 +10,6 @@ from statistics import fmean, median
 import numpy as np
 
 from collbench.judge.stats import FEWEST_TRIALS, median_interval, student
-from collbench.model.operations import Operation
-from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.results import Overlap, OverlapTrial
 
 Interval = tuple[float, float]
@@ -110,29 +108,6 @@ def spread(overlap: Overlap) -> Interval:
     calls = [seconds for trial in overlap.trials for seconds in trial.beside_calls]
     low, high = np.percentile(calls, (10, 90))
     return float(low), float(high)
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """The conditions of a data point, apart from its size."""
-
-    operation: Operation
-    compute: Compute
-    priority: Priority
-    ctas: int | None
-
-
-def condition_of(overlap: Overlap) -> Condition:
-    """Return a data point's condition."""
-    return Condition(overlap.work.operation, overlap.compute, overlap.priority, overlap.ctas)
-
-
-def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
-    """Return the data points of each condition, ascending in size, conditions in the order of their first."""
-    groups: dict[Condition, list[Overlap]] = {}
-    for one in overlaps:
-        groups.setdefault(condition_of(one), []).append(one)
-    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in groups.items()}
 
 
 def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:

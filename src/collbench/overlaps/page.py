@@ -9,7 +9,7 @@ from rich.text import Text
 from collbench.model.run import Device, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.overlaps.compute import Priority
-from collbench.overlaps.factors import Condition, Figure, by_condition, spread, strongest, summarize
+from collbench.overlaps.factors import Figure, spread, strongest, summarize
 from collbench.overlaps.results import Overlap, overlaps_of
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
@@ -60,10 +60,9 @@ def answer(run: Run) -> str:
     )
 
 
-def condition_name(condition: Condition) -> str:
-    """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
-    settings = _settings(condition.priority, condition.ctas)
-    return f"{condition.operation} overlapping {condition.compute}{settings}"
+def condition_name(overlap: Overlap) -> str:
+    """Return what a data point is called, apart from its size: "allreduce overlapping gemm:8192, high priority"."""
+    return f"{overlap.work.operation} overlapping {overlap.compute}{_settings(overlap.priority, overlap.ctas)}"
 
 
 def _settings(priority: Priority, ctas: int | None) -> str:
@@ -99,8 +98,8 @@ def _tables(run: Run) -> Iterator[tuple[str, Table, Table]]:
     measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
     several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
     for compute in dict.fromkeys(overlap.compute for overlap in measured):
-        points = [one for one in measured if one.compute == compute]
-        every = table(*_HEADS, rows=map(_cells, _ordered(points)), left=("size", "priority"), keys=3)
+        points = sorted((one for one in measured if one.compute == compute), key=lambda one: one.size_bytes)
+        every = table(*_HEADS, rows=map(_cells, points), left=("size", "priority"), keys=3)
         rows = every if several_settings else every.without(_SETTINGS)
         brief = rows.without(_ONLY_WHOLE) if several_settings else rows
         what = f"{points[0].work.operation} over {len(points[0].members)} ranks"
@@ -116,12 +115,6 @@ def _cells(one: Overlap) -> Iterator[str]:
     ):
         yield from (milliseconds(alone), milliseconds(beside), f"{factor.value:.2f}{half_interval(factor)}")
     yield from (f"{summary.of_max.value:.2f}", f"{summary.of_sum.value:.2f}")
-
-
-def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:
-    """Return data points by size, those of one size in the order of their settings."""
-    groups = [one for points in by_condition(overlaps).values() for one in points]
-    return sorted(groups, key=lambda one: one.size_bytes)
 
 
 def milliseconds(seconds: Figure) -> str:

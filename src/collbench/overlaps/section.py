@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collbench.model.failures import FailureKind
 from collbench.model.run import Run, device_sets
 from collbench.model.units import amount, fixed, format_size
-from collbench.overlaps.factors import condition_of, strongest, summarize
+from collbench.overlaps.factors import strongest, summarize
 from collbench.overlaps.page import answer, condition_name, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
@@ -46,7 +46,7 @@ def _points(run: Run) -> Iterator[str]:
         if point.trials:
             summary = summarize(point)
             yield (
-                f"{condition_name(condition_of(point))}, {format_size(point.size_bytes)}: "
+                f"{condition_name(point)}, {format_size(point.size_bytes)}: "
                 f"{summary.collective_factor.value:.2f} × as long, the compute {summary.compute_factor.value:.2f} ×; "
                 f"together {summary.of_max.value:.2f} × the longer time alone"
             )
