@@ -198,33 +198,32 @@ def _kind(job: Job, number: int) -> tuple[Any, ...]:
 # Sequences between pauses.
 
 
-def _level(one: _Unrolled, pauses: Values, among: Places) -> _Level | None:
-    """Return the longest sequence that comes again between pauses longer than those within it; None for none."""
-    kinds = one.kinds[among]
+def _levels(one: _Unrolled, pauses: Values, among: Places) -> list[_Level]:
+    """Return the sequences that come again between pauses longer than those within them, the shortest first."""
+    kinds, exact = one.kinds[among], one.calls[one.first[among]]
     known = pauses[np.isfinite(pauses)]
     if len(known) < 2 * _FEWEST:
-        return None
-    found: tuple[int, int, Places] | None = None
-    for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), _THRESHOLDS)[::-1]:
+        return []
+    found: dict[bytes, list[int]] = {}  # where each sequence begins, if it is cut as often as it ever is
+    for least in np.geomspace(max(1.0, known.min()), max(2.0, known.max()), _THRESHOLDS):
         bounds = np.unique(np.concatenate([[0], np.flatnonzero(~(pauses <= least)), [len(kinds)]]))
         at: dict[bytes, list[int]] = defaultdict(list)
         for start, end in pairwise(bounds.tolist()):
             at[kinds[start:end].tobytes()].append(start)
         key, begins = max(at.items(), key=lambda item: len(item[0]) * len(item[1]))
-        length, weight = len(key) // kinds.itemsize, len(key) * len(begins)
-        if found is not None and (length, weight) <= found[:2]:
-            continue
-        if length < 2 or len(begins) < _FEWEST or weight < _COVERED * kinds.nbytes:
-            continue
-        within = pauses[np.array(begins)[:, None] + np.arange(length)]
+        if len(begins) > len(found.get(key, ())) and len(key) * len(begins) >= _COVERED * kinds.nbytes:
+            found[key] = begins
+    levels = []
+    for key, begins in found.items():
+        length, starts = len(key) // kinds.itemsize, np.array(begins)
+        within = pauses[starts[:, None] + np.arange(length)]
         middle = medians(within, 0)
-        if np.isfinite(within[:, 0]).sum() > 1 and middle[0] >= _CLEAR * np.nanmax(middle[1:], initial=1.0):
-            found = length, weight, np.array(begins)
-    if found is None:
-        return None
-    length, _, begins_of = found
-    alike = kinds if len(np.unique(kinds[begins_of[0] : begins_of[0] + length])) > 1 else one.calls[one.first[among]]
-    return _Level(among, _stalled(alike, begins_of, length), length)
+        if length < 2 or len(starts) < _FEWEST or np.isfinite(within[:, 0]).sum() < 2:
+            continue
+        if middle[0] >= _CLEAR * np.nanmax(middle[1:], initial=1.0):
+            alike = kinds if len(np.unique(kinds[starts[0] : starts[0] + length])) > 1 else exact
+            levels.append(_Level(among, _stalled(alike, starts, length), length))
+    return sorted(levels, key=lambda level: level.length)
 
 
 def _stalled(kinds: Places, at: Places, length: int) -> Places:
@@ -298,15 +297,25 @@ def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:
     if not len(among):
         return None, "no call comes again"
     sums = np.add.reduceat(one.pauses, np.append(0, among[:-1] + 1))  # a small call's pause is part of the next one's
-    level = _level(one, sums, among)
-    if level is None:
+    levels = _levels(one, sums, among)
+    if not levels:
         return None, "no calls come again after a pause longer than those between them"
+    # The longest may be ten steps between two losses, or a shorter one a micro-batch.
+    shorter = (each for each in levels if 2 * each.length <= levels[-1].length)
+    level = next((each for each in shorter if not _is_part(job, one, each)), levels[-1])
     part = _part(one, level)
     if part < level.length:
         return None, f"it may be {part} or {level.length} calls: {_ALIKE_HERE}"
     if not _is_step(job, one, level):
         return None, f"{level.length} calls may be a part of it: {_ALIKE_HERE}"
     return level, ""
+
+
+def _is_part(job: Job, one: _Unrolled, level: _Level) -> bool:
+    """True if a level has only messages, as in a pipeline, or large data is reduced between its sequences."""
+    units = level.among[level.at[0] : level.at[0] + level.length]
+    messages = all(job.calls[call].collective is None for call in one.calls[one.first[units]])
+    return messages or any(_reduces(job, one, unit) for _, between in _extras(one, level) for unit in between)
 
 
 def _part(one: _Unrolled, level: _Level) -> int:
