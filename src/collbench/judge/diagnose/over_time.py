@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -115,7 +116,7 @@ class _Shifts(NamedTuple):
     """
 
     slower: _Array
-    median: _Array  # the same of medians, which a few wild trials do not move
+    medians: _Array  # the same of medians, which a few wild trials do not move
     squares: _Array
     freedom: _Array
     share: _Array
@@ -126,8 +127,8 @@ class _Shifts(NamedTuple):
         middle = np.nanmean(there, axis=1)
         inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
         squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
-        median = np.nanmedian(here, axis=1) - np.nanmedian(there, axis=1)
-        return cls(np.nanmean(here, axis=1) - middle, median, squares, outside - 1.0, 1 / inside + 1 / outside)
+        medians = _medians(here) - _medians(there)
+        return cls(np.nanmean(here, axis=1) - middle, medians, squares, outside - 1.0, 1 / inside + 1 / outside)
 
     def by_spread(self, part: _Flags, pool: str) -> Variance:
         """Return the variance of the mean of some data points, as they show it."""
@@ -145,12 +146,20 @@ class _Shifts(NamedTuple):
         return Variance(of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom, pool)
 
 
+def _medians(trials: _Array) -> _Array:
+    """Return each data point's median, which has a trial at least: numpy's own would load its masked arrays."""
+    ordered, count = np.sort(trials, axis=1), (~np.isnan(trials)).sum(axis=1)
+    rows = np.arange(len(trials))
+    middle: _Array = (ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]) / 2
+    return middle
+
+
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
-    others, slower, medians = ~touched, shifts.slower, shifts.median
+    others, slower, medians = ~touched, shifts.slower, shifts.medians
     parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
     if others.sum() >= _FEWEST_POINTS:
-        slower, medians = (shift - np.median(shift[others]) for shift in (slower, medians))
+        slower, medians = (shift - median(shift[others].tolist()) for shift in (slower, medians))
         parts, least, least_share = [touched, others], _LEAST, _LEAST_SHARE
     by, share = (
         float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, medians > least)
