@@ -14,7 +14,6 @@ from collbench.cli.measuring import measuring_command, nccl_config, registration
 from collbench.measurement.plan import Request
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.units import parse_sizes
 
 Value = TypeVar("Value")
 
@@ -38,24 +37,17 @@ _patterns = click.option(
     callback=options.parsed(_list_of("pattern", PATTERNS)),
     help=f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
 )
-_sizes = click.option(
-    "--sizes",
-    metavar="SIZES",
-    callback=options.parsed(parse_sizes),
-    help="Message sizes: one, MIN:MAX (doubling), MIN:MAX:FACTOR, or a list of these. The page shows the largest.  "
-    "[default: 512M; host backend: 64M]",
-)
 
 
-@measuring_command(_patterns, sized=_sizes)
+@measuring_command(_patterns, sized=options.sizes_option("512M; host: 64M"))
 def copies(request: Request, *, patterns: tuple[Variant, ...] | None) -> Request:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all others
     at once; host, to and from pinned host memory; local, within a device's memory; staged, through host memory as
     without peer access. Host copies are also timed under load: host-both-ways, with the opposite direction; host-all,
-    with all other devices; host-all-both-ways, with both. The page has a matrix or table for each, in GB/s. All data is
-    verified.
+    with all other devices; host-all-both-ways, with both. The page has a matrix or table for each at the largest size,
+    in GB/s. All data is verified.
 
     \b
     Examples:

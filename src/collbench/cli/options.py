@@ -183,25 +183,23 @@ sizes = sizes_option("8:1G; host: 8:64M")
 # Every link of a machine has many data points: a curve in steps of four, so that they take seconds.
 survey_sizes = sizes_option("8,64:1G:4; host: 8,64:64M:4")
 BACKEND_NAMES = ("auto", *BACKENDS)  # auto never takes sim
-backend = click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice(BACKEND_NAMES),
-    default="auto",
-    show_default=True,
-    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda if there is a GPU, else host.",
-)
 
 
+def _backend_option(auto: str) -> Command:
+    """Return the option --backend with what "auto" takes, in words."""
+    return click.option(
+        "--backend",
+        metavar="NAME",
+        type=click.Choice(BACKEND_NAMES),
+        default="auto",
+        show_default=True,
+        help=f"cuda (GPUs), host (CPU cores), sim (simulated), or auto: {auto}.",
+    )
+
+
+backend = _backend_option("cuda if there is a GPU, else host")
 # CPU cores are taken only by name: they are no substitute for GPUs.
-backend_of_a_machine = click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice(BACKEND_NAMES),
-    default="auto",
-    show_default=True,
-    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
-)
+backend_of_a_machine = _backend_option("GPUs, never CPU cores")
 fabric = click.option(
     "--fabric",
     metavar="NAME|FILE",
