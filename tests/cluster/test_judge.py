@@ -248,3 +248,15 @@ def test_rounds_end_where_they_would_not_decide(title: str, pairs: list[Observat
     found = judge(pairs, 4)
     assert State.UNDECIDED in {one.state for one in found.nodes}
     assert (found.suspects is None) is ended
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_pairs_that_do_not_distinguish_nodes_accuse_no_uplink(one_way: bool) -> None:
+    def rate(a: int, b: int) -> float:
+        """Return the rate under leaves of two nodes, oversubscribed, the first one more."""
+        return 100.0 if a // 2 == b // 2 else 50.0 if min(a, b) > 1 else 30.0
+
+    found = judge(seen(8, rate, 4, 0.01, one_way=one_way), 8, leaves(8, 2))
+    assert found.judged == 0
+    assert [(one.name, one.effect.state) for one in found.slow_uplinks] == [("leaf0", State.EITHER)]
+    assert not found.accuses

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from collbench.cluster.fit import RoundKind
-from collbench.cluster.measure import SCREENING, Round, Surveyed, apart, matching, next_round, screening, survey_nodes
-from collbench.cluster.nodes import Judgement
+from collbench.cluster.measure import (
+    SCREENING,
+    Round,
+    Surveyed,
+    apart,
+    facing,
+    matching,
+    next_round,
+    screening,
+    survey_cluster,
+    survey_nodes,
+)
+from collbench.cluster.nodes import Judgement, State
+from collbench.cluster.simulated import NodeFault, UplinkFault, named
 
 LEAVES = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
 
@@ -22,7 +35,7 @@ def nodes_of(planned: Round) -> list[int]:
 
 @pytest.mark.parametrize(("nodes", "resting"), [(2, 0), (3, 1), (16, 0), (127, 1)])
 @pytest.mark.parametrize("groups", [(), ((0, 1, 2),)])
-@pytest.mark.parametrize("make", [matching, apart])
+@pytest.mark.parametrize("make", [matching, apart, facing])
 def test_a_round_has_every_node_once(
     nodes: int, resting: int, groups: tuple[tuple[int, ...], ...], make: object
 ) -> None:
@@ -93,3 +106,36 @@ def test_the_screening_is_made_whatever_the_time_and_ends_a_survey_that_has_no_m
 
     assert len(survey().rounds) == count
     assert survey().rounds == survey().rounds, "a seed makes the same rounds again"
+
+
+def test_facing_leaves_send_or_receive_with_all_their_nodes() -> None:
+    pods = tuple(LEAVES[first] + LEAVES[first + 1] for first in (0, 2))
+    pod = {node: index for index, members in enumerate(pods) for node in members}
+    for seed in range(20):
+        for above in ((), pods):
+            pairs = facing(16, LEAVES, random.Random(seed), above)
+            senders, receivers = ({node // 4 for node in ends} for ends in zip(*pairs, strict=True))
+            assert len(senders) == len(receivers) == 2
+            assert not senders & receivers
+            assert not above or all(pod[a] == pod[b] for a, b in pairs)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("changes", "slow"),
+    [
+        ({}, []),
+        ({"nodes": 24}, []),  # one of three leaves sends and receives
+        ({"pod_leaves": 2, "leaf_nodes": 4, "leaf_oversubscription": 1.0, "pod_oversubscription": 2.0}, []),
+        ({"slow_uplinks": (UplinkFault("leaf1", 0.7, 0.7),)}, ["leaf1"]),
+        ({"slow_nodes": (NodeFault(5, 0.9, 0.9), NodeFault(20, receives=0.7))}, [20, 5]),
+    ],
+    ids=["healthy", "three leaves", "pods", "an uplink", "two nodes"],
+)
+def test_a_survey_one_way_names_what_is_slow_behind_oversubscribed_uplinks(
+    changes: dict[str, object], slow: list[object], seed: int
+) -> None:
+    cluster = replace(named("thin-32"), **changes)  # type: ignore[arg-type]
+    judgement = survey_cluster(cluster, 75, 512 * 2**20, seed, one_way=True).judgement
+    assert [one.node for one in judgement.slow_nodes] + [one.name for one in judgement.slow_uplinks] == slow
+    assert all(one.state in (State.HEALTHY, State.SLOW) for one in judgement.nodes)

@@ -113,13 +113,13 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     rounds = np.array([len(pair.logs) for pair in pairs])
     within = _noise(pairs) ** 2
     blocks = _blocks(pairs, nodes, levels, hiding)
-    fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds)
+    fitted = _solution(pairs, blocks, hiding, np.ones(len(pairs)), within / rounds)
     bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
-    low = bottlenecks or _directions(blocks, fitted.values)
+    low = bottlenecks or _directions(blocks, hiding, fitted.values)
     robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
     if min(effects.min() for effects in low) < -DELTA:
         blocks = _blocks(pairs, nodes, levels, hiding, low)
-        fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds, robust=robust)
+        fitted = _solution(pairs, blocks, hiding, np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
     between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
@@ -129,8 +129,8 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     fast = () if bottlenecks is None else tuple(np.flatnonzero((np.array(bottlenecks) == 0.0).any(axis=0)).tolist())
     fast_pair = tuple(present[index] for index in fast) if len(fast) == 2 else ()
     exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
-    solution = _solution(pairs, blocks, counts, within / rounds, robust=robust)
-    return replace(_read(blocks, solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
+    solution = _solution(pairs, blocks, hiding, counts, within / rounds, robust=robust)
+    return replace(_read(blocks, hiding, solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
 
 
 def measured_nodes(seen: Iterable[Observation]) -> Members:
@@ -163,12 +163,19 @@ def _noise(pairs: Iterable[_Pair]) -> float:
 
 
 def _solution(
-    pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array, variances: _Array, *, robust: bool = True
+    pairs: Sequence[_Pair],
+    blocks: Sequence[_Block],
+    hiding: Sequence[Members],
+    counts: _Array,
+    variances: _Array,
+    *,
+    robust: bool = True,
 ) -> _Solution:
     """Return what the pairs' means show; rounds alone explain `variances` of these."""
     means = np.array([fmean(pair.logs) for pair in pairs])
     scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
-    return _solve(np.hstack([block.design for block in blocks]), _held(blocks), means, counts, scatter, robust=robust)
+    design, held = np.hstack([block.design for block in blocks]), _held(blocks, hiding)
+    return _solve(design, held, means, counts, scatter, robust=robust)
 
 
 def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Array, _Array] | None:
@@ -194,13 +201,22 @@ def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Arr
 
 
 def _directions(
-    blocks: Sequence[_Block], values: _Array, bottlenecks: tuple[_Array, _Array] | None = None
+    blocks: Sequence[_Block],
+    hiding: Sequence[Members],
+    values: _Array,
+    bottlenecks: tuple[_Array, _Array] | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the nodes' effects as senders and receivers, the same where nothing is one way.
 
-    They are against the median node, or with `bottlenecks` against the median of the nodes that are none.
+    They are against the median node, or with `bottlenecks` against the median of the nodes that are none. Of a switch
+    in `hiding`, pairs show only what one node sends and another one receives: its median node does both alike.
     """
-    _, sends, receives, *_ = np.split(values, _ends(blocks))
+    _, sends, receives, *_ = np.split(values.copy(), _ends(blocks))
+    for members in hiding if len(receives) else ():
+        own = list(members)
+        more = np.median(sends[own] - receives[own]) / 2
+        sends[own] -= more
+        receives[own] += more
     fast = np.ones((2, len(sends)), dtype=bool) if bottlenecks is None else np.array(bottlenecks) == 0.0
     sends = sends - np.median(sends[fast[0]])
     return sends, receives - np.median(receives[fast[1]]) if len(receives) else sends
@@ -280,18 +296,28 @@ def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Blo
     return [_Block(across), _Block(under, np.ones(switches) if switches > 2 else None)]
 
 
-def _held(blocks: Sequence[_Block]) -> _Array:
-    """Return the constraints that pairs leave open, as rows: centred effects add up to 0."""
+def _held(blocks: Sequence[_Block], hiding: Sequence[Members]) -> _Array:
+    """Return the constraints that pairs leave open, as rows: centred effects add up to 0.
+
+    One way, the nodes of a switch in `hiding` send as much as they receive.
+    """
     rows = [
         np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in blocks])
         for block in blocks
         if (centred := block.centred) is not None and block.design.shape[1]
     ]
+    before, sends, receives = (block.design.shape[1] for block in blocks[:3])
+    everywhere = len({node for members in hiding for node in members}) == sends
+    for members in hiding[everywhere:] if receives else ():  # of switches above all nodes, one follows from the others
+        row, own = np.zeros(len(rows[0])), np.array(members)
+        row[before + own], row[before + sends + own] = 1.0, -1.0
+        rows.append(row)
     return np.array(rows)
 
 
 def _read(
     blocks: Sequence[_Block],
+    hiding: Sequence[Members],
     solution: _Solution,
     bottlenecks: tuple[_Array, _Array] | None,
     nodes: Members,
@@ -305,7 +331,7 @@ def _read(
     directed = len(receives) > 0
     pairs = zip(levels, blocks[3:], strict=True)
     centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
-    relative = _directions(blocks, solution.values, bottlenecks)
+    relative = _directions(blocks, hiding, solution.values, bottlenecks)
     # What centring took from the effects, at one node: a typical pair has it at both ends.
     middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
     return Fit(

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 
@@ -71,6 +72,8 @@ def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
 SCREENING = 8
 # In a quiet round one of this many nodes leaves its leaf.
 _FEW = 8
+# Kinds of rounds whose pairs have a direction in a one-way survey.
+_FACING = (RoundKind.BETWEEN_LEAVES, RoundKind.SUSPECTS_AND_OTHERS)
 # How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
 _TRIES = 64
 
@@ -83,18 +86,8 @@ class Round:
     pairs: tuple[Pair, ...]
 
 
-def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
-    """Return the rounds in which every node is measured."""
-    if leaves:
-        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, apart)] * (SCREENING // 2)
-        return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
-    # No pair twice before all were measured once; small clusters repeat them.
-    rounds: list[list[Pair]] = []
-    while nodes > 1 and len(rounds) < SCREENING:
-        turn = relabelled(pair_rounds(nodes), nodes, rng)
-        rng.shuffle(turn)
-        rounds += turn
-    return [Round(RoundKind.AT_RANDOM, tuple(pairs)) for pairs in rounds[:SCREENING]]
+# Random pairs of so many nodes, as these groups say.
+MakePairs = Callable[[int, Sequence[Members], random.Random], tuple[Pair, ...]]
 
 
 def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
@@ -127,6 +120,53 @@ def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pa
             if other != number and not together((a, d)) and not together((c, b)):
                 pairs[number], pairs[other] = (a, d), (c, b)
     return _ordered(pairs)
+
+
+def facing(
+    nodes: int, groups: Sequence[Members], rng: random.Random, above: Sequence[Members] = ()
+) -> tuple[Pair, ...]:
+    """Return random pairs, each from one half of the groups to the other half; within each of `above` if there are any.
+
+    Measured one way, all nodes of a group send while all of another one receive. So all uplinks are loaded alike, and
+    fully: in whichever direction random pairs are measured, chance loads some uplinks more than others.
+    """
+    turn = {node: number for number, group in enumerate(rng.sample(groups, len(groups))) for node in group}
+    pairs: list[Pair] = []
+    for members in above or [tuple(range(nodes))]:
+        order = sorted(rng.sample(members, len(members)), key=lambda node: turn.get(node, len(groups)))
+        half = len(order) // 2
+        pairs += zip(order[:half], rng.sample(order[half : 2 * half], half), strict=True)
+    left = sorted(set(range(nodes)) - {node for pair in pairs for node in pair})
+    return tuple(pairs + list(zip(left[::2], left[1::2], strict=False)))
+
+
+def _facing_by_turns(known: Sequence[Switches]) -> MakePairs:
+    """Return `facing` for the leaves under each pod, then for the pods, and so on, or for the groups if none is known.
+
+    Pairs that always left both their leaf and their pod would not show whose uplinks are slow.
+    """
+    members = [one.members for one in known]
+    levels_above = cycle(zip(members, [*members[1:], ()], strict=False))
+
+    def pairs(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
+        level, above = next(levels_above, (groups, ()))
+        return facing(nodes, level, rng, above)
+
+    return pairs
+
+
+def screening(nodes: int, leaves: Sequence[Members], rng: random.Random, between: MakePairs = apart) -> list[Round]:
+    """Return the rounds in which every node is measured; `between` pairs nodes of different leaves."""
+    if leaves:
+        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, between)] * (SCREENING // 2)
+        return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
+    # No pair twice before all were measured once; small clusters repeat them.
+    rounds: list[list[Pair]] = []
+    while nodes > 1 and len(rounds) < SCREENING:
+        turn = relabelled(pair_rounds(nodes), nodes, rng)
+        rng.shuffle(turn)
+        rounds += turn
+    return [Round(RoundKind.AT_RANDOM, tuple(pairs)) for pairs in rounds[:SCREENING]]
 
 
 def _ordered(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
@@ -402,8 +442,11 @@ def survey_nodes(
     begin, made, seen = time.monotonic(), list[Round](), list[Observation]()
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
+    between = _facing_by_turns(known) if one_way else apart
 
     def take(planned: Round) -> None:
+        if one_way and planned.kind not in _FACING:  # not always from the lower number, which may be the lower leaf's
+            planned = replace(planned, pairs=tuple(rng.choice(((a, b), (b, a))) for a, b in planned.pairs))
         made.append(planned)
         for back in (False, True)[: 1 + one_way]:
             pairs = rejoined(planned.pairs, lost())
@@ -422,29 +465,37 @@ def survey_nodes(
             raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
         return judge(rest, nodes, known)
 
-    for planned in screening(nodes, leaves, rng):
+    for planned in screening(nodes, leaves, rng, between):
         take(planned)
-    while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng)) is not None:
+    while more(len(made)) and (instead := next_round(judged(), nodes, leaves, len(made), rng, between)) is not None:
         take(instead)
     return Surveyed(tuple(made), tuple(seen), judged(), time.monotonic() - begin)
 
 
-def next_round(found: Judgement, nodes: int, leaves: Sequence[Members], made: int, rng: random.Random) -> Round | None:
-    """Return the round that may decide more after `made` rounds, None if all is decided."""
+def next_round(
+    found: Judgement,
+    nodes: int,
+    leaves: Sequence[Members],
+    made: int,
+    rng: random.Random,
+    between: MakePairs = apart,
+) -> Round | None:
+    """Return the round that may decide more after `made` rounds, None if all is decided; `between` as `screening`."""
     if found.sharing is not None and (found.confirm or (found.shared and found.suspects is not None)):
         return quiet(nodes, found.sharing, rng, made, found.confirm)
     if found.suspects is None:
         return None
     if found.suspects and made % 3 != 2:  # every third round pairs suspects with others
-        return Round(RoundKind.AMONG_SUSPECTS, matching(nodes, found.suspects, rng))
-    return Round(RoundKind.SUSPECTS_AND_OTHERS, apart(nodes, leaves or found.suspects, rng))
+        # Suspects of known leaves are whole leaves. The others stay within theirs, too: few pairs across would be fast.
+        return Round(RoundKind.AMONG_SUSPECTS, matching(nodes, leaves or found.suspects, rng))
+    return Round(RoundKind.SUSPECTS_AND_OTHERS, between(nodes, leaves or found.suspects, rng))
 
 
 def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
     """Return the pairs without lost nodes, whose partners are paired among themselves."""
     left = [node for pair in pairs if set(pair) & set(lost) for node in pair if node not in lost]
     kept = [pair for pair in pairs if not set(pair) & set(lost)]
-    return _ordered(kept + list(zip(left[::2], left[1::2], strict=False)))
+    return tuple(kept + list(zip(left[::2], left[1::2], strict=False)))
 
 
 def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:

@@ -306,7 +306,11 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
     suspects = leaves if (leaves or open_uplinks) and not fitted.exhausted else None
     found = _judgement(nodes, fitted, uplinks, suspects)
-    return replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
+    found = replace(found, nodes=tuple(_unless_fast(one, seen, found.typical_gbs) for one in found.nodes))
+    if found.judged:
+        return found
+    # Pairs that do not distinguish nodes accuse no uplink.
+    return replace(found, uplinks=tuple(replace(one, effect=_in_doubt(one.effect)) for one in found.uplinks))
 
 
 def _has_equal(one: Uplink, level: Sequence[Uplink], oversubscribed: bool) -> bool:

@@ -163,6 +163,11 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"slow      {origin.names[node.node]}: {described(node)}{mark}"
     for uplink in judgement.slow_uplinks:
         yield f"{uplink.effect.state:9} {_uplink(uplink, origin.names)}{mark}"
+    either = [one for one in judgement.nodes if one.state is State.EITHER]
+    undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
+    if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
+        across = any(change < -DELTA for change in judgement.across)
+        yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     for change in judgement.across:
@@ -177,15 +182,10 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
     yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
     yield from _rails(origin)
-    either = [one for one in judgement.nodes if one.state is State.EITHER]
     for one in either:
         yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
-    undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
-    if not (judgement.slow_nodes or judgement.slow_uplinks or either or undecided):
-        across = any(change < -DELTA for change in judgement.across)
-        yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
