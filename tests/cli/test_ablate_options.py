@@ -60,6 +60,12 @@ def test_a_call_has_no_help_to_print(args: list[str]) -> None:
     [
         ("no script", [*BASE, "--"], "no script to train: write collbench ablate "),
         ("nothing to compare", ["--devices", "0,1", "train.py"], "nothing to compare with"),
+        (
+            "the change behind the script",
+            ["--devices", "0,1", "train.py", "--without", "p2p"],
+            "stands behind the script",
+        ),
+        ("a simulated machine", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric simulates a machine"),
         ("two changes", [*BASE, "--against", "2,3", "train.py"], "changes the devices: use only one"),
         ("one run of each", [*BASE, "--repeats", "1", "train.py"], "1 is not in the range 2<="),
         ("no number", [*BASE, "--repeats", "many", "train.py"], "'many' is not a valid integer"),

@@ -103,6 +103,8 @@ def test_without_a_rate_the_answer_is_the_band_and_its_sources(program: Program)
     [
         (["H100", "--size", "1G"], "--size asks about one operation"),
         (["H100", "allreduce", "--busbw", "3"], "--busbw needs the message size"),
+        (["8 x H100", "allreduce", "--size", "1G", "--busbw", "nan"], "--busbw nan is no rate"),
+        (["H200", "allreduce", "--size", "1G", "--busbw", "326"], "what is normal depends on the number of GPUs"),
         (["H100", "allreduce", "--size", "1G", "--json"], "--json prints the table"),
         (["H100", "gather"], "there is no published figure for gather on 'H100'"),
     ],

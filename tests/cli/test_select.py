@@ -136,7 +136,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),
         ("a run and a machine", ("2", "r", "--backend", "sim", "--fabric", "dgx-1v"), "use only one"),
-        ("no such run", ("2", "none.json"), "none.json"),
+        ("no such run", ("2", "none.json"), "cannot read run file none.json: no such file"),
         ("no such topology", ("2", "--topology", "none.txt"), "none.txt"),
     ],
 )

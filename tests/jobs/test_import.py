@@ -77,7 +77,7 @@ def test_a_job_needs_no_import(program: Program) -> None:
     job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
     result = program("import", str(job))
     assert (result.status, result.out) == (2, "")
-    assert result.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")
+    assert result.err.endswith("it is a recorded job already, which show, replay and predict read uncompressed\n")
 
 
 PUBLIC = Path(__file__).parents[1] / "data" / "traces" / "public"

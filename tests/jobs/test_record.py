@@ -139,7 +139,7 @@ def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, 
     started.send_signal(number)
     _, stderr = started.communicate(timeout=60)
     assert started.returncode == 128 + number
-    assert "recorded 18 calls of 1 ranks" in stderr
+    assert "recorded 18 calls of 1 rank" in stderr
     assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
 
 
@@ -266,7 +266,7 @@ def test_another_job_in_the_folder_is_not_taken_for_this_one(tmp_path: Path) -> 
     record(tmp_path, "--streams", "shared", "--", "sh", "-c", f"{script(tmp_path, 0)}; {script(tmp_path, 1)}")
     (tmp_path / "shared" / "host-1.failed-28").touch()
     done = record(tmp_path, "--streams", "shared", "-o", "job.json", "--", "sh", "-c", script(tmp_path, 0, 1))
-    assert done.stderr.startswith("collbench: recorded 18 calls of 1 ranks"), done.stderr
+    assert done.stderr.startswith("collbench: recorded 18 calls of 1 rank"), done.stderr
     assert len(list((tmp_path / "shared").glob("*.stream"))) == 3
 
 

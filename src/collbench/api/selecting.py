@@ -17,12 +17,9 @@ from collbench.api.notices import SILENT, Notices
 from collbench.launch import formats
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.machine.labels import labels_within
-from collbench.model.errors import (
-    ExitStatus,
-    NotTrusted,
-    UsageError,
-)
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.operations import Operation, Variant
+from collbench.model.printable import one_line
 from collbench.model.run import Device
 from collbench.model.units import parse_size
 
@@ -110,6 +107,8 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
         raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
+    if request.run is not None and not Path(request.run).exists():  # before what this machine lacks
+        raise RunFileError(f"cannot read run file {one_line(request.run)}: no such file")
     from collbench.api import select_by_run  # late: labels need none of it
 
     if request.any_machine and request.run is not None:

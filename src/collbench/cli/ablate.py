@@ -81,6 +81,9 @@ class _Ablate(ScriptCommand):
                 f"{program[0]} is no script: a recorded job is compared with collbench replay {program[0]}"
             )
         if not ctx.params["without"] and ctx.params["against"] is None:
+            behind = next((word for word in program if word.partition("=")[0] in ("--without", "--against")), None)
+            if behind is not None:
+                raise UsageError(f"{behind} stands behind the script, so it is the script's: write {_EXAMPLE}")
             raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {_EXAMPLE}")
         super().check(ctx, behind_dashes=behind_dashes)
 
@@ -143,7 +146,7 @@ _own_options = options.apply(
 @click.command(
     cls=_Ablate,
     unlisted=train.listed,
-    options_metavar="--without WHAT (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] --",
+    options_metavar="(--without WHAT | --against LIST) (--auto-select K | --devices LIST) [OPTIONS] [TRAIN OPTIONS] --",
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
 @_own_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ def reference(
         raise UsageError("--size asks about one operation: name it, as 'collbench reference \"8 x H100\" allreduce'")
     if busbw is not None and size is None:
         raise UsageError("--busbw needs the message size of the rate: add --size")
+    if busbw is not None and not math.isfinite(busbw):
+        raise UsageError(f"--busbw {busbw} is no rate: write it in GB/s")
     if size is not None and as_json:
         raise UsageError("--json prints the table: leave out --size, or --json")
     kinds = _kinds(by_kind(load()), machine or "", operation)
@@ -100,6 +103,13 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
     if not found:
         echo(f"{what}: {NOTHING}; 'collbench reference' lists what there is")
         return ExitStatus.FAILED
+    counts = sorted({one.figure.ranks for one in found})
+    if busbw is not None and len(counts) > 1:
+        listed = ", ".join(map(str, counts))
+        raise UsageError(
+            'what is normal depends on the number of GPUs, which comes first, as in "2 x H200": '
+            f"there are figures of {listed}"
+        )
     for one in found:
         echo(placed(one, busbw))
     standings = {place(one, busbw) for one in found} if busbw is not None else set()

@@ -110,6 +110,11 @@ class ScriptCommand(click.Command):
 
     def _unknown(self, name: str) -> UsageError:
         names = [word for param in self.params for word in param.opts if word.startswith("--") and "_" not in word]
+        if name == "--fabric":
+            return UsageError(
+                f"--fabric simulates a machine, and {self.name} starts processes on this one: "
+                "'collbench select K --backend sim --fabric NAME' says what would be chosen"
+            )
         near = sorted(word for word in names if word.startswith(name))
         near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run-file
         meant = f"write {' or '.join(near)} in full, or " if near else ""

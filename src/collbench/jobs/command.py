@@ -11,6 +11,7 @@ from collbench.cli.terminal import NOTICES, say
 from collbench.jobs.job import Job
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
+from collbench.model.units import amount
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _output = click.option(
@@ -139,7 +140,7 @@ def _summary(job: Job, path: Path, done: str = "recorded") -> str:
     repeated = f"no step was found ({job.steps.why})"
     if longest_step is not None:
         repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
-    return f"{done} {calls:,} calls of {len(job.ranks)} ranks; {repeated}: {one_line(str(path))}"
+    return f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}"
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's

@@ -456,7 +456,8 @@ def occasional_text(job: Job, occasional: Occasional) -> str:
     call = job.calls[occasional.call]
     more = f" and {occasional.calls - 1} more" if occasional.calls > 1 else ""
     often = f"after every {occasional.every} steps" if occasional.every > 1 else "between steps"
-    return f"{call.operation} of {size(call.size_bytes)}{more} {often}, {amount(occasional.times, 'time')}"
+    known = f" of {size(call.size_bytes)}" if call.size_bytes else ""
+    return f"{call.operation}{known}{more} {often}, {amount(occasional.times, 'time')}"
 
 
 def _incomplete(report: Report) -> Iterator[str]:

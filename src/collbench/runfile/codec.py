@@ -251,7 +251,7 @@ class FileFormat:
             raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             compressed = error.object.startswith(b"\x1f\x8b")
-            fault = "it is compressed: gunzip it first" if compressed else "it is not text"
+            fault = "it is compressed, gunzip it first" if compressed else "it is not text"
             raise RunFileError(f"{path} is not {self._what}: {fault}") from error
 
     def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:

@@ -109,7 +109,7 @@ def parse(file: IO[bytes], name: str, size: int = 0) -> list[Trace]:
     if found is not None:
         return readers[found].traces(fields)
     if fields.get("format") == JOB:
-        raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
+        raise Unreadable("it is a recorded job already, which show, replay and predict read uncompressed")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
 
 
