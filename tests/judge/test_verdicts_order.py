@@ -57,6 +57,19 @@ def test_a_better_label_is_beaten_beyond_ten_percent_and_the_error_of_two_median
     assert bool(verdicts) is found
 
 
+def test_a_variable_explains_labels_that_only_nccl_inverts() -> None:
+    """Without peer access pairs below one switch share its uplink."""
+
+    def rate(work: Work, members: Members) -> float:
+        return 8.0 if work.operation.is_collective and set(members) in ({0, 1}, {2, 3}) else 22.0
+
+    run = pcie({(0, 1): "PIX", (2, 3): "PIX"}, rate)
+    disabled = replace(run, settings=replace(run.settings, environment={"NCCL_P2P_DISABLE": "1"}))
+    for judged, cause in ((run, "uplink_shared"), (disabled, "NCCL_P2P_DISABLE")):
+        inverted = [verdict for verdict in judge(judged) if verdict.kind is Kind.ORDER_INVERSION]
+        assert {verdict.cause.name for verdict in inverted} == {cause}
+
+
 def test_one_link_of_a_worse_label_has_its_own_error() -> None:
     labels = {(0, 1): "PIX", (0, 2): "SYS"}
     for beyond, found in ((-1e-4, False), (1e-4, True)):

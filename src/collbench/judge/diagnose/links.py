@@ -21,6 +21,7 @@ from collbench.judge.diagnose.blame import (
     on_element,
     verdict_on,
 )
+from collbench.judge.diagnose.collectives import setting
 from collbench.judge.diagnose.elements import (
     STAGED_FASTER,
     Part,
@@ -31,7 +32,18 @@ from collbench.judge.diagnose.elements import (
 )
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
-from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on, slots
+from collbench.judge.diagnose.verdict import (
+    Cause,
+    Kind,
+    Link,
+    Verdict,
+    both_ways,
+    directed_links,
+    indices,
+    names,
+    on,
+    slots,
+)
 from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, rank_key
@@ -341,7 +353,13 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
     blame = of_devices(facts, members, links)
     first = min(links)
     own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
-    if not all(map(facts.has_peers, links)):
+    by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
+    variable = setting(facts.run.settings.environment, paths_only=True) if by_nccl else None
+    if variable is not None:
+        name, does = variable
+        again = f"collbench allreduce --devices {indices(facts.run, first)} --sizes 64M"
+        likely = Cause(name, does, f"env -u {name} {again}", seen=True)
+    elif not all(map(facts.has_peers, links)):
         likely = Cause(
             "no_peer_access",
             f"no peer access on {own} pairs: copies go through host memory, and GPUs near each other share one uplink "
