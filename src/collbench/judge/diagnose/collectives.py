@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -74,13 +74,19 @@ class _Case:
     no_faster_than_pcie: bool
 
 
-def setting(environment: Mapping[str, str], *, paths_only: bool) -> tuple[str, str] | None:
-    """Return the NCCL variable that explains slow collectives, and how; None if none is set."""
+def by_setting(facts: Facts, link: Link, *, paths_only: bool) -> Cause | None:
+    """Return the NCCL variable that explains slow collectives, to be tried without on a link; None if none is set."""
     for name, does in _P2P if paths_only else SLOWING:
-        value = environment.get(name, "")
+        value = facts.run.settings.environment.get(name, "")
         if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):
-            return name, f"the environment variable {name}={value} {does}"
+            text = f"the environment variable {name}={value} {does}"
+            return Cause(name, text, f"env -u {name} {_again(facts, link)}", seen=True)
     return None
+
+
+def _again(facts: Facts, link: Link) -> str:
+    """Return the command that measures a pair's all-reduce again."""
+    return f"collbench allreduce --devices {indices(facts.run, link)} --sizes 64M"
 
 
 def _links(reading: Reading) -> frozenset[Link]:
@@ -150,16 +156,14 @@ def _verdict(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealt
 
 def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool) -> Cause:
     """Return the likely cause."""
-    environment = facts.run.settings.environment
-    again = f"collbench allreduce --devices {indices(facts.run, min(blame.links))} --sizes 64M"
-    variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
+    first = min(blame.links)
+    variable = by_setting(facts, first, paths_only=unused) or by_setting(facts, first, paths_only=False)
     if variable is not None:
-        name, does = variable
-        return Cause(name, does, f"env -u {name} {again}", seen=True)
+        return variable
     other_path = Cause(
         "nccl_path",
         "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
         "too few channels; its log names the path",
-        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {again}; grep ' via ' /tmp/nccl.*",
+        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {_again(facts, first)}; grep ' via ' /tmp/nccl.*",
     )
     return unhealthy.cause(blame.members) or nccl_or_link(facts, blame.links, other_path)

@@ -21,7 +21,7 @@ from collbench.judge.diagnose.blame import (
     on_element,
     verdict_on,
 )
-from collbench.judge.diagnose.collectives import setting
+from collbench.judge.diagnose.collectives import by_setting
 from collbench.judge.diagnose.elements import (
     STAGED_FASTER,
     Part,
@@ -39,7 +39,6 @@ from collbench.judge.diagnose.verdict import (
     Verdict,
     both_ways,
     directed_links,
-    indices,
     names,
     on,
     slots,
@@ -354,11 +353,9 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
     first = min(links)
     own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
     by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
-    variable = setting(facts.run.settings.environment, paths_only=True) if by_nccl else None
+    variable = by_setting(facts, first, paths_only=True) if by_nccl else None
     if variable is not None:
-        name, does = variable
-        again = f"collbench allreduce --devices {indices(facts.run, first)} --sizes 64M"
-        likely = Cause(name, does, f"env -u {name} {again}", seen=True)
+        likely = variable
     elif not all(map(facts.has_peers, links)):
         likely = Cause(
             "no_peer_access",
