@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -118,6 +119,7 @@ class MadeBackend(Backend):
     def __init__(self, made: Made, situation: Situation) -> None:
         self._made, self._situation, self._seconds = made, situation, 0.0
         self._rng = situation.noise.rng
+        self._limit = cache(made.limit)  # it is asked for each batch
 
     def devices(self) -> tuple[Device, ...]:
         """Return the GPUs."""
@@ -162,7 +164,7 @@ class MadeBackend(Backend):
 
     def _batches(self, step: Step, members: tuple[int, ...], gbs: float) -> tuple[float, ...]:
         # No noise makes a link faster than it can be.
-        return self._drawn(step, members, gbs, self._made.limit(members))
+        return self._drawn(step, members, gbs, self._limit(members))
 
     def _drawn(self, step: Step, members: tuple[int, ...], gbs: float, limit: float) -> tuple[float, ...]:
         typical = self._typical(step, members, gbs)
