@@ -47,15 +47,3 @@ def test_each_command_prints_what_the_page_shows(program: Program, tmp_path: Pat
         wrong += [(command, part) for part in parts if part and f"{part}\n" not in result.out]
         assert positions == sorted(positions), command
     assert wrong == []
-
-
-def test_it_shows_a_session_with_each_kind_of_question() -> None:
-    assert [command.split()[0] for command, _ in sessions(PAGE)] == [
-        "pairs",
-        "select",
-        "predict",
-        "pairs",
-        "check",
-        "pairs",
-        "compare",
-    ]

@@ -64,26 +64,6 @@ def test_it_shows_outputs_at_all() -> None:
     assert {args[0] for args, _ in sessions(README)} >= {"pairs", "ablate", "compare"}
 
 
-def test_it_begins_with_one_sentence_and_a_picture_that_says_that_it_is_simulated() -> None:
-    title, sentence, figure, *_ = README.split("\n\n")
-    assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
-    match = re.fullmatch(r"!\[.+\bsim\b.+\]\((docs/figures/.+-sim\.png)\)", figure)
-    assert match
-    picture = (ROOT / match[1]).read_bytes()  # docs/pictures.py
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) <= 150_000
-
-
-def test_each_question_has_a_command_and_a_page() -> None:
-    table = README.partition("| You ask | You type | More |\n|---|---|---|\n")[2].partition("\n\n")[0]
-    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
-    assert len(rows) > 6
-    for question, command, more in rows:
-        assert question[0].isupper()
-        assert "collbench" in command
-        assert "](docs/" in more
-
-
 def test_it_takes_five_minutes() -> None:
     assert len(README.splitlines()) < 150
 

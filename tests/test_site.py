@@ -58,53 +58,14 @@ def words(text: str) -> int:
     return len([word for word in _NOT_PROSE.sub(" ", text).split() if re.search(r"\w", word)])
 
 
-def test_code_links_and_generated_tables_are_no_words() -> None:
-    page = "# A page\n\n<!-- evidence: x -->\n| a | b |\n<!-- end -->\n\n```python\nx = 1\n```\n\n    collbench pairs\n"
-    assert words(page + "\n[two words](a.md#b), a | b\n    - nested item\n") == 2 + 2 + 2 + 2
-
-
 def test_a_reader_can_read_all_pages_in_an_afternoon() -> None:
     by_page = {str(path.relative_to(ROOT)): words(path.read_text(encoding="utf-8")) for path in PAGES}
     assert sum(by_page.values()) <= MAX_WORDS, sorted(by_page.items(), key=lambda page: -page[1])[:10]
 
 
-def test_a_schema_becomes_tables_with_types_and_defaults() -> None:
-    page = site_pages.schema(ROOT / "docs" / "fabric-file.schema.json")
-    assert "\n### gpu\n" in page
-    assert "| `faults` | list of fault" in page
-    assert "| `nvlink_line_mbps` | integer or null" in page
-    assert "; default " in page
-    nested = site_pages.schema(ROOT / "docs" / "answer.schema.json")
-    assert "| `rankings[].standings[].relation` | `tied`, `different`" in nested
-
-
-@pytest.mark.parametrize(
-    ("folder", "place", "text", "expected"),
-    [
-        ("docs", "", "[runs](run-file.md#fields)", "[runs](run-file.md#fields)"),
-        ("docs", "", "[a](https://example.org/x) [b](#here)", "[a](https://example.org/x) [b](#here)"),
-        ("docs", "", "[all files](../benchmarks/figures.sh)", "all files (`benchmarks/figures.sh`)"),
-        ("docs", "", "[figures.sh](../benchmarks/figures.sh)", "`benchmarks/figures.sh`"),
-        ("docs", "", "[changes](../CHANGELOG.md)", "[changes](changes.md)"),
-        ("docs/figures", "figures", "[runs](../run-file.md#x)", "[runs](../run-file.md#x)"),
-        ("docs/figures", "figures", "[a script](../../benchmarks/figures.sh)", "a script (`benchmarks/figures.sh`)"),
-        ("benchmarks", "", "[results](../docs/results.md#x)", "[results](results.md#x)"),
-    ],
-)
-def test_a_link_leads_to_a_page_or_becomes_a_path(folder: str, place: str, text: str, expected: str) -> None:
-    assert site_pages.relinked(text, ROOT / folder, place) == expected
-
-
 def test_a_dead_link_ends_the_build() -> None:
     with pytest.raises(click.ClickException, match=r"no file for the link to gone\.md"):
         site_pages.relinked("[x](gone.md)", ROOT / "docs")
-
-
-def test_pictures_outside_docs_are_told() -> None:
-    told: list[str] = []
-    picture = "benchmarks/results/2026-11-21-4xh200-training/scaling.svg"
-    assert site_pages.relinked(f"![x](../{picture})", ROOT / "docs", shown=told.append) == f"![x]({picture})"
-    assert told == [picture]
 
 
 @pytest.mark.parametrize(
