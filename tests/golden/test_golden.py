@@ -15,6 +15,8 @@ import os
 import random
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from importlib.metadata import version
@@ -22,11 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from collbench.api import suitable_run
 from collbench.choose.freshness import Here
 from collbench.cli.program import cli
+from collbench.cli.terminal import show_page
 from collbench.measurement.backends import factory
+from collbench.report import terminal
+from collbench.report.text.layout import Page
 from tests.cli.program import Program, Result, fake_gpus, list_only, save_run
 from tests.golden.commands import CLUSTER, COMMANDS, FABRICS, KEPT, MACHINES, ON_GPUS, ON_SAVED_RUNS, SIMULATED
 
@@ -62,8 +68,9 @@ def test_a_command_prints_what_it_printed(
     name: str, program: Program, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = expanded(ALL[name])
-    views: dict[str, str] = {}
-    for columns in (80, 120):
+
+    def ran(columns: int) -> tuple[Result, list[Path], Path]:
+        """Run the command in a folder of its own; return what it printed, the files that it wrote, and the folder."""
         folder = tmp_path / str(columns)
         enter(words, folder, program, simulated, monkeypatch)
         if name in ON_GPUS:
@@ -73,13 +80,18 @@ def test_a_command_prints_what_it_printed(
             save_three(folder / "state" / "collbench" / "runs")
         before = {*folder.iterdir()}
         monkeypatch.setenv("COLUMNS", str(columns))
-        if paged := not {"--json", "--format", "--help"} & {*words}:
+        if paged:
             monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+            draw_twice(monkeypatch)
         result = program(*words)
-        written = sorted({*folder.iterdir()} - before - {folder / "state"})
-        views[f"{columns} columns" if paged else "a pipe"] = seen(result, written, folder)
-        if not paged:
-            break
+        return result, sorted({*folder.iterdir()} - before - {folder / "state"}), folder
+
+    paged = not {"--json", "--format", "--help"} & {*words}
+    result, written, folder = ran(NARROW)
+    views = {f"{NARROW} columns" if paged else "a pipe": seen(as_narrow(result), written, folder)}
+    if paged:
+        twice = ran(WIDE) if words[0] in WRAP_THEIR_LINES else (as_wide(result), written, folder)
+        views[f"{WIDE} columns"] = seen(*twice)
     if len({*views.values()}) == 1:
         views = {" and ".join(views): views.popitem()[1]}
     text = "".join(f"$ collbench {' '.join(words)}    # in {view}\n{page}\n" for view, page in views.items())
@@ -88,6 +100,44 @@ def test_a_command_prints_what_it_printed(
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+
+
+# The two terminals. Most commands print pages, which are drawn for both; these wrap their own lines, and run twice.
+NARROW, WIDE = 80, 120
+WRAP_THEIR_LINES = ("select", "nodes")
+_WIDE_BEGINS, _NARROW_BEGINS, _END = "\0w", "\0n", "\0e"
+
+
+def draw_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each page of a narrow terminal be drawn for a wide one as well, before it and between marks."""
+    drawn = terminal.drawn
+
+    def both(page: Page, **how: Any) -> Iterator[Text]:
+        parts = [*page]
+        if os.environ["COLUMNS"] == str(NARROW):
+            sys.stdout.write(_WIDE_BEGINS)
+            monkeypatch.setenv("COLUMNS", str(WIDE))
+            show_page(parts)
+            monkeypatch.setenv("COLUMNS", str(NARROW))
+            sys.stdout.write(_NARROW_BEGINS)
+            yield from drawn(parts, **how)
+            sys.stdout.write(_END)
+        else:
+            yield from drawn(parts, **how)
+
+    monkeypatch.setattr(terminal, "drawn", both)
+
+
+def as_narrow(result: Result) -> Result:
+    """Return what a narrow terminal shows of pages that were drawn twice."""
+    out = re.sub(f"{_WIDE_BEGINS}.*?{_NARROW_BEGINS}|{_END}", "", result.out, flags=re.DOTALL)
+    return replace(result, out=out)
+
+
+def as_wide(result: Result) -> Result:
+    """Return what a wide terminal shows of them."""
+    page = f"{_WIDE_BEGINS}(.*?){_NARROW_BEGINS}.*?{_END}"
+    return replace(result, out=re.sub(page, r"\1", result.out, flags=re.DOTALL))
 
 
 def expanded(command: str) -> list[str]:
