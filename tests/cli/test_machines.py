@@ -66,7 +66,7 @@ def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Pat
     (tmp_path / "train.py").touch()
     done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--backend", "auto", "train.py"], gpus=0)
     assert done.code == 2
-    assert "no GPU to train on" in one_line(done.stderr)
+    assert "no GPU to use" in one_line(done.stderr)
     assert "--backend host" in one_line(done.stderr)
 
 

@@ -18,6 +18,7 @@ from collbench.api import select_by_run, suitable_run
 from collbench.choose.freshness import Here
 from collbench.judge import references
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.factory import Present
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
@@ -43,8 +44,10 @@ DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(factory, "look", lambda backend: Present("cuda", gpus(4)))
+    monkeypatch.setattr(
+        suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9", criteria.barred)
+    )
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
@@ -106,6 +109,18 @@ def test_as_many_as_there_are_need_no_measurement(program: Program, saved_run: R
     saved_in(tmp_path).unlink()
     result = program("select", "4", "--format", "list")
     assert (result.status, result.out) == (0, "0,1,2,3\n")
+    answer = json.loads(program("select", "3", "--exclude", "1", "--json").out)
+    assert [device["index"] for device in answer["devices"]] == [0, 2, 3], "the others are all wanted"
+    assert answer["left_out"] == [{"device": "GPU1", "reason": "excluded"}]
+
+
+def test_a_gpu_in_mig_mode_is_not_chosen(program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the saved run's pairs 2-3 is the fastest, and 0-1 the slowest."""
+    monkeypatch.setattr(factory, "look", lambda _: Present("cuda", gpus(4)[:3], mig=gpus(4)[3:]))
+    result = program("select", "2", "--no-verify")
+    assert result.out.startswith("GPU0, GPU2 "), result.err
+    assert "left out  GPU3: in MIG mode, whose instances have no P2P\n" in result.out
+    assert "not GPU3 (in MIG mode" in program("select", "4").line
 
 
 def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
@@ -125,8 +140,12 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
 @pytest.mark.parametrize(
     ("case", "args", "message"),
     [
-        ("too many", ("5",), "5 is more than the 4 available here (GPU0, GPU1, GPU2, GPU3)"),
-        ("too many after excluding", ("3", "--exclude", "0,1"), "3 is more than the 2"),
+        ("too many", ("5",), "select 5 is more than the 4 that this process may use (GPU0, GPU1, GPU2, GPU3)"),
+        (
+            "too many after excluding",
+            ("3", "--exclude", "0,1"),
+            "than the 2 that this process may use (GPU2, GPU3; not",
+        ),
         ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not available"),
         ("labels and a run", ("2", "r", "--topology", "t"), "use only one"),
         ("a run and none", ("2", "r", "--fresh"), "use only one"),

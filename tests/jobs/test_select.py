@@ -32,7 +32,7 @@ from collbench.jobs.replay.results import replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.machine import numa
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.factory import Choice
+from collbench.measurement.backends.factory import Choice, Present
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.run import CommandKind, Health, Machine, Run
@@ -221,7 +221,7 @@ class FakeRanks:
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -> Run:
     """Four GPUs that are only listed, with a saved run in which pair 2, 3 is fastest; nothing else may be measured."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(factory, "present_devices", lambda _: gpus(4))
+    monkeypatch.setattr(factory, "look", lambda _: Present("cuda", gpus(4)))
     monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("measured"))

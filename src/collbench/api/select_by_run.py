@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import suitable_run
-from collbench.api.measuring import present_devices
 from collbench.api.notices import Notices
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
@@ -29,7 +28,6 @@ from collbench.model.errors import (
     Interrupted,
     MachineError,
     NotTrusted,
-    UsageError,
 )
 from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Device, Run
@@ -65,24 +63,26 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     """Return the choice by a run of this machine, and what its finalists show. Raises CollbenchError, Interrupted."""
-    criteria = _run_criteria(request)
-    found = chosen_by_run(request, criteria, notices, request.excluded(criteria.candidates), verify=request)
-    from collbench.choose.select import Origin  # late: numpy
+    criteria = suitable_run.criteria_of(request, _present(request))
+    found = chosen_by_run(request, criteria, notices, verify=request)
+    from collbench.choose.select import Omitted, Origin  # late: numpy
 
     size = request.size_bytes if found.files is not None and request.scorer is None else None
     files = ", ".join(map(str, found.files or ()))
     origin = replace(Origin.of(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
-    return _answer(found.run, found.choice, origin, found.decision)
+    answer = _answer(found.run, found.choice, origin, found.decision)
+    left_out = (Omitted(device.tag, why) for device, why in criteria.never_chosen)
+    selection = replace(answer.selection, left_out=(*answer.selection.left_out, *left_out))
+    return replace(answer, selection=selection)
 
 
 def chosen_by_run(
     request: ChoiceRequest,
     criteria: RunCriteria,
     notices: Notices,
-    exclude: Sequence[Device] = (),
     verify: SelectRequest | None = None,
 ) -> ChosenByRun:
-    """Return the best candidates but those in `exclude`, by a run of this machine; the request's job settles it.
+    """Return the best candidates by a run of this machine; the request's job settles it.
 
     Without a job, all-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which
     something fails then is chosen no more. Raises CollbenchError, Interrupted.
@@ -92,7 +92,7 @@ def chosen_by_run(
         settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, request.command)
     found = suitable_run.find(criteria, notices)
     run = found.run
-    choice = _chosen(request, run, exclude)
+    choice = _chosen(request, run)
     if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
         settled = settle_by(choice, run)
         files = [settled.path] if settled.path else []
@@ -104,13 +104,13 @@ def chosen_by_run(
         except FinalistsFailed as error:
             run = _with_failures(run, error)
             notices.say(f"{error}; another set is chosen")
-            choice = _chosen(request, run, exclude)
+            choice = _chosen(request, run)
             if choice.failed:
                 raise
     return ChosenByRun(choice, run, found.source)
 
 
-def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device]) -> Choice:
+def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device] = ()) -> Choice:
     from collbench.choose.select import choose  # late: numpy
 
     names = {device.uuid for device in exclude}
@@ -153,23 +153,17 @@ def by_finalists(
     return settled, [file for file in files if file]
 
 
-def _run_criteria(request: SelectRequest) -> RunCriteria:
-    """Return which evidence will do. Raises MachineError for no GPU, UsageError for more devices than there are."""
+def _present(request: SelectRequest) -> Present:
+    """Return the devices of this machine, or of the one to simulate. Raises MachineError for no GPU."""
     backend, why = factory.resolve(request.backend)
     if why is not None:
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
             f"or --backend host for CPU cores{_simulated(request.count)}"
         )
-    present = present_devices(backend, request.fabric)
-    if not present:
-        raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
-    out = request.excluded(present)
-    available = [device.tag for device in present if device not in out]
-    if request.count > len(available):
-        tags = ", ".join(available) or "none"
-        raise UsageError(f"{request.count} is more than the {len(available)} available here ({tags}): ask for fewer")
-    return RunCriteria(request, Present(backend, present), present)
+    if capabilities(backend).simulated:
+        return Present(backend, factory.simulated_devices(request.fabric))
+    return factory.look(backend)
 
 
 def _simulated(count: int) -> str:

@@ -23,7 +23,7 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import CollbenchError, Interrupted, RunFileError
+from collbench.model.errors import CollbenchError, Interrupted, RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings, device_sets
 from collbench.model.units import TELLING_BYTES, parse_sizes
@@ -37,6 +37,7 @@ _PROBE_SECONDS = 1.0
 _HOST_PROBE = "8,1M,16M"
 # Runs of other machines that share this home may lie between ours.
 _RECENT = 10
+MIG = "in MIG mode, whose instances have no P2P"
 # The file name of a run that the user did not name (saved_runs.new_name).
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
@@ -64,9 +65,36 @@ class RunCriteria:
         return self.present.hidden + others
 
     @property
+    def never_chosen(self) -> list[tuple[Device, str]]:
+        """The devices that no run makes a choice, and why: excluded, or in MIG mode."""
+        excluded = [(device, "excluded") for device in self.request.excluded(self.present.every)]
+        return excluded + [(device, MIG) for device in self.present.mig]
+
+    @property
     def all_wanted(self) -> bool:
         """Whether all devices are wanted, so that no rate matters, but faults do."""
         return self.request.count == len(self.candidates)
+
+
+def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
+    """Return what to choose from, and by which run. Raises UsageError if the devices are too few, and says why."""
+    excluded = request.excluded(present.every)
+    criteria = RunCriteria(request, present, tuple(device for device in present.devices if device not in excluded))
+    if request.count <= len(criteria.candidates):
+        return criteria
+    tags = ", ".join(device.tag for device in criteria.candidates) or "none"
+    hidden = f", {present.among}" if present.among else ""
+    out = [*criteria.never_chosen, *lost(present)]
+    raise UsageError(
+        f"{request.command[-1]} {request.count} is more than the {len(criteria.candidates)} that this process may use "
+        f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer"
+    )
+
+
+def lost(present: Present) -> list[tuple[Device, str]]:
+    """Return the GPUs that this machine had when it was last measured, and what to do about them."""
+    gone = vanished((*present.every, *present.hidden)) if capabilities(present.backend).nvml else ()
+    return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 
 @dataclass(frozen=True, slots=True)

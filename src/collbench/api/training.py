@@ -11,7 +11,7 @@ from datetime import timedelta
 from collbench.api import suitable_run
 from collbench.api.notices import SILENT, Notices
 from collbench.api.selecting import ChoiceRequest
-from collbench.api.suitable_run import RunCriteria
+from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import Script
@@ -69,9 +69,6 @@ def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
 # Which devices are chosen, and why the others are not.
 
 
-_MIG = "in MIG mode, whose instances have no P2P"
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
@@ -103,8 +100,9 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     present = look()
     if request.devices is not None:
         return _by_hand(request.devices, request.max_age, present, notices)
-    found = chosen_by_run(request, RunCriteria(request, present, _candidates(request, present)), notices)
+    found = chosen_by_run(request, suitable_run.criteria_of(request, present), notices)
     run, choice = found.run, found.choice
+    cut = [(device, MIG) for device in present.mig]
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
         failed = device_sets(choice.failed, run.devices)
@@ -113,10 +111,10 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
         out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out]
-        note = _left_out(out + _barred(present, ()))
+        note = _left_out(out + cut)
         return Chosen(devices, choice.why(run.devices), found.source, run, choice.members, note)
     why = "all that are not excluded" if request.exclude else "all available"
-    return Chosen(devices, why, found.source, note=_left_out(_barred(present, ()) + _lost(present)))
+    return Chosen(devices, why, found.source, note=_left_out(cut + suitable_run.lost(present)))
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
@@ -129,38 +127,12 @@ def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: No
     devices = visible_devices.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
-        raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
+        raise UsageError(f"{', '.join(cut)} cannot train with others: {MIG}: choose others, or turn MIG mode off")
     run = suitable_run.nothing_to_compare(present.backend, devices).as_now(present.states)
     wrong = torchrun.against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
     failed = suitable_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
     anyway = ", ".join(filter(None, (wrong, failed)))
     return Chosen(devices, "chosen by hand", "--devices", note=f"used anyway: {anyway}" if anyway else "")
-
-
-def _candidates(request: TrainRequest, present: Present) -> tuple[Device, ...]:
-    """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
-    excluded, k = request.excluded(present.every), request.count
-    candidates = tuple(device for device in present.devices if device not in excluded)
-    if k <= len(candidates):
-        return candidates
-    tags = ", ".join(device.tag for device in candidates) or "none"
-    hidden = f", {present.among}" if present.among else ""
-    lost = _lost(present)
-    but = f"; not {torchrun.against([*_barred(present, excluded), *lost])}" if excluded or present.mig or lost else ""
-    raise UsageError(
-        f"--auto-select {k} is more than the {len(candidates)} that this process may use ({tags}{hidden}{but}): "
-        "ask for fewer"
-    )
-
-
-def _barred(present: Present, excluded: Sequence[Device]) -> list[tuple[Device, str]]:
-    return [(device, "excluded") for device in excluded] + [(device, _MIG) for device in present.mig]
-
-
-def _lost(present: Present) -> list[tuple[Device, str]]:
-    """Return the GPUs that this machine had when it was last measured, and what to do about them."""
-    gone = suitable_run.vanished((*present.every, *present.hidden)) if capabilities(present.backend).nvml else ()
-    return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.

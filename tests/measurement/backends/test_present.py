@@ -70,7 +70,7 @@ def test_an_empty_list_of_gpus_is_one_line_that_says_what_to_do(
     nvml_library: fake_nvml.FakeNvml, monkeypatch: pytest.MonkeyPatch, title: str, setting: str, message: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-    with pytest.raises(MachineError, match=f"no GPU to train on: {message}.*--backend host"):
+    with pytest.raises(MachineError, match=f"no GPU to use: {message}.*--backend host"):
         factory.look("auto")
 
 

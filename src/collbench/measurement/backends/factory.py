@@ -111,7 +111,7 @@ def _look(setting: str | None) -> Present:
 
 
 def _no_gpu(why: str) -> MachineError:
-    return MachineError(f"no GPU to train on: {why}; write --backend host to train on CPU cores with gloo")
+    return MachineError(f"no GPU to use: {why}; write --backend host for CPU cores with gloo")
 
 
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
