@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
+from rich.text import Text
 
 from collbench.judge.compare import Difference, Kind, Verdict, compare
 from collbench.judge.data_points import points_by_key
@@ -17,7 +18,8 @@ from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
-from collbench.report.text.comparison import conclusion, matched
+from collbench.report.text.comparison import conclusion, matched, page
+from collbench.report.text.layout import shown
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 
@@ -75,6 +77,27 @@ def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
     others = [replace(gpu, uuid=f"GPU-other-{gpu.index}", index=gpu.index + 4) for gpu in gpus(4)]
     found = compare(copies(), replace(copies(), devices=tuple(others)), FAIL)
     assert matched(found).startswith("other devices, matched by their order: GPU0 = GPU4, GPU1 = GPU5, ")
+
+
+@pytest.mark.parametrize(
+    ("replaced", "name", "line"),
+    [
+        ((), "NVIDIA H200", ""),
+        ((0, 1, 2, 3), "NVIDIA H200", "other devices: 4 × NVIDIA H200 in place of 4 × NVIDIA H200"),
+        ((0, 1, 2, 3), "NVIDIA H100", "other devices: 4 × NVIDIA H100 in place of 4 × NVIDIA H200"),
+        ((2,), "NVIDIA H200", "other devices: 1 × NVIDIA H200 in place of 1 × NVIDIA H200; 3 others are the same"),
+        ((0, 1, 2), "NVIDIA H200", "other devices: 3 × NVIDIA H200 in place of 3 × NVIDIA H200; 1 other is the same"),
+    ],
+)
+def test_other_devices_are_said_first(replaced: tuple[int, ...], name: str, line: str) -> None:
+    """Before any conclusion: their rates differ for another reason than a change."""
+    devices = [replace(gpu, uuid=f"GPU-new-{gpu.index}", name=name) for gpu in gpus(4)]
+    mixed = tuple(new if new.index in replaced else old for old, new in zip(gpus(4), devices, strict=True))
+    found = compare(copies(), replace(copies(), devices=mixed), FAIL)
+    first = next(shown(page(found, ("a.json", "b.json")), verbose=False))
+    assert isinstance(first, Text)
+    assert (first.plain if line else "") == line
+    assert first.plain.startswith("other devices") == bool(line)
 
 
 def test_points_that_one_run_has_are_said() -> None:

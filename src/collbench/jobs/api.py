@@ -333,10 +333,8 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     )
 
 
-def predict_job(
-    job: Job, runs: NamedRuns, *, devices: str | None = None, recorded: NamedRuns = ()
-) -> tuple[Run, PredictedJob]:
-    """Return the run whose links are meant, and the change of the recorded step there (docs/predict.md).
+def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, recorded: NamedRuns = ()) -> PredictedJob:
+    """Return the change of the recorded step on the links of these runs (docs/predict.md).
 
     `devices` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
     job's NCCL_* variables are theirs. Raises UsageError.
@@ -361,7 +359,7 @@ def predict_job(
             raise error.reworded(
                 f"{error}; or add a run of the links that the job used, with --recorded RUN"
             ) from error
-    return new.links.run, prediction.predict_job(job, new, old)
+    return prediction.predict_job(job, new, old)
 
 
 def _placed(runs: NamedRuns, job: Job, devices: str | None = None) -> PlacedJob:

@@ -61,6 +61,50 @@ def test_a_page_first_says_what_the_runs_do_not_cover(program: Program, saved: P
     assert page.startswith("the runs cover only 96% of the step's bytes; a step takes ")
 
 
+def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> None:
+    """Computing takes another time there, too, which links do not show."""
+    other = replace(NVLINK_PAIRS, devices=tuple(replace(one, name="NVIDIA H100") for one in NVLINK_PAIRS.devices))
+    run_file.save(other, saved / "other.json")
+    model = NVLINK_PAIRS.devices[0].name
+    for first, second, line in (
+        ("other.json", "run.json", f"other GPUs: recorded on 2 × {model}, predicted for 2 × NVIDIA H100: "),
+        ("other.json", "other.json", "a step takes as long on these links; "),
+        ("run.json", "run.json", "a step takes as long on these links; "),
+    ):
+        found = program("predict", "job.json", first, "--recorded", second)
+        assert " ".join(found.out.split()).startswith(line)
+    fields = json.loads(program("predict", "job.json", "other.json", "--recorded", "run.json", "--json").out)
+    assert (fields["recorded_gpus"], fields["gpus"]) == ([model] * 2, ["NVIDIA H100"] * 2)
+
+
+def test_figures_that_stand_for_both_links_are_no_prediction(program: Program, saved: Path) -> None:
+    """On its own pair, of the same run, nothing can change, whatever links the job had."""
+    page = " ".join(program("predict", "job.json", "run.json").out.split())
+    assert page.startswith("nothing changes, because the same figures stand for the links of the record and for these")
+    assert "recorded GPU0, GPU1 of" in page
+    assert "as no --recorded names others" in page
+
+
+@pytest.mark.parametrize(
+    ("gbs", "answer"),
+    [
+        (100.0001, "a step takes as long on these links; "),
+        (99.6, "a step takes as long on these links (0.00 to 0.01 ms longer); "),
+        (98.0, "a step takes 0.02 ms longer on these links (0.00 to 0.03 ms); "),
+    ],
+)
+def test_a_change_is_said_in_hundredths_of_a_millisecond(
+    program: Program, saved: Path, gbs: float, answer: str
+) -> None:
+    """The estimate is wrong by milliseconds: a change of nanoseconds is none.
+
+    All 125 MiB take 5.3 µs longer at 99.6 GB/s than at 100, and the last 100 MiB, which nothing hides, 4.2.
+    """
+    run_file.save(pairs({(0, 1): gbs}, 2, other=gbs), saved / "these.json")
+    page = " ".join(program("predict", "job.json", "these.json", "--recorded", "run.json").out.split())
+    assert page.startswith(answer)
+
+
 def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -> None:
     for more in ((), ("--recorded", "run.json")):
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)

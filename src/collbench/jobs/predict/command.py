@@ -153,8 +153,8 @@ def _of_a_job(file: Path, runs: NamedRuns, devices: str | None, used: NamedRuns)
     from collbench.jobs.predict import page
 
     job = job_file.load(file)
-    run, changed = jobs.predict_job(job, runs, devices=devices, recorded=used)
-    return page.job_page(job, run, changed), page.job_json(job, run, changed)
+    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used)
+    return page.job_page(job, predicted), page.job_json(job, predicted)
 
 
 def _of_a_network(runs: NamedRuns, step: Step, gpus: tuple[int, ...] | None) -> _Answer:

@@ -10,13 +10,13 @@ from rich.text import Text
 from collbench.jobs.job import Job
 from collbench.jobs.page import group_text, micro, milli, size
 from collbench.jobs.predict import recorded, training
-from collbench.jobs.predict.recorded import PredictedJob
+from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
 from collbench.jobs.predict.training import Prediction
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
-from collbench.model.units import amount, fixed
+from collbench.model.units import amount, counted, fixed
 from collbench.report.prose import NARROW, filled, named
-from collbench.report.text.frame import origin, sim
+from collbench.report.text.frame import ALARM, origin, sim
 from collbench.report.text.layout import Block, Lines, both, more, table
 
 _FEW = 12  # rows, assumptions
@@ -69,9 +69,12 @@ def _sentences(prediction: Prediction, mark: str) -> Iterator[str]:
             yield f"On {case.gpus} GPUs the worst set lengthens a step by {expected} ms ({least} to {most}){mark}."
 
 
+_NOTHING = "0.00"
+
+
 def _ms(seconds: float) -> str:
-    """Return milliseconds with three significant digits."""
-    value = seconds * 1e3
+    """Return milliseconds with three significant digits, at most two of them decimals."""
+    value = round(seconds * 1e3, 2) + 0.0  # no -0.00
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
@@ -121,17 +124,17 @@ def training_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
+def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     """Yield the page of a recorded job: how much longer its step is on the run's links, and its calls there."""
-    least, expected, most = predicted.change
-    longer = "longer" if expected >= 0 else "shorter"
-    ends = sorted((abs(least), abs(most))) if longer == "shorter" and most <= 0 else (least, most)
-    low, high = (f"{fixed(end * 1e3, 3)}" for end in ends)
+    run = predicted.here.links.run
+    if others := _other_gpus(predicted):
+        yield from both("header", Text(filled(others, NARROW), style=ALARM))
     answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
-    answer += f"{sim(run)}a step takes {milli(abs(expected))} {longer} on these links"
-    if low != high:
-        answer += f" ({low} to {high} ms)"
-    yield from both("header", Text(filled(f"{answer}; recorded: {milli(predicted.step)}", NARROW) + "\n"))
+    answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}"
+    default = ", as no --recorded names others" if predicted.here.links is predicted.recorded.links else ""
+    places = (f"recorded  {_devices(predicted.recorded)}{default}", f"here      {_devices(predicted.here)}")
+    yield from both("header", Text(filled(answer, NARROW)))
+    yield from both("header", Text("\n".join(named(place, NARROW) for place in places) + "\n"))
     rows = table("call", "bytes", "group", "recorded, µs", "here, µs", left=("call", "group"))
     for number, (before, after) in list(predicted.prices.items())[:_FEW]:
         call = job.calls[number]
@@ -156,12 +159,43 @@ def job_page(job: Job, run: Run, predicted: PredictedJob) -> Iterator[Block]:
     yield from both("notes", Lines("\n" + "\n".join(named(line, NARROW) for line in lines)))
 
 
-def job_json(job: Job, run: Run, predicted: PredictedJob) -> dict[str, Any]:
+def _takes(predicted: PredictedJob) -> str:
+    """Return "a step takes 2.23 ms longer on these links (0.37 to 2.33 ms)"."""
+    if predicted.same_figures:
+        return "nothing changes, because the same figures stand for the links of the record and for these"
+    least, expected, most = predicted.change
+    shorter = most <= 0 and least < 0
+    low, high = (_ms(end) for end in (sorted((abs(least), abs(most))) if shorter else (least, most)))
+    took = _ms(abs(expected))
+    how = "shorter" if expected < 0 else "longer"
+    change = "as long" if took == _NOTHING else f"{took} ms {how}"
+    ends = "" if low == high else f" ({low} to {high} ms{f' {how}' if took == _NOTHING else ''})"
+    return f"a step takes {change} on these links{ends}"
+
+
+def _devices(placed: PlacedJob) -> str:
+    """Return "GPU2, GPU3 of vm: 2 × NVIDIA H200"."""
+    machine = placed.links.run.machine
+    names = ", ".join(device.tag for device in placed.devices)
+    return f"{names} of {machine.fabric or machine.hostname}: {counted(device.name for device in placed.devices)}"
+
+
+def _other_gpus(predicted: PredictedJob) -> str:
+    """Return that the job's GPUs were of another model than those of the run; "" if they were not."""
+    old, new = (counted(device.name for device in one.devices) for one in (predicted.recorded, predicted.here))
+    if old == new:
+        return ""
+    return f"other GPUs: recorded on {old}, predicted for {new}: only the links change, computing stays as recorded"
+
+
+def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:
     """Return the prediction as JSON, in seconds; "longer_seconds" is [least, expected, most] (docs/predict.md)."""
     return {
         "format": "collbench-job-prediction",
         "format_version": 1,
-        "backend": run.backend,
+        "backend": predicted.here.links.run.backend,
+        "recorded_gpus": [device.name for device in predicted.recorded.devices],
+        "gpus": [device.name for device in predicted.here.devices],
         "rank": predicted.rank,
         "recorded_step_seconds": predicted.step,
         "longer_seconds": predicted.change,

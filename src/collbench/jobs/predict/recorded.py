@@ -16,6 +16,7 @@ from collbench.jobs.job import MOST_OF_A_JOB, Call, Job
 from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.training import Span
 from collbench.model.errors import UsageError
+from collbench.model.run import Device
 
 # The share of their change that messages of activations add to a step; two tensor-parallel jobs added 0.5 to 0.9
 # [benchmarks/results/2026-11-26-prediction].
@@ -31,6 +32,11 @@ class PlacedJob:
 
     links: Links
     positions: Mapping[int, int]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The ranks' devices, in the order of the run."""
+        return tuple(self.links.run.devices[position] for position in sorted(self.positions.values()))
 
     def price(self, job: Job, call: Call) -> Price | None:
         """Return the isolated seconds of a call; None if no measurement covers it, or its members are unknown."""
@@ -111,7 +117,7 @@ class PredictedJob:
     `step` are its recorded seconds, `change` the seconds by which it gets longer. `waiting` are the groups whose
     messages are taken for activations. `prices` are each call's on the links that it was recorded on and on the
     others, by index in the job's table; the calls `kept` are in no run. `covered` is the share of the step's bytes that
-    have prices.
+    have prices. `here` are the others, `recorded` those that the job used.
     """
 
     rank: int
@@ -121,11 +127,18 @@ class PredictedJob:
     prices: dict[int, tuple[Price, Price]]
     kept: tuple[int, ...]
     covered: float
+    here: PlacedJob
+    recorded: PlacedJob
 
     @property
     def percent(self) -> int:
         """What the runs cover of the step's bytes, in whole percent; 100 only of all."""
         return floor(100 * self.covered)
+
+    @property
+    def same_figures(self) -> bool:
+        """Whether the same measurements stand for both links, so that nothing can change."""
+        return self.here.links is self.recorded.links and all(before == after for before, after in self.prices.values())
 
 
 def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
@@ -152,7 +165,9 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
         used = {at: prices[at] for at in dict.fromkeys(numbers) if at in prices}
         sent = [(job.calls[at].size_bytes, at in prices) for at in numbers if job.groups[job.calls[at].group].size != 1]
         covered = sum(size for size, known in sent if known) / max(1, sum(size for size, _ in sent))
-        found.append(PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept, covered))
+        found.append(
+            PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept, covered, new, recorded)
+        )
     if not found:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"

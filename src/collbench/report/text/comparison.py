@@ -13,8 +13,8 @@ from collbench.judge.compare import STARTED, Change, Comparison, Difference, Gro
 from collbench.judge.outcome import outcome
 from collbench.judge.trend import Line, Trend
 from collbench.model.run import Run, tags
-from collbench.model.units import TELLING_BYTES, amount, figure, fixed, format_size, size_span
-from collbench.report.text.frame import alarm, not_judged, sim
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, both, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
 
@@ -150,8 +150,10 @@ def _verdict(comparison: Comparison, before: str = "") -> Text:
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
-    """Yield the first lines: what failed in the new run, and what could not be compared."""
+    """Yield the first lines: what failed in the new run, whether it is of other devices, and what is not compared."""
     yield from alarm(comparison.new)
+    if others := other_devices(comparison):
+        yield Text(others, style=ALARM)
     if not comparison.judged:
         yield not_judged(
             "no data point has three trials in both runs, the fewest that show noise: measure both to the end"
@@ -175,6 +177,16 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
         yield f"runs      {variation}"
     for difference in comparison.differences:
         yield f"differs   {_differs(difference)}"
+
+
+def other_devices(comparison: Comparison) -> str:
+    """Return which devices stand in place of which: "other devices: 2 × NVIDIA H100 in place of …"; "" if all match."""
+    pairs = comparison.match.by_order
+    old = counted(comparison.base.devices[position].name for _, position in pairs)
+    new = counted(comparison.new.devices[position].name for position, _ in pairs)
+    others = comparison.match.by_uuid
+    same = f"; {others} {'other is' if others == 1 else 'others are'} the same" if others else ""
+    return f"other devices: {new} in place of {old}{same}" if pairs else ""
 
 
 def matched(comparison: Comparison) -> str:
