@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_range, format_seconds
+from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_seconds
 from collbench.report.text.ablation import page, verdict
 from tests.launch.made import ablation
 from tests.report.pages import text
@@ -129,14 +128,6 @@ def rows(page_text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()][:4] for line in lines]
 
 
-def test_without_all_reduces_there_are_no_columns_for_them() -> None:
-    measured_ablation = ablation([0.0224, 0.0225], [0.0321, 0.0323])
-    assert "all-reduce 64M" in text(page(measured_ablation))
-    for arm in measured_ablation.arms:
-        arm.allreduce = ()
-    assert "all-reduce" not in text(page(measured_ablation))
-
-
 @pytest.mark.parametrize(
     ("case", "changes", "header"),
     [
@@ -166,14 +157,6 @@ def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[st
 )
 def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [((0.0223, 0.0225), "22.30–22.50 ms"), ((0.5, 2.0), "500.0–2000 ms"), ((9.0, 11.5), "9.000–11.50 s")],
-)
-def test_an_interval_has_one_unit(interval: Sequence[float], expected: str) -> None:
-    assert format_range(*interval) == expected
 
 
 def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, needed: int | None) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from collbench.jobs import job_file
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run, StopReason
@@ -21,7 +20,6 @@ from collbench.sim import fabrics
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import Program
-from tests.jobs.replay.made import data_parallel
 from tests.sim.made import fabric_text
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text(encoding="utf-8"))
@@ -41,10 +39,6 @@ def checked(text: str) -> dict[str, Any]:
     printed: dict[str, Any] = json.loads(text)
     jsonschema.validate(printed["answer"], SCHEMA, jsonschema.Draft202012Validator)
     return printed
-
-
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
 def test_tiers_and_best_sets_follow_from_the_samples(program: Program) -> None:
@@ -106,12 +100,6 @@ def test_what_is_printed_is_a_run(program: Program) -> None:
 def test_other_commands_have_rates(program: Program, args: str) -> None:
     printed = checked(program(*args.split(), *SIM, "-o", "run.json", "--json").out)
     assert len(printed["answer"]["rates"]) == len(printed["measurements"]) + len(printed["overlaps"]) > 0
-
-
-def test_a_replay_has_rates(program: Program) -> None:
-    job_file.save(data_parallel(2, (2**26, 2**24)), Path("job.json"))
-    printed = checked(program("replay", "job.json", *SIM, "-o", "run.json", "--json").out)
-    assert len(printed["answer"]["rates"]) == len(printed["replays"][0]["calls"])
 
 
 def failed() -> Run:

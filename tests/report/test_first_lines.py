@@ -8,10 +8,9 @@ from itertools import combinations, permutations
 import pytest
 
 from collbench.judge.compare import compare
-from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Measurement, Run
-from collbench.report.text import comparison, measured, ranking
+from collbench.report.text import comparison, measured
 from tests.builders import gpus, pair_run, run_of
 from tests.builders import measured as point
 from tests.report.pages import text
@@ -69,17 +68,6 @@ def test_the_rate_is_that_of_ordinary_memory_out_of_place() -> None:
     in_place.point = replace(in_place.point, variant=Variant.IN_PLACE)
     run = collective(in_place, point(Operation.ALLREDUCE, ALL, 200.0))
     assert first(measured.page(run)) == "allreduce, 8 GPUs: 350.0 GB/s busbw at 1G"
-
-
-def test_an_interrupted_run_says_so_first_and_how_to_go_on() -> None:
-    run = replace(pair_run(4, lambda _a, _b: 326.0), complete=False)
-    assert first(measured.page(run)) == "INTERRUPTED: 6 data points measured; --resume RUN.JSON measures the others"
-
-
-def test_a_ranking_begins_with_whether_the_choice_matters() -> None:
-    run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 326.0)
-    line = "allreduce at 1G: 2 tiers: the worst pair is 26% slower than the best"
-    assert first(ranking.page(run, rank_summary(run))) == line
 
 
 def test_a_comparison_begins_with_what_lost_most() -> None:

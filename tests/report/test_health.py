@@ -9,7 +9,7 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
 from collbench.report.text.frame import health_lines
-from tests.builders import gpus, hot, measured, run_of, shared, throttled
+from tests.builders import gpus, measured, run_of
 
 WELL = Health(1980, 3201, 41, 90.5, (), 0, 5, nvlink_replays=7, nvlink_errors=0, ecc_errors=0, processes=0)
 
@@ -81,87 +81,6 @@ def test_one_line_when_nothing_is_wrong(
     title: str, before: tuple[Health, ...], after: tuple[Health, ...], line: str
 ) -> None:
     assert health_lines(run(before, after)) == [line], title
-
-
-def test_flags_are_counted_over_the_trials() -> None:
-    slowed = throttled(1, "SW thermal slowdown")
-    flags = ((), (slowed, hot(1, 84)), (slowed, hot(1, 86)), (shared(0),))
-    assert health_lines(run((WELL, WELL), (WELL, WELL), flags)) == [
-        "41 °C, no new NVLink or ECC errors",
-        "hot: GPU1 at 86 °C in 2 of 4 trials",
-        "shared: 1 other process on GPU0 in 1 of 4 trials",
-        "throttled: SW thermal slowdown on GPU1 in 2 of 4 trials",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("title", "first", "last", "flag", "lines"),
-    [
-        (
-            "throttled before and not while measuring",
-            replace(WELL, throttle=("SW power cap",)),
-            WELL,
-            (),
-            ["41 °C, no new NVLink or ECC errors", "throttled: SW power cap on GPU1 before measuring"],
-        ),
-        (
-            "throttled at the end, as the trials said",
-            WELL,
-            replace(WELL, throttle=("SW power cap",)),
-            (throttled(1),),
-            [
-                "41 °C, no new NVLink or ECC errors",
-                "throttled: SW power cap on GPU1 in 1 of 1 trials",
-            ],
-        ),
-        (
-            "NVLink and ECC errors grew",
-            replace(WELL, nvlink_errors=1, ecc_errors=0),
-            replace(WELL, nvlink_errors=5, ecc_errors=2),
-            (),
-            [
-                "41 °C, no throttling",
-                "4 new NVLink errors on GPU1 (1 → 5 since the driver was loaded)",
-                "2 new ECC errors on GPU1 (0 → 2 since the driver was loaded)",
-            ],
-        ),
-        (
-            "replays are no errors, but reported",
-            WELL,
-            replace(WELL, nvlink_replays=9),
-            (),
-            [
-                "41 °C, no throttling, no new NVLink or ECC errors",
-                "2 new NVLink replays on GPU1 (7 → 9 since the driver was loaded)",
-            ],
-        ),
-        (
-            "somebody else at either end",
-            replace(WELL, processes=1),
-            replace(WELL, processes=2),
-            (),
-            [
-                "41 °C, no throttling, no new NVLink or ECC errors",
-                "shared: 1 other process on GPU1 before measuring",
-                "shared: 2 other processes on GPU1 after measuring",
-            ],
-        ),
-        (
-            "somebody else all the time",
-            replace(WELL, processes=1),
-            replace(WELL, processes=1),
-            (shared(1),),
-            [
-                "41 °C, no throttling, no new NVLink or ECC errors",
-                "shared: 1 other process on GPU1 in 1 of 1 trials",
-            ],
-        ),
-    ],
-)
-def test_what_is_wrong_has_a_line_of_its_own(
-    title: str, first: Health, last: Health, flag: tuple[Flag, ...], lines: list[str]
-) -> None:
-    assert health_lines(run((WELL, first), (WELL, last), (flag,))) == lines, title
 
 
 def test_without_a_last_reading_nothing_is_claimed_of_errors() -> None:

@@ -1,14 +1,11 @@
 from itertools import permutations
 
-import pytest
-
 from collbench.judge.tiers import Ranking, rank_links, rank_pairs
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.report.text.matrix import heat_map, legend, render_bandwidths
-from collbench.report.text.pairs import pairs_page
+from collbench.report.text.matrix import heat_map, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
-from tests.report.pages import pairs_run, text
+from tests.report.pages import text
 
 RATES = {(0, 1): 400.0, (0, 2): 384.0, (0, 3): 364.0, (1, 2): 320.0, (1, 3): 240.0, (2, 3): 40.0}
 
@@ -21,19 +18,6 @@ def ranked(run: Run) -> Ranking:
 
 def shown(run: Run, *, terminal: bool = False, no_color: bool = False) -> str:
     return text([heat_map(run, ranked(run))], terminal=terminal, no_color=no_color)
-
-
-def test_it_is_a_readable_matrix_without_colour() -> None:
-    run = pair_run(4, lambda a, b: RATES[a, b])
-    plain = (
-        "       GPU0   GPU1   GPU2   GPU3\n"
-        "GPU0      -  400.0  384.0  364.0\n"
-        "GPU1  400.0      -  320.0  240.0\n"
-        "GPU2  384.0  320.0      -   40.0\n"
-        "GPU3  364.0  240.0   40.0      -\n"
-    )
-    assert shown(run) == plain
-    assert "\x1b[3" not in shown(run, terminal=True, no_color=True)
 
 
 def test_in_a_terminal_the_background_darkens_with_the_share_of_the_best() -> None:
@@ -53,19 +37,6 @@ def test_of_times_the_least_is_the_brightest() -> None:
     assert "48;5;31m   4.00" in lines[1]  # and from GPU0 to GPU1 at 0.002 GB/s twice that
 
 
-def test_a_direction_that_was_not_measured_is_a_dash() -> None:
-    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (1, 0), 390.0)])
-    ranking = rank_links(run, Work(Operation.CE_WRITE), GIB)
-    assert ranking is not None
-    assert text([heat_map(run, ranking)]) == "       GPU0   GPU1\nGPU0      -      -\nGPU1  390.0      -\n"
-
-
-@pytest.mark.parametrize("count", [2, 8, 9, 10, 16])
-def test_it_fits_80_columns(count: int) -> None:
-    assert max(map(len, shown(pair_run(count, lambda a, b: 395.2)).split("\n"))) <= 80
-    assert len(legend().plain) <= 80
-
-
 def test_figures_that_are_nearly_the_same_have_one_shade_and_others_have_not() -> None:
     """Links of one and of two NVLinks and the way through the host: 24.0 to 24.4 is at half of 48.6, on both sides."""
     rates = {(0, 1): 48.6, (0, 2): 24.4, (0, 3): 24.0, (1, 2): 9.5, (1, 3): 24.3, (2, 3): 48.1}
@@ -76,9 +47,3 @@ def test_figures_that_are_nearly_the_same_have_one_shade_and_others_have_not() -
         assert shade["24.4"] == shade["24.3"] == shade["24.0"]
         assert shade["48.6"] == shade["48.1"]
         assert len({shade["48.6"], shade["24.3"], shade["9.50"]}) == 3
-
-
-def test_a_page_with_colours_says_what_they_mean_and_one_without_does_not() -> None:
-    run = pairs_run(4)
-    assert text(pairs_page(run), terminal=True).count("shade: share of the best") == 1
-    assert "shade" not in text(pairs_page(run))

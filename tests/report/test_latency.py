@@ -6,7 +6,7 @@ import pytest
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.report.text.measured import page
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, run_of
 from tests.report.pages import text
 
 
@@ -32,14 +32,6 @@ def latencies(count: int) -> Run:
 
 def after_header(run: Run) -> str:
     return text(page(run)).split("\n\n", 1)[1]
-
-
-def test_cpu_cores_say_what_they_lack() -> None:
-    points = [measured(Operation.CPU_WRITE, (0, 1), 1.0, 8), taking(Operation.ALLREDUCE, (0, 1), 340.0)]
-    shown = after_header(run_of(gpus(2), points, backend="host", command=("latency",)))
-    assert "chase at" not in shown
-    assert "launch" not in shown
-    assert "\nskipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap\n" in shown
 
 
 @pytest.mark.parametrize("count", [2, 8, 16])

@@ -1,7 +1,5 @@
 from itertools import combinations, permutations
 
-import pytest
-
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.report.text.matrix import render_bandwidths
@@ -31,24 +29,6 @@ def test_other_sizes_operations_and_larger_groups_are_left_out() -> None:
     assert rows_of(run, Operation.ALLREDUCE) == [["-"] * 3] * 3
 
 
-def test_what_was_not_measured_is_a_dash_and_small_rates_keep_their_digits() -> None:
-    rates = {(0, 1): 395.24, (0, 2): 9.96, (1, 2): 0.123}
-    points = [measured(Operation.CE_READ, pair, gbs) for pair, gbs in rates.items()]
-    run = run_of(gpus(3), points)
-    assert text([render_bandwidths(run, Operation.CE_READ, GIB)]) == (
-        "ce-read at 1G, GB/s (row sends to column)\n"
-        "       GPU0   GPU1   GPU2\n"
-        "GPU0      -  395.2   10.0\n"
-        "GPU1      -      -   0.12\n"
-        "GPU2      -      -      -\n"
-    )
-
-
-def test_a_matrix_of_nothing_is_all_dashes() -> None:
-    shown = text([render_bandwidths(run_of(gpus(2), []), Operation.CE_READ, 8)], terminal=True)
-    assert shown.endswith("GPU0      -      -\nGPU1      -      -\n")
-
-
 def test_sixteen_gpus_fit_80_columns_without_touching() -> None:
     pairs = list(combinations(range(16), 2))
     values = {pair: (395.2, 9.96, 99.96, 9.94, 0.5)[i % 5] for i, pair in enumerate(pairs)}
@@ -58,22 +38,6 @@ def test_sixteen_gpus_fit_80_columns_without_touching() -> None:
     assert [line.split()[0] for line in lines[2:18]] == [f"GPU{i}" for i in range(16)]
     assert lines[2].split()[1:7] == ["-", "395", "10", "100", "9.9", "0.5"]
     assert all(len(line.split()) == 17 for line in lines[2:18])
-
-
-def test_four_digits_of_sixteen_gpus_stand_in_two_blocks() -> None:
-    run = pair_run(16, lambda a, b: 1000.0 + 100 * a + b)
-    lines = text([render_bandwidths(run, Operation.ALLREDUCE, GIB)]).rstrip("\n").split("\n")[1:]
-    assert max(map(len, lines)) <= 80
-    assert [lines[at].split() for at in (0, 17)] == [[str(i) for i in range(8)], [str(i) for i in range(8, 16)]]
-    assert lines[3].split() == ["GPU2", "1002", "1102", "-", "1203", "1204", "1205", "1206", "1207"]
-    assert lines[20].split() == ["GPU2", *(str(1200 + i) for i in range(8, 16))]
-
-
-@pytest.mark.parametrize("count", [8, 9, 10])
-def test_columns_of_numbers_stay_below_their_heads(count: int) -> None:
-    lines = text([render_bandwidths(pair_run(count, lambda a, b: 300.0), Operation.ALLREDUCE, GIB)]).split("\n")
-    assert len({len(line) for line in lines[1 : count + 2]}) == 1
-    assert max(map(len, lines)) <= 80
 
 
 def test_colours_step_down_from_the_best() -> None:
@@ -95,10 +59,3 @@ def _coloured(shown: str) -> list[tuple[int, str]]:
     """Return (256-colour number, text) of each coloured piece."""
     pieces = (piece.split("m", 1) for piece in shown.split("48;5;")[1:])
     return [(int(code), rest.split("\x1b")[0].strip()) for code, rest in pieces]
-
-
-def test_a_small_message_has_a_time() -> None:
-    points = [measured(Operation.CE_READ, pair, 0.004, size=8) for pair in permutations(range(2), 2)]
-    assert text([render_bandwidths(run_of(gpus(2), points), Operation.CE_READ, 8)]) == (
-        "ce-read at 8 B, µs (row sends to column)\n       GPU0   GPU1\nGPU0      -   2.00\nGPU1   2.00      -\n"
-    )

@@ -9,10 +9,10 @@ import pytest
 
 from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
-from collbench.model.run import Run, StopReason
+from collbench.model.run import Run
 from collbench.report.text.ranking import as_json, page
 from collbench.runfile import run_file
-from tests.builders import GIB, gpus, in_words, measured, run_of
+from tests.builders import GIB, gpus, measured, run_of
 from tests.report.pages import text
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -30,13 +30,6 @@ def line_run(count: int, gbs: Callable[[int, int], float], sizes: tuple[int, ...
 
 def shown(run: Run) -> str:
     return text(page(run, rank_summary(run)))
-
-
-@pytest.mark.parametrize("count", [2, 4, 8, 16])
-def test_the_figures_fit_80_columns(count: int) -> None:
-    reported = shown(line_run(count, lambda a, b: 300.0 if (a + b) % 2 else 240.0))
-    figures = reported[reported.index("allreduce (by") :].split("\n")
-    assert max(map(len, figures)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -67,37 +60,6 @@ def raw_seconds(operation: str, devices: list[int], size: int) -> float:
         if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
             return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
     raise AssertionError(f"{operation} {devices} {size} is not in the file")
-
-
-def test_a_large_tier_names_some_and_counts_the_rest() -> None:
-    reported = shown(line_run(8, lambda a, b: 200.0 if (a, b) == (2, 5) else 300.0, sizes=(GIB,)))
-    assert "and 11 more" in reported  # 27 of the 28 pairs, 16 of them by name
-    assert any(line.split() == ["2", "199.9", "GPU2-GPU5", "different"] for line in reported.split("\n"))
-
-
-def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
-    reported = shown(line_run(2, lambda a, b: 300.0, sizes=(GIB,)))
-    assert "There is one pair, so there is nothing to choose.\n\ntied, different:" in reported
-
-
-def test_too_few_trials_are_said() -> None:
-    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, trials=2) for p in combinations(range(3), 2)])
-    assert "Nothing is significant: some have 2 of the 3 trials needed to estimate noise.\n" in shown(run)
-
-
-def test_what_a_run_lacks_is_said() -> None:
-    points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in [(0, 1), (0, 2)]]
-    points += [measured(Operation.ALLREDUCE, (0, 1), 300.0)]
-    failed = replace(
-        measured(Operation.ALLREDUCE, (1, 2), 1.0, MIB), samples=[], stop=StopReason.FAILED, failure=in_words("hang")
-    )
-    reported = shown(run_of(gpus(3), [*points, failed]))
-    assert reported.endswith(
-        "\nmissing   allreduce at 1G is not ranked: it was measured on 1 pair only\n"
-        "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
-        "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
-        "failed    GPU1-GPU2: allreduce at 1M: hang\n"
-    )
 
 
 def test_a_simulated_figure_never_comes_without_the_word() -> None:

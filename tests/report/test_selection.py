@@ -48,22 +48,6 @@ def test_the_short_page_always_has_the_chosen_set() -> None:
     assert "and 5 more" in page
 
 
-def test_a_choice_without_a_choice_is_short() -> None:
-    bare = Selection(GPUS, {}, "all 4 devices", Origin("cuda", "no choice to make", "box"))
-    assert explanation(bare).splitlines() == [
-        "GPU0, GPU1, GPU2, GPU3 (NVIDIA H200) on box",
-        "why       all 4 devices",
-        "evidence  no choice to make",
-    ]
-
-
-def test_devices_of_a_label_file_have_no_name_and_no_machine() -> None:
-    devices = tuple(replace(device, name="", uuid="") for device in GPUS[:2])
-    reported = explanation(Selection(devices, {}, "NV2", Origin("labels", "labels in topo.txt"), estimated=True))
-    assert reported.splitlines()[0] == "GPU0, GPU1"
-    assert reported.splitlines()[-1] == "evidence  labels in topo.txt"
-
-
 def test_every_line_with_a_simulated_rate_says_sim() -> None:
     origin = Origin("sim", "sim run of 2026-11-21 02:00, saved at run.json", "box", "dgx-1v", size_bytes=2**26)
     lines = explanation(replace(FULL, origin=origin)).splitlines()

@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from collbench.judge.small_allreduces import published, small_allreduces
-from collbench.model.operations import Operation, Registration, Work
-from collbench.model.run import DataPoint, Measurement, Run, Sample, SkipKind, Skipped, StopReason
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.report.text.measured import page
 from collbench.report.text.small_allreduces import as_json
 from tests.builders import gpus, run_of
@@ -50,49 +50,6 @@ def run_with(
     run.latencies = singles
     run.settings = replace(run.settings, layers=layers, dtype="bfloat16")
     return run
-
-
-def test_the_first_lines_answer() -> None:
-    shown = text(page(run_with()), verbose=False).split("\n")
-    assert shown[:6] == [
-        "allreduce 16K on 2 GPUs, µs: ordinary 6.92, registered 6.91, symmetric 4.70",
-        "memory    symmetric wins from 128 B to 32K, 1.50x at 128 B (1.50-1.50)",
-        "memory    ordinary, registered, symmetric tie at 64K",
-        "memory    ordinary, registered tie at 1M, 1.12x over symmetric at 1M (1.12-1.13)",
-        "token     80 layers × 2 × 16K (one token of hidden 8192), ms: ordinary 1.11, registered 1.11, symmetric 0.75",
-        "reference vLLM 0.24.0 custom all-reduce, 2 × H100: 4.44 µs at 16K, 0.71 ms a token (published: "
-        "ai-dynamo/aiconfigurator 095f58a, aic-core/src/aiconfigurator_core/systems/data/*/comm/vllm, Apache-2.0)",
-    ]
-
-
-def test_graphs_and_single_launches_stand_in_tables_of_their_own() -> None:
-    lines = text(page(run_with()), verbose=False).split("\n")
-    graphs = lines[next(i for i, line in enumerate(lines) if line.startswith("size")) :]
-    assert graphs[0].split() == ["size", "ordinary", "registered", "symmetric", "fastest", "vLLM", "0.24.0"]
-    assert graphs[2].split() == ["16K", "6.92", "6.91", "4.70", "symmetric", "4.44"]
-    singles = lines[lines.index("single launches without a graph, 400 of each size, µs") :]
-    assert singles[1].split() == [
-        "size",
-        *(word for kind in ("ordinary", "registered", "symmetric") for word in (kind, "p50", "p99")),
-    ]
-    figures = [float(cell) for cell in singles[2].split()[-6:]]  # after "128 B"
-    assert all(7.5 < figure < 8.5 for figure in figures)
-    assert max(map(len, graphs[:6] + singles[:8])) <= 80
-
-
-def test_a_kind_that_nccl_lacks_leaves_a_line_and_no_column() -> None:
-    run = run_with((Registration.NONE, Registration.BUFFER))
-    window = Work(Operation.ALLREDUCE, registration=Registration.WINDOW)
-    run.skipped = [Skipped(SkipKind.OLD_NCCL, window, detail="it needs NCCL 2.27, and this is 2.26.2")]
-    shown = text(page(run), verbose=False)
-    assert shown.startswith("allreduce 16K on 2 GPUs, µs: ordinary 6.92, registered 6.91\n")
-    assert "\nskipped   allreduce window: it needs NCCL 2.27, and this is 2.26.2\n" in shown
-    assert "symmetric p50" not in shown
-
-
-def test_one_kind_alone_has_a_time_and_no_winner() -> None:
-    shown = text(page(run_with((Registration.NONE,))), verbose=False)
-    assert shown.startswith("allreduce 16K on 2 GPUs, µs: ordinary 6.92\ntoken     80 layers")
 
 
 @pytest.mark.parametrize("layers", [1, 32])
