@@ -14,7 +14,7 @@ RUN python3 -m venv /opt/collbench && /opt/collbench/bin/pip install --no-cache-
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY csrc csrc
 COPY src src
-RUN /opt/collbench/bin/pip install --no-cache-dir --no-build-isolation --constraint constraints.txt '.[plot]' && \
+RUN /opt/collbench/bin/pip install --no-cache-dir --no-build-isolation --constraint constraints.txt . && \
     /opt/collbench/bin/pip uninstall --yes pybind11 ninja
 
 FROM ${BASE}

@@ -54,7 +54,7 @@ test: $(INSTALLED)-test bytecode $(INSTALLED)-browser  ## install, then run ever
 bytecode: $(INSTALLED)-test build
 	@export PYTHONDONTWRITEBYTECODE=; [ -d tests/cli/__pycache__ ] || \
 	    $(BIN)/python -m pytest --ignore=tests/gpu --collect-only -qq >/dev/null 2>&1 & \
-	    $(BIN)/python -c 'import hypothesis, matplotlib.pyplot, pandas, scipy.stats, torch.distributed.run' && wait
+	    $(BIN)/python -c 'import hypothesis, pandas, scipy.stats, torch.distributed.run' && wait
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \

@@ -18,11 +18,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from training import published, results
+from training.picture import COLOURS, MARKERS, Picture, drawing, svg
 from training.results import AblationResult, ResultError
 from training.tables import accuracies, margin
 
 from collbench.model.errors import CollbenchError
-from collbench.report.plot.figure import COLOURS, MARKERS, Picture, drawing, encode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
                 picture = draw(folder)
                 if picture is None:
                     continue
-                (folder / f"{name}.svg").write_bytes(encode(picture, "svg"))
+                (folder / f"{name}.svg").write_bytes(svg(picture))
             print(folder / f"{name}.svg")
             drawn += 1
     except (CollbenchError, ResultError, OSError) as error:

@@ -26,7 +26,7 @@ def deleted_directory(program: Program, tmp_path: Path, monkeypatch: pytest.Monk
     "line",
     [
         "runs", "show", "show x.json", "show --ranking", "topo", "compare a b", "select 2",
-        "report x.json", "export --format csv x.json", "plot --kind heatmap", "predict --params 124M x.json",
+        "report x.json", "export --format csv x.json", "predict --params 124M x.json",
         "replay x.json", "train --auto-select 2 t.py", "ablate --auto-select 2 --without p2p -- t.py",
         "record -- true", "import x", f"pairs {SIM}", f"allreduce {SIM} -o r.json",
         "nodes --backend sim --fabric-cluster thin-32", "pairs --backend host --quick",

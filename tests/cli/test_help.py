@@ -36,7 +36,6 @@ COMMANDS = [
     "doctor",
     "runs",
     "show",
-    "plot",
     "report",
     "export",
     "check",

@@ -83,7 +83,6 @@ READERS = [
     ("export evil.json --format nccl-tests", ""),
     ("export evil.json --format csv -o out.csv", "out.csv"),
     ("report evil.json -o out.html", "out.html"),
-    ("plot evil.json --kind heatmap -o out.svg", "out.svg"),
     ("pairs --resume evil.json", ""),
 ]
 
@@ -116,7 +115,7 @@ def test_no_command_prints_a_runs_control_characters(program: Program, args: str
             "report",
             "compare good.json",
         ),
-        *("select 2 --any-machine", "plot --kind heatmap -o out.svg", "pairs --resume"),
+        *("select 2 --any-machine", "pairs --resume"),
     ],
 )
 def test_nor_what_a_file_is_called(program: Program, command: str) -> None:

@@ -37,7 +37,6 @@ WRITERS = [
     ("export", "export run.json --format csv -o out.csv", "out.csv"),
     ("report", "report run.json -o out.html", "out.html"),
     ("report, by the run's name", "report run.json", "run.html"),
-    ("plot", "plot run.json --kind heatmap -o out.svg", "out.svg"),
 ]
 
 
@@ -91,7 +90,7 @@ def test_every_command_with_an_output_has_a_row_and_force() -> None:
 
 @pytest.mark.parametrize(
     ("what", "args", "file"),
-    [row for row in WRITERS if row[0] in ("pairs", "check", "export", "report", "plot")],
+    [row for row in WRITERS if row[0] in ("pairs", "check", "export", "report")],
     ids=lambda row: row if " " not in row else "",
 )
 def test_force_replaces_it(program_in_folder: Program, tmp_path: Path, what: str, args: str, file: str) -> None:
@@ -108,14 +107,12 @@ def test_force_replaces_it(program_in_folder: Program, tmp_path: Path, what: str
     [
         "export run.json --format json -o run.json",
         "export run.json --format json -o ./link.json",
-        "plot page.svg --kind heatmap -o page.svg",
         "report run.json page.html -o page.html",
     ],
 )
 def test_what_is_read_is_never_written_not_even_by_force(program_in_folder: Program, tmp_path: Path, args: str) -> None:
     (tmp_path / "link.json").symlink_to("run.json")
-    for page in ("page.svg", "page.html"):
-        (tmp_path / page).write_bytes((tmp_path / "run.json").read_bytes())
+    (tmp_path / "page.html").write_bytes((tmp_path / "run.json").read_bytes())
     before = snapshot(tmp_path)
     result = program_in_folder(*args.split(), "--force")
     assert (result.status, result.out) == (2, "")

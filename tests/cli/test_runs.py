@@ -110,7 +110,7 @@ def test_without_a_file_the_newest_saved_run_is_read_and_named(program: Program,
     assert f"the newest saved run, {newer}" in newest.err.splitlines()[0]
 
 
-@pytest.mark.parametrize("command", [*READERS, "plot --kind heatmap -o map.svg"])
+@pytest.mark.parametrize("command", READERS)
 def test_without_a_file_and_a_saved_run_one_line_says_what_to_do(program: Program, command: str) -> None:
     result = program(*command.split())
     assert (result.status, result.out) == (2, "")

@@ -142,13 +142,6 @@ def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folde
     assert "csv" in result.line
 
 
-def test_plot_has_no_picture_of_overlaps(program: Program, folder: Path) -> None:
-    assert program("overlap", *SIM, "--sizes", "64M", "-o", "run.json").status == 0
-    result = program("plot", "run.json", "--kind", "curves", "-o", "fig.svg")
-    assert result.status == 2
-    assert "run.json holds overlaps, of which there is no figure" in result.line
-
-
 def test_the_report_has_the_answer_and_each_point(program: Program, folder: Path) -> None:
     program("overlap", *SIM, "--sizes", "1M:64M:8", "--priority", "both", "-o", "run.json")
     assert program("report", "run.json").status == 0

@@ -7,18 +7,18 @@ import pytest
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.report.families import families, limits_of, works_of
+from collbench.report.families import families, limits_of
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
 
 
-def test_pairs_and_larger_communicators_are_families_whose_full_size_most_sets_have() -> None:
+def test_pairs_and_larger_communicators_are_families() -> None:
     pairs = [(*pair, size) for pair in combinations(range(3), 2) for size in (MIB, GIB)]
     points = [measured(Operation.ALLREDUCE, (a, b), 300.0, size) for a, b, size in [*pairs, (0, 1, 4 * GIB)]]
     run = run_of(gpus(4), [*points, measured(Operation.ALLREDUCE, range(4), 1.0, MIB)])
-    found = [(one.kind, one.ranked, len(one.sets), one.full_size) for one in families(run)]
-    assert found == [("pair", True, 3, GIB), ("group", False, 1, MIB)]
+    found = [(one.kind, one.ranked, len(one.sets)) for one in families(run)]
+    assert found == [("pair", True, 3), ("group", False, 1)]
 
 
 def copies(variant: Variant, sets: tuple[tuple[int, ...], ...]) -> Run:
@@ -45,8 +45,8 @@ LINKS = tuple(permutations(range(3), 2))
     ],
 )
 def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> None:
-    (work,) = works_of(run)
-    assert limits_of(run, work, families(run)[0].sets) == limits
+    (family,) = families(run)
+    assert limits_of(run, family.work, family.sets) == limits
 
 
 def test_host_memory_is_behind_the_devices_slot() -> None:
@@ -54,10 +54,11 @@ def test_host_memory_is_behind_the_devices_slot() -> None:
     measurement = Measurement(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
     devices = (replace(gpus(1)[0], pcie_generation=5, pcie_width=16), gpus(2)[1])
     run = run_of(devices, [measurement])
-    (work,) = works_of(run)
-    assert limits_of(run, work, [(0,), (1,)]) == {(0,): 63.0}  # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
+    (family,) = families(run)
+    # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
+    assert limits_of(run, family.work, [(0,), (1,)]) == {(0,): 63.0}
 
 
-def test_works_are_named_once_in_the_models_order() -> None:
+def test_families_are_in_the_models_order_each_work_once() -> None:
     points = [measured(op, (0, 1), 1.0) for op in (Operation.BROADCAST, Operation.CE_READ, Operation.BROADCAST)]
-    assert [*map(str, works_of(run_of(gpus(2), points)))] == ["ce-read", "broadcast"]
+    assert [str(family.work) for family in families(run_of(gpus(2), points))] == ["ce-read", "broadcast"]

@@ -17,7 +17,6 @@ from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
 from collbench.report import nccl_tests
 from collbench.report.html.content import content
-from collbench.report.plot.figure import Named, origins
 from collbench.report.prometheus import as_prometheus
 from collbench.report.rows import as_csv, as_json, as_markdown, rows
 from collbench.report.text import ranking
@@ -53,7 +52,6 @@ def marks(run: Run) -> dict[str, bool]:
         "nccl-tests": any(line.startswith("# IMPOSSIBLE") for line in nccl_tests.lines(run)),
         "nccl-tests' verdict": any("FAILED" in line for line in nccl_tests.lines(run)),
         "html": "impossible" in json.dumps(content([("run.json", run)], "1")["runs"][0]["data"]),
-        "a plot": "IMPOSSIBLE" in origins([Named("run", run)]),
         "the page": "impossible" in text(page(run)).lower(),
     }
 

@@ -105,39 +105,6 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False, simulated: bool
     return files[0]
 
 
-def find_works(run: Run, typed: str, path: Path) -> list[Work]:
-    """Return what "allreduce", "all-reduce in-place", "ce_write" or "h2d-ce host node 1" names in a run.
-
-    An operation's name means its plain form, or if the run has none, all its forms. The UsageError names what the file
-    holds.
-    """
-    from collbench.report.families import works_of  # late: it loads numpy
-
-    held = works_of(run)
-    exact = [work for work in held if keywords.as_typed(str(work)) == keywords.as_typed(typed)]
-    works = exact or [work for work in held if keywords.as_typed(work.operation) == keywords.as_typed(typed)]
-    if not works:
-        there = ", ".join(map(str, held)) or "nothing that was measured"
-        raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
-    return works
-
-
-def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
-    """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
-    sizes = {
-        work: {
-            measurement.point.size_bytes for measurement in run.measured(work.variant) if measurement.point.work == work
-        }
-        for work in works
-    }
-    kept = [work for work in works if size_bytes in sizes[work]]
-    if not kept:
-        there = ", ".join(map(format_size, sorted(set[int]().union(*sizes.values()))))
-        names = ", ".join(map(str, works))
-        raise UsageError(f"{path} has no {names} at {format_size(size_bytes)}: it holds {there}")
-    return kept
-
-
 def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[Run] = ()) -> Comparison:
     """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error.
 

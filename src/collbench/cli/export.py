@@ -1,4 +1,4 @@
-"""`collbench export`, `collbench plot` and `collbench report`: a saved run for other tools and readers."""
+"""`collbench export` and `collbench report`: a saved run for other tools and readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.terminal import echo, say
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
-from collbench.model.units import parse_size
 from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
@@ -88,55 +87,6 @@ def _run(run_file: Path, layout: str) -> str:
         "prometheus": lambda: prometheus.as_prometheus(run),
     }
     return writers[layout]()
-
-
-_PLOT_REFUSAL = ("write the figure", "--output")
-
-
-@click.command()
-@options.run_files
-@click.option("--kind", type=click.Choice(("heatmap", "curves")), required=True, help="What to draw.")
-@click.option(
-    "-o", "--output", metavar="FILE", type=options.FILE, required=True, help="The figure: .svg, .png or .pdf."
-)
-@click.option(
-    "--operation",
-    "operations",
-    metavar="OP",
-    multiple=True,
-    help="allreduce, ce-write, …; repeat it to overlay curves.  [default: the first collective, else the first copy]",
-)
-@click.option("--size", metavar="SIZE", help="The size for heatmap.  [default: the largest]")
-@options.force
-def plot(
-    files: tuple[Path, ...], kind: str, output: Path, operations: tuple[str, ...], size: str | None, force: bool
-) -> None:
-    """Draw a figure from saved runs: SVG, PNG or PDF, the same bytes each time.
-
-    heatmap: every link or pair of one run at one size. curves: bandwidth over size with intervals and theory; more
-    than 8 lines become a median for each tier; several runs are overlaid. Needs matplotlib: pip install matplotlib.
-
-    \b
-    Examples:
-      collbench plot run.json --kind heatmap -o map.svg
-      collbench plot run.json --kind curves --operation ce-write -o curves.pdf
-      collbench plot old.json new.json --kind curves -o both.png
-    """
-    from collbench.api.plotting import draw  # late: numpy takes as long to load as the rest of the program
-    from collbench.report.plot import figure
-
-    suffix = output.suffix.removeprefix(".").lower()
-    if suffix not in figure.SUFFIXES:
-        raise UsageError(f"{output} has no suffix of a figure: name it .{', .'.join(figure.SUFFIXES)}")
-    size_bytes = None if size is None else parse_size(size)
-    if kind == "curves" and size is not None:
-        raise UsageError(f"--kind curves draws all sizes: leave out --size {size}, or write --kind heatmap")
-    run_files = all_named_or_newest(files)
-    atomic_write.check(output, *_PLOT_REFUSAL, force=force, sources=run_files)
-    with figure.drawing():
-        picture = draw(kind, run_files, operations, size_bytes)
-        atomic_write.write(figure.encode(picture, suffix), output, *_PLOT_REFUSAL, force=force)
-    say(f"wrote {output}: {picture.title}")
 
 
 _SUFFIXES = (".html", ".htm")

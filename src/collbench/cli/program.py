@@ -42,7 +42,6 @@ _GROUPS = {
         "report": ("cli.export", "Make one HTML page of saved runs."),
         "compare": ("cli.compare", "Show what became faster or slower between runs."),
         "reference": ("cli.reference", "List the published figures by which runs are judged."),
-        "plot": ("cli.export", "Draw a figure from saved runs."),
         "export": ("cli.export", "Write a saved run in other tools' formats."),
     },
     "Choose and train": {

@@ -1,13 +1,12 @@
-"""Families: the data points of a run by operation and kind of device set, for pictures and for the HTML page."""
+"""Families: the data points of a run by operation and kind of device set, for the HTML page."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collbench.judge.diagnose.readings import Facts
-from collbench.judge.stats import Summary, summarize
 from collbench.judge.tiers import Members, kind_of, work_order
 from collbench.machine.theory import memory_gbs, slot
 from collbench.model.capabilities import capabilities
@@ -43,30 +42,14 @@ class Family:
         """The data point of each size and each set, None where there is none."""
         return [[self.points.get((size, devices)) for devices in self.sets] for size in self.sizes]
 
-    @property
-    def curves(self) -> dict[Members, dict[int, Summary]]:
-        """The figures of each set that was measured, by size in bytes, both ascending."""
-        curves: dict[Members, dict[int, Summary]] = {}
-        for (size, devices), measurement in sorted(self.points.items(), key=lambda item: item[0][::-1]):
-            if measurement.samples:
-                curves.setdefault(devices, {})[size] = summarize(measurement)
-        return curves
 
-    @property
-    def full_size(self) -> int:
-        """The largest size in bytes at which most sets were measured."""
-        counts = Counter(size for (size, _), measurement in self.points.items() if measurement.samples)
-        return max(size for size, count in counts.items() if count == max(counts.values()))
-
-
-def families(run: Run, wanted: Work | None = None) -> list[Family]:
-    """Return the run's families in the model's order of operations, larger sets last; only `wanted` if it is given."""
+def families(run: Run) -> list[Family]:
+    """Return the run's families in the model's order of operations, larger sets last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
     for measurement in run.measurements:
         work = measurement.point.work
-        if wanted in (None, work):
-            many = len(measurement.point.members) if work.operation.is_collective else 0
-            groups[work, many][measurement.point.size_bytes, measurement.point.members] = measurement
+        many = len(measurement.point.members) if work.operation.is_collective else 0
+        groups[work, many][measurement.point.size_bytes, measurement.point.members] = measurement
     every_family = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         devices = next(iter(points))[1]
@@ -77,12 +60,6 @@ def families(run: Run, wanted: Work | None = None) -> list[Family]:
         ranked = kind != "group" and len(devices) == in_tiers and not with_others
         every_family.append(Family(run, work, kind, points, ranked))
     return every_family
-
-
-def works_of(run: Run) -> list[Work]:
-    """Return the works that have a sample, in the model's order: plain ones first."""
-    works = {measurement.point.work for measurement in run.measurements if measurement.samples}
-    return sorted(works, key=work_order)
 
 
 def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
