@@ -129,7 +129,7 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
         ("more than there are", "", "9", {}, "9 is more than the 4"),
         ("a run that is not there", "", "2, run='none.json'", {}, "none.json"),
         ("a GPU that is not there", "", "2, exclude=[7]", {}, "device 7 is not available"),
-        ("no GPU", "", "2", {"FAKE_GPUS": "0"}, "no GPU to choose"),
+        ("no GPU", "", "2", {"FAKE_GPUS": "0"}, "no GPU to use"),
     ],
 )
 def test_where_it_refuses_the_environment_is_untouched(
@@ -176,18 +176,6 @@ def test_a_probe_leaves_neither_cuda_nor_a_process_behind(fakes: Fakes, tmp_path
     assert done.stdout == "quick probe no CUDA\n[]\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *("'two'", "True", "2.0", "0", "2, exclude='0,1'", "2, exclude=3", "2, exclude=[1.5]", "2, run=7"),
-        *("2, size=[64]", "2, verify='yes'", "2, fresh=1", "2, allow_busy=None"),
-    ],
-)
-def test_a_wrong_type_is_one_of_our_errors(arguments: str) -> None:
-    with pytest.raises(collbench.Error):
-        eval(f"collbench.select({arguments})")  # noqa: S307
-
-
 # --- measure, compare ---------------------------------------------------------------------------------------------
 
 SIMULATED: dict[str, Any] = {"backend": "sim", "fabric": "dgx-1v", "quick": True, "sizes": "1M", "seed": 7}
@@ -230,35 +218,47 @@ def test_measure_saves_where_it_is_reported(state: Path, tmp_path: Path) -> None
     assert [device.index for device in collbench.load(tmp_path / "mine.json").devices] == [0, 3]
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("show", {}),
-        (7, {}),
-        ("pairs", {"backend": "gpu"}),
-        ("pairs", {"fabric": "dgx-1v"}),
-        ("pairs", {"sizes": 1.5}),
-        ("pairs", {"sizes": []}),
-        ("pairs", {"devices": [None]}),
-        ("pairs", {"precision": "1%"}),
-        ("pairs", {"precision": 1}),
-        ("pairs", {"budget": -1}),
-        ("pairs", {"budget": 1, "quick": True}),
-        ("pairs", {"quick": "yes"}),
-        ("pairs", {"seed": -1}),
-        ("pairs", {"nccl": 2}),
-        ("pairs", {"dtype": 32}),
-        ("pairs", {"redop": "all"}),
-        ("pairs", {"nccl_config": {"maxCTAs": True}}),
-        ("allreduce", {"latency": 0}),
-        ("allreduce", {"latency": True}),
-        ("latency", {"sizes": "1M"}),
-        ("check", {"dtype": "float16"}),
+# For each call the keywords beside those with which it would succeed.
+MEANT: dict[str, dict[str, Any]] = {
+    "measure": {"command": "pairs"},
+    "select": {"k": 2},
+    "predict": {"runs": pair_run(4, lambda *_: 300.0), "params": "1B"},
+    "nodes": {"backend": "sim", "fabric_cluster": "thin-32"},
+    "topo": {},
+}
+NOT_MEANT: dict[str, list[dict[str, Any]]] = {
+    "measure": [
+        *({"command": "show"}, {"command": 7}, {"backend": "gpu"}, {"fabric": "dgx-1v"}, {"sizes": 1.5}, {"sizes": []}),
+        *({"devices": [None]}, {"precision": "1%"}, {"precision": 1}, {"budget": -1}, {"budget": 1, "quick": True}),
+        *({"quick": "yes"}, {"seed": -1}, {"nccl": 2}, {"dtype": 32}, {"redop": "all"}),
+        {"nccl_config": {"maxCTAs": True}},
+        {"command": "allreduce", "latency": 0},
+        {"command": "allreduce", "latency": True},
+        {"command": "latency", "sizes": "1M"},
+        {"command": "check", "dtype": "float16"},
     ],
-)
-def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any, options: dict[str, Any]) -> None:
+    "select": [
+        *({"k": "two"}, {"k": True}, {"k": 2.0}, {"k": 0}, {"exclude": "0,1"}, {"exclude": 3}, {"exclude": [1.5]}),
+        *({"run": 7}, {"size": [64]}, {"verify": "yes"}, {"fresh": 1}, {"allow_busy": None}),
+    ],
+    "predict": [
+        *({"runs": "run.json"}, {"runs": []}, {"runs": [None]}, {"runs": 7}, {"params": None}, {"params": 0}),
+        *({"params": "many"}, {"layers": 0}, {"gpus": 1}, {"gpus": "2"}, {"dtype": "float32"}, {"strategy": "hope"}),
+        {"strategy": ["ddp"]},
+    ],
+    "nodes": [
+        *({"backend": None, "fabric_cluster": None}, {"fabric_cluster": None}, {"backend": "gpu"}, {"backend": "cuda"}),
+        *({"select": 33}, {"gpus": 1}, {"select": "two"}, {"budget": "60s"}, {"fabric_cluster": 7}),
+        {"output": "other.json"},
+    ],
+    "topo": [{"file": 7}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}],
+}
+
+
+@pytest.mark.parametrize(("call", "options"), [(call, one) for call, some in NOT_MEANT.items() for one in some])
+def test_what_cannot_be_meant_is_one_of_our_errors(state: Path, call: str, options: dict[str, Any]) -> None:
     with pytest.raises(collbench.Error):
-        collbench.measure(command, **options)
+        getattr(collbench, call)(**MEANT[call] | options)
     assert not state.exists()
 
 
@@ -401,31 +401,6 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     assert collbench.predict([run], params=124_000_000).cases == collbench.predict(run, params="124M").cases
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"params": None},
-        {"params": 0},
-        {"params": "1B", "layers": 0},
-        {"params": "1B", "gpus": 1},
-        {"params": "1B", "gpus": "2"},
-        {"params": "1B", "dtype": "float32"},
-        {"params": "1B", "strategy": "hope"},
-        {"params": "1B", "strategy": ["ddp"]},
-        {"params": "many"},
-    ],
-)
-def test_what_cannot_be_predicted_is_one_of_our_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(collbench.Error):
-        collbench.predict(pair_run(4, lambda *_: 300.0), **options)
-
-
-@pytest.mark.parametrize("argument", ["run.json", [], [None], 7])
-def test_only_runs_are_predicted_from(argument: Any) -> None:
-    with pytest.raises(collbench.Error):
-        collbench.predict(argument, params="1B")
-
-
 def test_nodes_is_the_command() -> None:
     cluster = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
     assert cluster is not None
@@ -433,26 +408,6 @@ def test_nodes_is_the_command() -> None:
     reported = printed("nodes", "--backend", "sim", *args)
     assert as_plain(cluster.origin, cluster.judgement, cluster.choice, cluster.truth) == reported
     assert cluster.status == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"backend": "sim"},
-        {"backend": "gpu"},
-        {"fabric_cluster": "thin-32"},
-        {"backend": "sim", "fabric_cluster": "thin-32", "select": 33},
-        {"backend": "sim", "fabric_cluster": "thin-32", "gpus": 1},
-        {"backend": "sim", "fabric_cluster": "thin-32", "select": "two"},
-        {"backend": "sim", "fabric_cluster": "thin-32", "budget": "60s"},
-        {"backend": "sim", "fabric_cluster": 7},
-        {"backend": "sim", "fabric_cluster": "thin-32", "output": "other.json"},
-    ],
-)
-def test_bad_arguments_of_nodes_are_one_of_our_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(collbench.Error):
-        collbench.nodes(**options)
 
 
 def test_topo_is_the_command(tmp_path: Path) -> None:
@@ -464,12 +419,6 @@ def test_topo_is_the_command(tmp_path: Path) -> None:
     assert (topology.backend, topology.fabric) == (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
     text = Path(__file__).parent / "data" / "topologies" / "dgx-1v.txt"
     assert [path.label for path in collbench.topo(text).paths] == [path.label for path in topology.paths]
-
-
-@pytest.mark.parametrize("options", [{"file": 7}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}])
-def test_bad_arguments_of_topo_are_one_of_our_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(collbench.Error):
-        collbench.topo(**options)
 
 
 def test_doctor_is_the_command(state: Path) -> None:
@@ -634,11 +583,3 @@ def test_the_documentation_names_every_field(fakes: Fakes) -> None:
     for kind in (Selection, Origin, Finalist, Omitted, ForJob, JobSet):
         for field in kind.__dataclass_fields__:
             assert re.search(rf"`{field}(\[\])?`", text), f"{kind.__name__}.{field}"
-
-
-def test_the_documentation_shows_every_format() -> None:
-    from collbench.launch.formats import ACTING, LIST
-
-    page = (DOCS.parent / "choose-gpus.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| .* \| `.*` \|$", page, re.MULTILINE)
-    assert {LIST, *ACTING, "json"} <= set(rows)

@@ -16,7 +16,6 @@ import pytest
 
 import collbench
 from collbench.choose.select import choose
-from collbench.model.operations import COLLECTIVES
 from collbench.overlaps.results import overlaps_of
 from collbench.report import rows
 
@@ -183,14 +182,6 @@ def test_an_operation_has_the_command_lines_spellings(pairs: Path, typed: str) -
     assert run.settings.command[0] == "allreduce"
     assert collbench.rank(collbench.load(pairs), typed) == collbench.rank(collbench.load(pairs), "allreduce")
     assert overlaps_of(collbench.overlap(typed, sizes="64M", **FABRIC, save=False))[0].work.operation == "allreduce"
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_every_collective_may_be_written_with_an_underscore(name: str) -> None:
-    for prefix in ("all_to_", "reduce_", "all_", "send_"):
-        plain = prefix.replace("_", "")
-        if name.startswith(plain) and name != plain:
-            assert collbench.measure(prefix + name.removeprefix(plain), **QUICK | {"sizes": "1M"}).complete
 
 
 def test_links_of_a_copy_are_ranked_by_any_spelling(pairs: Path) -> None:

@@ -35,13 +35,6 @@ def test_every_argument_reaches_its_parser() -> None:
     assert [parsed[name] for name in ("output", "as_json", "allreduce", "verbose")] == expected
 
 
-def test_defaults() -> None:
-    parsed = asked([*BASE, "train.py"])
-    assert [parsed[name] for name in ("repeats", "skip", "seed", "output", "against")] == [None] * 5
-    assert [parsed[name] for name in ("allreduce", "as_json", "verbose")] == [True, False, False]
-    assert train_request(parsed).script.options == ()
-
-
 def test_without_may_stand_twice_and_a_file_may_be_glued_to_o() -> None:
     parsed = asked(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
     assert (parsed["without"], parsed["output"]) == (("p2p", "NCCL_ALGO=Ring"), Path("a.json"))

@@ -135,14 +135,6 @@ def test_a_resumed_run_does_not_say_what_p2p_does_now(program: Program, monkeypa
     assert known[1] is not None
 
 
-def test_a_variable_is_the_cause(program: Program) -> None:
-    status, page, _ = simulated(program, Fault(FaultKind.P2P_DISABLED))
-    assert status == 3
-    assert "NV_NOT_USED" in page
-    assert "COLLECTIVE_CONTRADICTION" in page
-    assert page.count("NCCL_P2P_DISABLE=1 disables direct transfers") == 1
-
-
 def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -191,10 +183,3 @@ def test_the_map_of_p2p_takes_what_names_gpus_only(
     result = program("check", "--map-p2p", *args)
     assert (result.status, result.out) == (2, "")
     assert message in result.line
-
-
-def test_slow_p2p_is_a_contradiction_on_the_map(program: Program) -> None:
-    machine = faulty_file("pcie-4-two-bridges", Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.05))
-    result = program("check", "--map-p2p", *machine, "--seed", "1")
-    assert result.status == 3
-    assert "P2P works, but is slow on 2 of 12 links: GPU0→GPU1, GPU1→GPU0" in " ".join(result.out.split())

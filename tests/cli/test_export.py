@@ -70,10 +70,6 @@ def test_the_pages_line_of_pandas_reads_every_figure_of_a_recorded_run(program: 
     assert [*frame.seconds] == [record["seconds"] for record in seconds]
 
 
-def test_the_page_has_a_line_for_each_table() -> None:
-    assert len(READERS) == 2
-
-
 @pytest.mark.parametrize(
     ("title", "args", "reported"),
     [

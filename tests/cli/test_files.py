@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,6 @@ from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, save_run
 from tests.native.fakes import Fakes
-
-# case, how the file comes about, what the line says
-UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
-    ("a folder", lambda path: path.mkdir(), "Is a directory"),
-    ("a file that is no text", lambda path: path.write_bytes(b"\xff\xfe\x00"), "not a run file"),
-    ("JSON of something else", lambda path: path.write_text("[1, 2]"), "not a collbench run"),
-]
-
-
-@pytest.mark.parametrize(("case", "make", "text"), UNREADABLE)
-def test_show(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
-    make(tmp_path / "run.json")
-    result = program("show", "run.json")
-    assert (result.status, result.out) == (2, "")
-    assert "run.json" in result.line
-    assert text in result.line
 
 
 @pytest.mark.parametrize(

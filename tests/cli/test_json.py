@@ -85,25 +85,7 @@ def test_the_documents_name_every_format() -> None:
     assert set(re.findall(r"`(collbench-[\w-]+)`", item[0])) == {"collbench-ablation", *(name for name, _ in PRINTED)}
 
 
-@pytest.mark.parametrize("name", ["run.json", "job.json"])
-def test_files_say_what_they_are_by_the_same_keys(saved: Program, name: str) -> None:
-    held = json.loads(Path(name).read_text(encoding="utf-8"))
-    assert list(held)[:2] == ["format", "format_version"]
-
-
 def test_what_is_printed_is_what_is_saved(saved: Program) -> None:
     printed = saved("pairs", *SIM, *MEASURING, "--json").out
     assert printed == saved("show", "out.json", "--json").out
     assert run_file.loads(printed, "stdout").settings.seed == 1
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("select", "2", "run.json", "--any-machine", "--format", "list"),
-    ],
-)
-def test_two_ways_to_print_are_refused(saved: Program, args: tuple[str, ...]) -> None:
-    result = saved(*args, "--json")
-    assert (result.status, result.out) == (2, "")
-    assert "use only one" in result.line or "leave out" in result.line

@@ -39,15 +39,6 @@ def test_four_h200_behind_nvswitches_are_one_tier_in_every_operation(program: Pr
         assert fit["latency_us"][1] == pytest.approx(2.5, abs=0.2)
 
 
-@pytest.mark.parametrize("word", ["sm-read", "SM_READ"])
-def test_one_operation_at_one_size(program: Program, word: str) -> None:
-    (work,) = json.loads(
-        program("show", "--ranking", str(RECORDED), "--operation", word, "--size", "64M", "--json").out
-    )["works"]
-    assert work["operation"] == "sm-read"
-    assert [ranking["size_bytes"] for ranking in work["rankings"]] == [64 * 2**20]
-
-
 @pytest.mark.parametrize(
     ("title", "args", "line"),
     [

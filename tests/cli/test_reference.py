@@ -42,14 +42,6 @@ def test_one_machine_has_a_line_for_each_operation_and_number_of_gpus(program: P
     assert eight["disagree"] == [2**20, 2**21, 2**22, 2**23]
 
 
-def test_the_table_is_of_all_machines_or_of_those_of_a_name(program: Program) -> None:
-    everything, h100 = program("reference"), program("reference", "h100 sxm")
-    machines = {line.partition(" behind")[0] for line in h100.out.splitlines() if "behind" in line}
-    assert machines == {"8 × H100 SXM", "H100 SXM"}
-    assert "RTX 5090, PCIe gen 5" in everything.out
-    assert len(everything.out.splitlines()) > 2 * len(h100.out.splitlines())
-
-
 def test_a_machine_without_figures_is_named(program: Program) -> None:
     result = program("reference", "NVIDIA L4")
     assert (result.status, result.out) == (2, "")

@@ -20,7 +20,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Run, SkipKind, Skipped
 from collbench.runfile import run_file
 from tests.builders import gpus
-from tests.cli.program import Program, collbench, environment, on_gpus, save_run
+from tests.cli.program import Program, collbench, environment, save_run
 from tests.native.fakes import Fakes
 from tests.report.pages import pairs_run
 
@@ -170,20 +170,6 @@ def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes,
     assert "\x1b" not in out
     assert "measuring" not in out
     assert out.endswith("\nsaved     run.json\n")
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("pairs", "--sizes", "1K", "--operations", "copy,broadcast"),
-        ("alltoall", "--sizes", "1K,2K", "--split", "2"),
-        ("latency",),
-    ],
-)
-def test_show_prints_what_was_printed(fakes: Fakes, program: Program, tmp_path: Path, args: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, tmp_path, [*args, "--output", "run.json"])
-    assert done.code == 0, done.stderr
-    assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
 
 def test_a_terminal_without_these_characters_shows_question_marks(saved: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.examples.programs import EXAMPLES, ROOT
 
 DOCUMENT = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
@@ -24,39 +22,12 @@ def test_every_example_is_named_and_every_named_one_is_there() -> None:
     assert files <= reached
 
 
-@pytest.mark.parametrize("line", ["PrologFlags=Alloc", "PrologEpilogTimeout=60", "Prolog=/etc/slurm/prolog.d/50-"])
-def test_slurm_conf_is_the_prologs_own(line: str) -> None:
-    assert line in DOCUMENT
-    assert line in PROLOG
-
-
-@pytest.mark.parametrize(
-    ("script", "defaults"),
-    [
-        (PROLOG, {"COLLBENCH": "/opt/collbench/bin/collbench", "COLLBENCH_LIMIT": "30",
-                  "COLLBENCH_LOGS": "/var/log/collbench"}),
-        (TEXTFILE, {"COLLBENCH_TEXTFILES": "/var/lib/node_exporter/textfile_collector"}),
-    ],
-)  # fmt: skip
-def test_defaults_are_the_scripts(script: str, defaults: dict[str, str]) -> None:
-    for name, default in defaults.items():
-        assert f"${{{name}:-{default}}}" in script
-        assert default in DOCUMENT
-
-
 def test_the_prologs_limit_is_shorter_than_slurms() -> None:
     own_limit = re.search(r"COLLBENCH_LIMIT:-(\d+)", PROLOG)
     slurm_limit = re.search(r"PrologEpilogTimeout=(\d+)", DOCUMENT)
     assert own_limit is not None
     assert slurm_limit is not None
     assert int(own_limit[1]) + 5 < int(slurm_limit[1])  # 5 s until the kill
-
-
-def test_the_line_of_a_refusal_is_the_prologs() -> None:
-    shown = re.search(r"^    collbench-prolog: job 17: refused: (.*), see (\S+)/job-17.txt$", DOCUMENT, re.MULTILINE)
-    assert shown is not None
-    assert 'refuse "GPUs $gpus: labels and measurement disagree, see $text"' in PROLOG
-    assert shown[1] == "GPUs 0,1,2,3: labels and measurement disagree"
 
 
 def test_metrics_are_the_scripts_and_the_exports() -> None:

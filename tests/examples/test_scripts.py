@@ -30,10 +30,6 @@ def test_shellcheck_has_no_complaint(script: Path) -> None:
     assert done.stdout == ""
 
 
-def test_there_are_scripts() -> None:
-    assert {path.name for path in SCRIPTS} == {"prolog.sh", "collbench-textfile"}
-
-
 def test_the_init_container_checks_what_the_training_container_gets() -> None:
     yaml = pytest.importorskip("yaml")
     job = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))

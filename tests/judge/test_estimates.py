@@ -12,7 +12,6 @@ from collbench.judge.tiers import (
     Estimate,
     Members,
     differs,
-    estimates,
     estimates_of,
     labels_of,
     margin,
@@ -21,7 +20,7 @@ from collbench.judge.tiers import (
     tolerance,
 )
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Path
+from collbench.model.run import Path
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
@@ -112,11 +111,6 @@ def test_a_link_much_noisier_than_its_kind_is_held_to_its_own_noise(factor: floa
     found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
     assert found[0, 1].cautious_error == found[0, 1].error == found[1, 2].error
     assert found[1, 2].cautious_error == pytest.approx(found[1, 2].error * (factor if own else 1))
-
-
-def test_estimates_are_of_busbw() -> None:
-    points: dict[Members, Measurement] = {(0, 1): measured(Operation.ALLREDUCE, (0, 1, 2, 3), 200.0)}
-    assert estimates(points, {(0, 1): "?"})[0, 1].middle == pytest.approx(math.log(300))  # 2 · 3 / 4 of algbw
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,3 @@ def test_a_failure_of_all_at_once_is_that_of_the_device_that_was_timed() -> None
     assert outcome(run).device_sets == ((1,),)
     assert broken_pairs(run) == set()
     assert rows(run)[0]["label"] is None  # two devices, and no link
-
-
-def test_pages_name_the_device_and_both_ends() -> None:
-    points = [host(IN, Variant.HOST_ALL, (1, 0), 25), host(OUT, Variant.HOST_BOTH_WAYS, (0,), 25)]
-    points.append(host(Operation.CE_WRITE, Variant.LOCAL, (0,), 2000))
-    found = rows(run_of(gpus(2), points))
-    assert [(row["source"], row["destination"]) for row in found] == [("host", "GPU1"), ("GPU0", "host"), ("GPU0",) * 2]

@@ -3,8 +3,6 @@ from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.judge.tier_words import verdict_of
@@ -214,16 +212,6 @@ def test_what_was_not_measured_on_pairs_has_no_ranking() -> None:
 
 def ordered(a: int, b: int) -> Pair:
     return min(a, b), max(a, b)
-
-
-@given(st.permutations(range(5)), st.lists(st.integers(50, 400), min_size=10, max_size=10, unique=True))
-def test_renaming_the_devices_renames_the_ranking(names: list[int], values: list[int]) -> None:
-    rates = {frozenset(pair): float(value) for pair, value in zip(combinations(range(5), 2), values, strict=True)}
-    here = ranked(5, lambda a, b: rates[frozenset((a, b))])
-    there = ranked(5, lambda a, b: rates[frozenset((names.index(a), names.index(b)))])
-    renamed = [replace(one, members=ordered(names[one.pair[0]], names[one.pair[1]])) for one in here.standings]
-    assert list(there.standings) == renamed
-    assert (there.delta, there.spread) == (here.delta, here.spread)
 
 
 @pytest.mark.parametrize(

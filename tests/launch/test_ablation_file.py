@@ -55,10 +55,6 @@ CASES = {
 }
 
 
-def test_the_schema_is_one() -> None:
-    Draft202012Validator.check_schema(SCHEMA)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"

@@ -251,13 +251,3 @@ def test_a_machine_without_torch_learns_how_to_install_it(tmp_path: Path) -> Non
 def test_a_command_that_cannot_start_is_one_line() -> None:
     with pytest.raises(MachineError, match="cannot start '/no/such/python': No such file or directory"):
         torchrun.execute(["/no/such/python"], {})
-
-
-def test_the_launch_room_loads_neither_torch_nor_numpy() -> None:
-    code = (
-        "import sys, collbench.launch.torchrun, collbench.choose.freshness, "
-        "collbench.launch.torchrun, collbench.launch.torchrun, collbench.choose.freshness; print(*sys.modules)"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "collbench.launch.torchrun" in loaded
-    assert not {"torch", "numpy", "click", "rich"} & set(loaded)

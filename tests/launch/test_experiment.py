@@ -194,8 +194,3 @@ def test_a_pattern_replaces_the_documented_format(stage: Stage) -> None:
 
 def test_the_file_keeps_only_nccl_variables_of_the_environment() -> None:
     assert environment_of({"NCCL_ALGO": "Ring", "HF_TOKEN": "secret", "XNCCL_": "1"}) == {"NCCL_ALGO": "Ring"}
-
-
-def test_every_backend_that_trains_has_its_sizes() -> None:
-    assert experiment.sizes_on("cuda") == (8, 2**20, 64 * 2**20, 256 * 2**20)
-    assert experiment.sizes_on("host") == (8, 2**20, 64 * 2**20)

@@ -49,13 +49,6 @@ def test_nccls_choices_are_read_on_request(fakes: Fakes, tmp_path: Path) -> None
     assert run["settings"]["environment"] == {"NCCL_P2P_LEVEL": "NVL"}
 
 
-def test_without_a_request_nccls_choices_are_not_read(fakes: Fakes, tmp_path: Path) -> None:
-    done, run = _allreduce(fakes, tmp_path)
-
-    assert run["chosen"] == []
-    assert "NCCL_DEBUG" not in done.stdout
-
-
 def test_a_users_own_nccl_log_stays_as_configured(fakes: Fakes, tmp_path: Path) -> None:
     user_variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(tmp_path / "mine.%p")}
     _, run = _allreduce(fakes, tmp_path, "--algorithms", variables=user_variables)
@@ -85,10 +78,3 @@ def test_nccl_is_asked_for_every_memory_and_says_what_copy_engines_ran(fakes: Fa
     assert "COPY ENGINE" in done.stdout
     text = " ".join(done.stdout.split())
     assert "kernels CTAPolicy=2 does nothing for allgather, allgather buffer: NCCL has copy engines only for" in text
-
-
-def test_what_copy_engines_can_run_on_windows_has_no_note(fakes: Fakes, tmp_path: Path) -> None:
-    options = ("--registration", "window", "--nccl-config", "CTAPolicy=2")
-    done, _ = _allreduce(fakes, tmp_path, *options, command="alltoall", nccl=22907)
-
-    assert "kernels   CTAPolicy" not in done.stdout

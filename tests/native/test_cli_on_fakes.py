@@ -127,22 +127,6 @@ def test_a_host_copy_that_outlasts_the_load_beside_it_fails_by_name_and_the_othe
     assert len(done.lines("+context")) == 2  # one worker
 
 
-@pytest.mark.parametrize(
-    ("title", "patterns", "corrupt", "where"),
-    [
-        ("what is timed", "host-both-ways", "20:17:2>-1", "link between GPU2 and host memory"),
-        ("what is busy meanwhile", "host-all", "20:17:-1>2", "link between GPU2 and host memory"),
-        ("within a memory", "local", "9:17:2>2", "memory of GPU2"),
-    ],
-)
-def test_a_wrong_byte_of_a_host_or_local_copy_names_its_gpu(
-    fakes: Fakes, tmp_path: Path, title: str, patterns: str, corrupt: str, where: str
-) -> None:
-    done = _collbench(fakes, tmp_path, *_HOST, "--patterns", patterns, corrupt_copy=corrupt, free=322 * _MIB)
-    assert done.code == 4, title
-    assert f"{where}: 1 wrong" in done.stderr, title
-
-
 def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp_path: Path) -> None:
     plan = {"CUDA_VISIBLE_DEVICES": "2,1,0", "COLLBENCH_NCCL": str(fakes.nccl)}
     command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--devices", "0,2", *_QUICK]
@@ -157,19 +141,6 @@ def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp
     assert done.lines("copy ") == [
         line for line in done.lines("copy ") if " from 0 to 2 " in line or " 2 to 0 " in line
     ]
-
-
-def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes, tmp_path: Path) -> None:
-    arguments = ("pairs", "--backend", "cuda", "--sizes", "1K,4M", "--verbose", "--output", "run.json")
-    done = _collbench(fakes, tmp_path, *arguments, free=f"{_FREE + 16 * _MIB},1={_FREE}", process="0,1=4242")
-
-    assert done.code == 3, done.stderr
-    assert done.stdout.startswith("CONTENTION another process was on GPU1 in ")
-    skipped = _run_file(tmp_path)["skipped"]
-    assert [(skip["kind"], skip["sizes"]) for skip in skipped] == [("room", [4 * _MIB])]
-    assert skipped[0]["free_bytes"][1] < skipped[0]["free_bytes"][0]
-    assert "GPU1" in done.stdout
-    assert "4M" in done.stdout
 
 
 def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp_path: Path) -> None:

@@ -62,25 +62,6 @@ def test_gpu_errors_during_a_run_are_reported_with_their_gpu(fakes: Fakes, tmp_p
     assert _flags(run) == set()
 
 
-def test_locked_clocks_and_earlier_processes_are_reported(fakes: Fakes, tmp_path: Path) -> None:
-    done, run = _measure(fakes, tmp_path, throttle=2, process="0,1=4242", ill_from=0)
-
-    # nvml.h: 0x2 is the applications clocks setting.
-    assert [state["throttle"] for state in run["health_before"]] == [["applications clocks setting"]] * 2
-    assert [state["processes"] for state in run["health_before"]] == [0, 1]
-    assert _flags(run) == {"shared: 1 other process on GPU1"}
-    assert "no throttling" in done.stdout
-
-
-def test_a_healthy_run_has_one_line(fakes: Fakes, tmp_path: Path) -> None:
-    done, run = _measure(fakes, tmp_path, worker=90001)
-
-    assert _flags(run) == set()
-    assert [state["processes"] for state in run["health_before"] + run["health_after"]] == [0] * 4
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("health")]
-    assert line.endswith("30 °C, no throttling, no new NVLink or ECC errors")
-
-
 def test_an_nvml_that_stops_answering_costs_no_trial(fakes: Fakes, tmp_path: Path) -> None:
     # nvml.h: NVML_ERROR_GPU_IS_LOST is 15. Each of two GPUs is read once before, so the third reading is the watch's.
     _, run = _measure(fakes, tmp_path, fail="nvmlDeviceGetTemperature:15:3")

@@ -57,18 +57,6 @@ def test_all_patterns_are_those_that_one_gpu_has_and_the_others_are_named(fakes:
 
 
 @_ONE_NODE
-def test_the_latency_of_one_gpu_is_that_of_the_host_and_its_own_memory(fakes: Fakes, tmp_path: Path) -> None:
-    done = _collbench(fakes, tmp_path, "latency", "-o", "run.json")
-    assert done.code == 0, done.stderr
-    assert {work for work in _measured(tmp_path) if work[0] in ("chase", "h2d-ce", "ce-write")} == {
-        ("chase", "host"),
-        ("h2d-ce", "host"),
-        ("ce-write", "local"),
-    }
-    assert "all-reduce" not in done.stdout
-
-
-@_ONE_NODE
 def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes, tmp_path: Path) -> None:
     done = _collbench(fakes, tmp_path, "check", "--sizes", "16M", "--expect", "1", "-o", "run.json")
     assert done.code == 0, done.stderr + done.stdout
@@ -80,16 +68,3 @@ def test_check_judges_the_only_gpu_and_expects_one(fakes: Fakes, tmp_path: Path)
     assert chosen.code == 0, chosen.stderr
     assert chosen.stdout.startswith("GPU0")
     assert _collbench(fakes, tmp_path, "check", "run.json", "--expect", "2").code == 1
-
-
-def test_a_check_that_moved_small_messages_vouches_for_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    """The truth: 64 KiB show no rate of a slot (docs/method/verdicts.md 4)."""
-    done = _collbench(fakes, tmp_path, "check", "--sizes", "64K", "-o", "run.json")
-    assert done.code == 1, done.stdout
-
-
-@pytest.mark.parametrize("count", ["1", "2"])
-def test_select_1_works_without_any_run_and_2_names_what_there_is(fakes: Fakes, tmp_path: Path, count: str) -> None:
-    done = _collbench(fakes, tmp_path, "select", count, "--allow-busy")
-    assert done.code == (0 if count == "1" else 2), done.stderr
-    assert "GPU0" in (done.stdout if count == "1" else done.stderr)

@@ -42,17 +42,6 @@ def test_all_three_kinds_are_measured_verified_and_saved(fakes: Fakes, tmp_path:
     assert set(done.lines("config CTAPolicy")) == {"config CTAPolicy 2"}
 
 
-def test_pairs_may_be_on_windows(fakes: Fakes, tmp_path: Path) -> None:
-    done, run = _collbench(
-        fakes, tmp_path, "pairs", "--operations", "allreduce", "--sizes", "1K", "--registration", "window"
-    )
-
-    assert done.code == 0, done.stderr
-    assert {measurement["point"]["registration"] for measurement in run["measurements"]} == {"window"}
-    assert "window collective" in done.log
-    assert done.lines("+registered ") == []
-
-
 @pytest.mark.parametrize(
     ("options", "version", "message"),
     [

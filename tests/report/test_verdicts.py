@@ -48,7 +48,7 @@ def test_what_agrees_is_all_but_the_slow_pairs(
     assert f"agree     {healthy} of 6 pairs: " in page(run), title
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_six_slow_pairs_with_no_gpu_in_common_leave_the_others_healthy(seed: int) -> None:
     pairs = random.Random(seed).sample([*combinations(range(8), 2)], 6)
     slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in pairs)

@@ -45,7 +45,6 @@ from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.overlaps.results import Overlap, OverlapTrial
 from collbench.report import sentences
 from collbench.runfile import run_file
-from docs.site_pages import schema
 from tests.builders import gpus, measured, pair_run, run_of, shared
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -317,27 +316,6 @@ def test_the_schema_has_every_value(schema: Any, values: list[str | None]) -> No
     assert schema["enum"] == values
 
 
-def test_the_page_explains_operations_variants_and_reasons_to_stop() -> None:
-    values = [*Operation, *Variant, *StopReason]
-    assert [word for word in values if f"`{word}`" not in PAGE] == []
-
-
-def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield every schema below `part`, with its place."""
-    yield where, part
-    for keyword in ("properties", "$defs"):
-        for name, inner in part.get(keyword, {}).items():
-            yield from schemas(inner, f"{where}.{name}")
-    for keyword in ("items", "additionalProperties"):
-        if isinstance(part.get(keyword), dict):
-            yield from schemas(part[keyword], f"{where}[]")
-
-
-def test_every_field_is_described() -> None:
-    bare = [where for where, part in schemas(SCHEMA, "run") if not part.get("description", "").endswith(".")]
-    assert bare == []
-
-
 def fields(kind: Any) -> Iterator[tuple[str, dict[str, bool]]]:
     """Yield each dataclass that a Run holds, with its fields and whether they are required."""
     required = {
@@ -376,13 +354,6 @@ def test_the_schema_has_the_models_fields_and_requires_the_same() -> None:
         modelled["Run"][name] = False
         modelled |= fields(import_module(f"{annex.package}.results").RESULT)
     assert described() == modelled
-
-
-def test_the_site_names_every_field_and_value() -> None:
-    page = schema(DOCS / "run-file.schema.json")
-    names = {name for part in described().values() for name in part}
-    assert sorted(name for name in names if not re.search(rf"[`.]{name}`", page)) == []
-    assert [word for word in (*FailureKind, *Cause, *SkipKind) if f"`{word}`" not in page] == []
 
 
 def test_the_pages_example_gives_the_matrix(

@@ -12,11 +12,10 @@ from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.sim import SimBackend
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
-from collbench.model.failures import Cause, WrongData
-from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.failures import Cause
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Flag, Run, SkipKind, StopReason
 from collbench.model.skew import Skew, SkewKind
-from collbench.runfile import run_file
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
 from tests.builders import shared, throttled
@@ -132,14 +131,6 @@ def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> No
     backend.time(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))
 
 
-def test_a_simulated_run_that_met_wrong_data_says_so() -> None:
-    fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
-    run = simulate(faulty(complete(3), fault), request(sizes=(2**20,)), seed=1)
-    assert not run.complete
-    assert run.skipped[-1].kind is SkipKind.WRONG_DATA
-    assert run.skipped[-1].wrong == WrongData(Work(Operation.CE_WRITE), 2**20, (0, 1), 1, 4711)
-
-
 @pytest.mark.parametrize(("gpu", "node", "expected"), [(0, None, 20), (0, 0, 20), (0, 1, 5), (2, 1, 20), (2, 0, 5)])
 def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
     gpu: int, node: int | None, expected: float
@@ -249,23 +240,6 @@ def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
     assert not same_but_for_the_date((runs[1][0], runs[2][0]))
 
 
-@pytest.mark.parametrize("name", fabrics.names())
-def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
-    run = simulate(fabrics.load(name), request(), seed=3)
-    assert run.complete
-    assert (run.backend, run.machine.fabric) == ("sim", name)
-    assert run_file.loads(run_file.dumps(run), "run.json") == run
-    assert all(measurement.samples and measurement.stop is not None for measurement in run.measurements)
-
-
-def test_the_run_shows_the_fabrics_rates() -> None:
-    run = simulate(QUIET_DGX, request(collectives=()), seed=3)
-    written = [m for m in run.measurements if m.point.operation is Operation.CE_WRITE]
-    largest = {m.point.members: summarize(m).busbw for m in written if m.point.size_bytes == 2**26}
-    assert largest[0, 3] == pytest.approx(48.3, rel=0.01)
-    assert largest[0, 1] == pytest.approx(24.2, rel=0.01)
-
-
 def test_budgets_count_the_simulated_machines_time() -> None:
     """A slow machine gets what it is owed and no more; a fast one gets trials until its data points are settled."""
     noisy = replace(complete(3), noise=Noise(trial=0.05, batch=0.01))
@@ -289,14 +263,6 @@ def test_a_variable_that_is_set_there_is_in_the_run() -> None:
     run = simulate(disabled, request(sizes=(2**26,)), seed=1)
     assert run.settings.environment == {"NCCL_P2P_DISABLE": "1"}
     assert simulate(QUIET_H200, request(sizes=(2**20,)), seed=1).settings.environment == {}
-
-
-@pytest.mark.parametrize(
-    "operation", [collective for collective in COLLECTIVES if collective is not Operation.SENDRECV]
-)
-def test_every_collective_is_timed(operation: Operation) -> None:
-    run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(operation),), pairs=False), seed=1)
-    assert summarize(run.measurements[-1]).busbw == pytest.approx(6 * 24.17 * 0.92, rel=0.05)
 
 
 def _uneven(fabric: Fabric, skew: Skew | None, size: int) -> Run:
@@ -344,13 +310,6 @@ def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
     """GPU3 and GPU4 of a DGX-1V share no NVLink, and its ring of NVLinks is of no use to them: a slot carries 15.75."""
     run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(Operation.SENDRECV),), pairs=False), seed=1)
     assert 5 < summarize(run.measurements[-1]).busbw < 15.75
-
-
-@pytest.mark.parametrize("variant", [v for v in Variant if v is not Variant.IN_PLACE])
-def test_every_pattern_is_timed(variant: Variant) -> None:
-    run = simulate(tree(("root0", "root0", "root2")), request(copies=(variant,), collectives=(), chase=True), seed=1)
-    assert variant in {measurement.point.variant for measurement in run.measurements}
-    assert all(measurement.samples for measurement in run.measurements)
 
 
 def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
