@@ -63,14 +63,6 @@ def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int
     assert why in first
 
 
-def test_real_figures_do_not_say_sim() -> None:
-    origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, lost=("node1 and node2: it hangs",))
-    text = page(origin, judged(16, slow()), None)
-    assert "sim" not in text
-    assert "slow      no node and no uplink" in text
-    assert "failed    node1 and node2: it hangs" in text
-
-
 def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     judgement = judged(16, slow())
     chosen = choose_nodes(judgement, 3)
@@ -78,16 +70,6 @@ def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     assert "gpus      0, 1 on each node" in page(same, judgement, chosen)
     other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
     assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
-
-
-def test_the_page_says_who_reported_how_many_switches() -> None:
-    known = replace(SIM, switches=(4, 2), switches_from="scontrol")
-    text = page(known, judged(16, slow(3), LEAVES), None)
-    assert "\nswitches  4, under 2, as scontrol reports\n" in text
-    assert "\nswitches  one for all these nodes, as scontrol reports\n" in page(
-        replace(known, switches=()), judged(16, slow(3), LEAVES), None
-    )
-    assert "\nswitches  " not in page(SIM, judged(16, slow(3), LEAVES), None)
 
 
 def test_late_nodes_and_rails_are_findings_of_their_own() -> None:

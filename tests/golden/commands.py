@@ -250,6 +250,7 @@ COMMANDS = {
     "report": "report h200x4.json -o report.html",
     "report-compared": "report again-4.json slow-4.json -o report.html",
     "report-throttled": "report throttled-8.json allreduce-8.json -o report.html",
+    "report-overlap": "report overlap-4.json -o report.html",
     "report-job": "report ddp-job.json h200x4-allreduce.json -o report.html",
     # Jobs.
     "predict": "predict h200x4.json --params 124M",

@@ -17,8 +17,6 @@ import collbench
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
-from collbench.overlaps.compute import Priority
-from collbench.overlaps.factors import summarize
 from collbench.overlaps.results import overlaps_of
 from collbench.overlaps.section import COLUMNS
 from collbench.report.rows import ORIGIN, Type
@@ -56,14 +54,6 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
         assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
-def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folder: Path) -> None:
-    args = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
-    page = program(*args).out.split("\n\n")[1].splitlines()[:10]
-    assert page[1].split()[:3] == ["size", "priority", "CTAs"]
-    assert max(map(len, page)) <= 80
-    assert "of sum" in program("show", "--verbose", "run.json").out
-
-
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
     for name in ("a.json", "b.json"):
         assert program("overlap", *SIM, "--sizes", "1M,64M", "--trials", "3", "-o", name).status == 0
@@ -74,20 +64,6 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     assert not first.measurements
     assert run_file.loads(run_file.dumps(first), "again") == first
     jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
-
-
-def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -> None:
-    args = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
-    result = program("overlap", *SIM, *args, "--trials", "3")
-    run = run_file.load(folder / "run.json")
-    conditions = [(overlap.compute, overlap.priority, overlap.ctas) for overlap in overlaps_of(run)]
-    assert len(conditions) == len(set(conditions)) == 8
-    assert {levers[1:] for levers in conditions} == {(p, n) for p in Priority for n in (4, 16)}
-    factors = {overlap.priority: summarize(overlap).collective_factor.value for overlap in overlaps_of(run)}
-    assert factors[Priority.HIGH] < factors[Priority.NORMAL]
-    assert "priority" in result.out
-    assert "CTAs" in result.out
-    assert result.out.count("64M ") >= 8
 
 
 @pytest.mark.parametrize(
@@ -114,15 +90,10 @@ def test_the_first_line_names_the_data_point_that_was_lost_and_why(
     assert program("show", "run.json").out.splitlines()[0] == line
 
 
-@pytest.mark.parametrize("layout", ["csv", "json", "markdown"])
-def test_export_has_a_row_for_each_data_point(program: Program, folder: Path, layout: str) -> None:
+def test_export_has_a_row_of_typed_values_for_each_data_point(program: Program, folder: Path) -> None:
     program("overlap", *SIM, "--sizes", "1M,64M", "-o", "run.json")
-    result = program("export", "run.json", "--format", layout)
+    result = program("export", "run.json", "--format", "json")
     assert (result.status, result.err) == (0, "")
-    if layout != "json":
-        assert "gemm:8192" in result.out
-        assert "67108864" in result.out
-        return
     kinds = {Type.TEXT: str, Type.WHOLE: int, Type.REAL: float, Type.YES_NO: bool}
     rows = json.loads(result.out)
     assert [row["size_bytes"] for row in rows] == [2**20, 2**26]
@@ -140,15 +111,6 @@ def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folde
     result = program("export", "run.json", "--format", layout)
     assert result.status == 2
     assert "csv" in result.line
-
-
-def test_the_report_has_the_answer_and_each_point(program: Program, folder: Path) -> None:
-    program("overlap", *SIM, "--sizes", "1M:64M:8", "--priority", "both", "-o", "run.json")
-    assert program("report", "run.json").status == 0
-    text = (folder / "run.html").read_text(encoding="utf-8")
-    assert "allreduce overlapping gemm:8192, high priority, 8M: 1.5" in text
-    assert "Cost of overlap" in text
-    assert "Simulated" in text
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collbench.jobs import html_page as job
-from collbench.jobs.calls import report
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.report.html.page import render
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
-from tests.jobs.made import documented_job
 from tests.report.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
@@ -233,14 +229,6 @@ def test_other_runs_open_without_a_complaint(opened: Open, what: str, run: Calla
         assert tab.evaluate("document.documentElement.scrollWidth") <= WIDE["width"]
 
 
-def test_every_section_and_picture_of_a_simulated_run_says_sim_once(opened: Open) -> None:
-    tab = opened(page(simulated("nvlink-pairs-2x2")))
-    heads = tab.locator("h1, h2, .title, figcaption").all_text_contents()
-    assert len(heads) > 10
-    assert [head for head in heads if head.split().count("sim") != 1] == []
-    assert tab.locator(".sim").count() == len(heads)
-
-
 def unlike_links() -> Run:
     """A run of four GPUs whose links are of one and of two NVLinks; GPU1 → GPU3 hangs, GPU0 → GPU3 was left out."""
     links = {(0, 1): 24.0, (0, 2): 24.1, (1, 2): 47.9, (2, 3): 48.3}
@@ -277,29 +265,6 @@ def test_every_limit_has_its_line_so_that_no_curve_passes_the_only_one(opened: O
     assert min(dots) > highest  # above is less
 
 
-def test_labels_with_the_same_limit_have_a_line_and_a_name_each(opened: Open) -> None:
-    run = unlike_links()
-    alike = [Path(path.devices, "PIX" if path.label == "NV1" else "SYS", theory_gbs=60.0) for path in run.paths]
-    tab = opened(page(replace(run, paths=tuple(alike))))
-    chart = tab.locator("article:visible figure svg")
-    assert chart.locator(".theory-name").all_text_contents() == ["theory PIX 60.0 GB/s", "theory SYS 60.0 GB/s"]
-    dashes = [
-        [line.get_attribute(name) for name in ("stroke-dasharray", "stroke-dashoffset")]
-        for line in chart.locator(".theory").all()
-    ]
-    assert dashes == [["7 17", "0"], ["7 17", "-12"]]  # each begins where the other pauses
-    boxes = [name.bounding_box() for name in chart.locator(".theory-name").all()]
-    assert boxes[0] is not None
-    assert boxes[1] is not None
-    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"] + 2
-    strokes = chart.locator(".theory").evaluate_all("(lines) => lines.map((line) => getComputedStyle(line).stroke)")
-    names = chart.locator(".end").evaluate_all(
-        "(texts) => texts.map((text) => [text.textContent, getComputedStyle(text).fill])"
-    )
-    assert sorted(strokes) == sorted(colour for _, colour in names)  # those of the labels' curves
-    assert len(set(strokes)) == 2
-
-
 def test_the_slower_direction_of_a_link_that_failed_is_the_failed_one(opened: Open) -> None:
     run = unlike_links()
     run.measurements += [measured(Operation.CE_WRITE, (3, 1), 48.0, size) for size in (MIB, GIB)]
@@ -324,11 +289,6 @@ def test_failed_not_measured_and_the_diagonal_look_different(opened: Open) -> No
     failed.hover()
     assert "hang: no answer in 5 s" in readout(tab)
     assert "\nfailed\n" in readout(tab)
-
-
-def test_the_best_pair_is_chosen_first(opened: Open) -> None:
-    tab = opened(page(pair_run(4, lambda a, b: 400.0 if (a, b) == (1, 2) else 300.0)))
-    assert readout(tab).startswith("GPU1, GPU2\n")
 
 
 def test_a_map_that_is_cut_on_a_phone_says_so_until_its_end(opened: Open) -> None:
@@ -359,14 +319,6 @@ def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
     assert tab.evaluate("document.querySelectorAll('script').length") == 2  # the data and ours
 
 
-def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
-    tab = opened(page(by_hand(), hostile()))
-    open_run(tab, "b.json over a.json")
-    whole = tab.locator("article:visible")
-    assert EVIL in whole.locator("section", has_text="What compare finds").inner_text()
-    assert tab.evaluate("document.querySelectorAll('img').length") == 0
-
-
 def test_a_script_that_gets_in_does_not_run(browser: Browser, tmp_path: FilePath, recorded_page: str) -> None:
     file = tmp_path / "report.html"
     file.write_text(recorded_page.replace("<main", "<script>window.ran = 1</script><main"), encoding="utf-8")
@@ -388,14 +340,6 @@ def test_a_phone_scrolls_downwards_only(opened: Open, run: Callable[[], Run]) ->
     tab = opened(page(run(), by_hand()), viewport=NARROW)
     for details in tab.locator("article:visible summary").all():
         details.click()
-    assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
-
-
-def test_a_phone_scrolls_a_recorded_jobs_page_downwards_only(opened: Open) -> None:
-    job_report = report(documented_job())
-    assert job_report is not None
-    tab = opened(job.render(job_report, "job.json", "0.1.0"), viewport=NARROW)
-    assert tab.locator("table").first.evaluate("(table) => table.scrollWidth") > NARROW["width"]  # its box scrolls
     assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 

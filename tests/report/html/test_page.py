@@ -14,7 +14,6 @@ import pytest
 
 from collbench.model.operations import COLLECTIVES, Work
 from collbench.model.run import Run
-from collbench.report.html.content import content
 from collbench.report.html.page import render
 from tests.builders import gpus, pair_run, run_of
 from tests.report.html.runs import EVIL, SIM_PAIRS, by_hand, hostile, page, recorded_content, simulated, usual_page
@@ -63,11 +62,6 @@ class Outline(HTMLParser):
 def test_the_page_holds_its_data_as_it_was_computed() -> None:
     reported = recorded_content()
     assert json.loads(Outline(render(reported)).blocks["run-0-data"]) == reported["runs"][0]["data"]
-
-
-def test_a_table_without_script_shows_the_recorded_matrix() -> None:
-    # README.md: ce-write at 1G from GPU0: 396.3 396.2 396.1
-    assert re.search(r"<pre>ce-write at 1G.*\n.*\nGPU0 +-  396.3  396.2  396.1\n", render(recorded_content()))
 
 
 def test_one_script_and_one_style_are_allowed_by_their_hash_and_nothing_else() -> None:
@@ -138,10 +132,6 @@ def test_no_section_of_a_simulated_run_goes_without_the_word_sim_and_few_things_
     assert text.partition("<script")[0].count('class="sim"') + text.partition("</script>")[2].count('class="sim"') <= 15
 
 
-def test_no_heading_of_a_measured_run_has_it() -> None:
-    assert [head for head in Outline(render(recorded_content())).headings if re.search(r"\bsim\b", head)] == []
-
-
 @pytest.mark.parametrize(
     ("what", "run"),
     [
@@ -207,8 +197,3 @@ COLOURS = {
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_can_be_read_in_both_themes(ink: str, ground: str, theme: int) -> None:
     assert contrast(COLOURS[ink][theme], COLOURS[ground][theme]) >= 4.5
-
-
-def test_content_needs_no_file_nor_clock() -> None:
-    run = by_hand()
-    assert render(content([("a", run)], "1")) == render(content([("a", run)], "1"))
