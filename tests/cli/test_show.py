@@ -8,8 +8,6 @@ import pytest
 
 from tests.cli.program import Program
 
-MIB = 2**20
-
 
 @pytest.mark.parametrize(
     ("name", "title"),

@@ -65,9 +65,3 @@ def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pyt
 
 
 # --- the messages of the table ------------------------------------------------------------------------------------
-
-
-def refused(program: Program, *args: str) -> str:
-    result = program("train", *args, "--dry-run", "train.py")
-    assert result.status == 2, result.err
-    return result.line

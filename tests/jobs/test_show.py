@@ -1,4 +1,4 @@
-"""A recorded job through the program: `show`, `report` and `predict`; short pages, and one line for bad input."""
+"""A recorded job through the program: `show` and `report`; short pages, and one line for bad input."""
 
 from __future__ import annotations
 
@@ -94,24 +94,12 @@ def test_the_html_page_has_a_lane_a_rank_and_asks_for_nothing(program: Program, 
     assert not re.search(r"https?://(?!www\.w3\.org)|<script", text)
 
 
-def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
-    job, run = str(folder / "job.json"), str(folder / "run.json")
-    result = program("predict", job, run)
-    assert (result.status, result.err) == (0, "")
-    assert result.out.startswith("a step takes ")
-    same = json.loads(program("predict", job, run, "--recorded", run, "--json").out)
-    assert (same["recorded_step_seconds"], same["longer_seconds"]) == (pytest.approx(4e-3), [0.0, 0.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
         (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
         (("show", "run.json", "--rank", "0"), "for a recorded job"),
-        (("predict", "job.json", "run.json", "--params", "1B"), "leave it out"),
-        (("predict", "job.json", "run.json", "--devices", "0"), "--devices names 1 devices, and the job has 2 ranks"),
-        (("predict", "run.json", "--devices", "0,1", "--params", "1B"), "for a recorded job"),
         (("report", "run.json", "job.json"), "name it first"),
     ],
 )

@@ -73,9 +73,3 @@ def reported(comparison: Comparison) -> set[tuple[str, str]]:
     """Return which works became better or worse, as (work, verdict)."""
     points = {(change.key.work, change.verdict.value) for change in comparison.changes}
     return {(work, verdict) for work, verdict in points if verdict in ("better", "worse")}
-
-
-def saved(run: Run, path: Path) -> Path:
-    """Save a run; return its path."""
-    run_file.save(run, path)
-    return path

@@ -23,19 +23,6 @@ from collbench.report.text.layout import shown
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 
-
-def relabelled(run: Run, order: tuple[int, ...]) -> Run:
-    """Return the same run with its devices in another order: device order[i] of the old list is i of the new."""
-    place = {old: new for new, old in enumerate(order)}
-    found = [
-        Measurement(replace(one.point, members=tuple(place[m] for m in one.point.members)), one.samples, one.stop)
-        for one in run.measurements
-    ]
-    links = [replace(path, devices=(place[path.devices[0]], place[path.devices[1]])) for path in run.paths]
-    devices = tuple(replace(run.devices[old], index=new) for new, old in enumerate(order))
-    return replace(run, devices=devices, paths=tuple(links), measurements=found)
-
-
 SLOW = copies(lambda a, b: 0.92 if {a, b} == {0, 2} else 1.0, seed=1)
 
 

@@ -129,7 +129,6 @@ def _docker(seen: Seen) -> Seen:
 
 
 ACS, IOMMU, BAR1 = ("ACS", _acs), ("IOMMU", _translated), ("BAR1", _small_bar1)
-ON_THE_WAY = (ACS, IOMMU)
 PLANTS: dict[str, tuple[Seen, tuple[tuple[str, Callable[[Seen], Seen]], ...]]] = {
     "wrong data": (BROKEN, (ACS, IOMMU, BAR1, ("patched driver", _forced))),
     "a hang": (HANGING, (ACS, IOMMU, BAR1, ("patched driver", _geforce))),

@@ -17,10 +17,6 @@ BOTH = [(0, 1), (1, 0)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
 
 
-def relabelled(run: Run, **changes: object) -> Run:
-    return replace(run, paths=tuple(replace(path, **changes) for path in run.paths))  # type: ignore[arg-type]
-
-
 def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
     (verdict,) = judge(h200())
     assert (verdict.kind, verdict.severity, verdict.members) == (Kind.LABELS_DIFFER, "info", (0, 1, 2, 3))

@@ -1,8 +1,6 @@
-from dataclasses import replace
-
 import pytest
 
-from collbench.model.operations import Operation, Variant
+from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
 from collbench.report.text.measured import page
 from tests.builders import gpus, measured, run_of
@@ -55,11 +53,6 @@ def test_every_collective_says_its_factor_and_what_a_size_is(
     assert rows(shown)[1] == ["1M", count, "5.24", "200.00", busbw, f"{busbw}-{busbw}", "0"]
     assert f"\nbusbw = algbw × {factor}; " in shown
     assert ("all ranks' blocks together" in shown) == (factor == "(n-1)/n")
-
-
-def in_place(measurement: Measurement) -> Measurement:
-    measurement.point = replace(measurement.point, variant=Variant.IN_PLACE)
-    return measurement
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,15 @@ from dataclasses import replace
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, InterferenceCheck, Measurement, Run, StopReason
+from collbench.model.run import InterferenceCheck, Measurement, Run
 from collbench.report.text.frame import device_names, notes
-from tests.builders import gpus, in_words, measured, run_of
+from tests.builders import gpus, measured, run_of
 
 MIB = 2**20
 
 
 def run_with(*measurements: Measurement) -> Run:
     return run_of(gpus(3), measurements)
-
-
-def stopped(reason: StopReason, count: int) -> list[Measurement]:
-    measurements = [measured(Operation.CE_WRITE, (0, 1), 300.0, MIB + i) for i in range(count)]
-    for one in measurements:
-        one.stop = reason
-    return measurements
-
-
-def failed(devices: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
-    return Measurement(DataPoint(Operation.CE_WRITE, devices, size), [], StopReason.FAILED, failure=in_words(reason))
 
 
 def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:

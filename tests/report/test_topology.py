@@ -1,5 +1,3 @@
-import pathlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,6 @@ from collbench.model.run import Device, Path
 from collbench.report.text.topology import explain_pair, render_labels, render_topology
 from tests.builders import nvml_says
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
 H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
 
 

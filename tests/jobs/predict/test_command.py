@@ -111,22 +111,6 @@ def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -
         assert answer["longer_seconds"] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
-def test_a_step_by_its_size_is_on_one_page_with_its_error(program: Program, saved: Path) -> None:
-    result = program("predict", "run.json", "--params", "124M")
-    assert (result.status, result.err) == (0, "")
-    assert len(result.out.splitlines()) <= 30
-    page = " ".join(result.out.split())
-    assert "On 2 GPUs the worst set lengthens a step by 6.70 ms (0.00 to 22.3)." in page
-    assert "wrong by 1.3 ms on average for 7 GPU-bound steps, and by 4.0 ms for all 20" in page
-    assert "sets 2 GPUs: best GPU0, GPU1; worst " in page
-
-
-def test_simulated_figures_say_so(program: Program, saved: Path) -> None:
-    lines = program("predict", "sim.json", "--params", "1.5B", "--strategy", "fsdp").out.splitlines()
-    assert all("(sim)" in line for line in lines if line.startswith("On "))
-    assert any(line.startswith("sim ms a step") for line in lines)
-
-
 def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -> None:
     failed = pairs({}, 4)
     failed.measurements[0].failure = in_words("hang")

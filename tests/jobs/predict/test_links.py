@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.jobs.predict.made import MIB, curve, links_of, pairs, simulated
 from tests.sim.made import allreduce_busbw
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
-H200 = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200"
 
 
 # What was measured.
