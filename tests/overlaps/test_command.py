@@ -19,7 +19,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.results import overlaps_of
 from collbench.overlaps.section import COLUMNS
-from collbench.report.rows import ORIGIN, Type
+from collbench.report.columns import ORIGIN, Type
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of

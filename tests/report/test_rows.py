@@ -7,7 +7,8 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import Latency, RankLaunches
-from collbench.report.rows import COLUMNS, Type, Value, rows, run_id
+from collbench.report.columns import COLUMNS, Type, Value
+from collbench.report.rows import rows, run_id
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import hostile_run

@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.report import rows as formats
-from collbench.report.rows import COLUMNS, Row, Type, rows
+from collbench.report.columns import COLUMNS, Row, Type
+from collbench.report.rows import rows
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import NAME, hostile_run
 

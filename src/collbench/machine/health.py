@@ -13,17 +13,6 @@ from collbench.model.run import Device, Flag, FlagKind, Health
 if TYPE_CHECKING:
     from collbench.machine.nvml import Glance
 
-# Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
-THROTTLE_REASONS = {
-    0x002: "applications clocks setting",
-    0x004: "SW power cap",
-    0x008: "HW slowdown",
-    0x010: "sync boost",
-    0x020: "SW thermal slowdown",
-    0x040: "HW thermal slowdown",
-    0x080: "HW power brake slowdown",
-    0x100: "display clock setting",
-}
 # Clocks that a user has set are low on purpose and steady: a measurement with them is valid.
 _SET_BY_USER = ("applications clocks setting", "display clock setting")
 

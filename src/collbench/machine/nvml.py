@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from collbench.machine import containers, theory
-from collbench.machine.health import THROTTLE_REASONS
 from collbench.machine.kernel import kernel_bus_id
 from collbench.machine.labels import UNKNOWN
 from collbench.machine.numa import format_cpus
@@ -263,6 +262,18 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 _UNCORRECTED, _VOLATILE = 1, 0
 
+# Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
+_THROTTLE_REASONS = {
+    0x002: "applications clocks setting",
+    0x004: "SW power cap",
+    0x008: "HW slowdown",
+    0x010: "sync boost",
+    0x020: "SW thermal slowdown",
+    0x040: "HW thermal slowdown",
+    0x080: "HW power brake slowdown",
+    0x100: "display clock setting",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Glance:
@@ -319,7 +330,7 @@ def _throttle(gpu: Query) -> tuple[str, ...]:
     bits = gpu.integer("nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:  # the name before r535
         bits = gpu.integer("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
+    return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
 
 def memory_used(gpu: Query) -> int | None:

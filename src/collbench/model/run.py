@@ -11,16 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
-
-if TYPE_CHECKING:
-    from collbench.model.sections import Result
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
@@ -537,6 +534,37 @@ class NetworkPort:
         return f"{self.card}:{self.number}"
 
 
+class Trial(Protocol):
+    """One trial of a result, or of a data point of the main house."""
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """What was wrong with the machine meanwhile."""
+
+
+class Result(Protocol):
+    """One item of a section, a dataclass of the annex: what was measured on some devices.
+
+    A trial's lists have a time for each member, besides its flags and what `Results.CALLS` names.
+    """
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Positions in the order of ranks."""
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """All trials, none if it failed before the first was finished."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it was given up."""
+
+    @property
+    def wrong_data(self) -> bool:
+        """True if something was not what it should be."""
+
+
 @dataclass(slots=True, repr=False)
 class Run:
     """All results of one measurement, in the order of its stages; `runfile` converts it to JSON."""
@@ -553,7 +581,7 @@ class Run:
     skipped: list[Skipped] = field(default_factory=list)
     interference_checks: list[InterferenceCheck] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
-    # What annexes measured, by the section's name: a list of the annex's own type, a Result (model/sections.py).
+    # What annexes measured, by the section's name: a list of the annex's own type, a Result.
     sections: dict[str, list[Any]] = field(default_factory=dict)
     # Seconds of warm-up, interference check, trials and single launches, which are most of `seconds`; of NCCL_START,
     # which came before; and "timed", those inside timed regions.

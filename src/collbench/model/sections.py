@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from collbench.model.failures import Failure
-from collbench.model.run import CommandKind, Flag
-
-
-class Trial(Protocol):
-    """One trial of a result, or of a data point of the main house."""
-
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        """What was wrong with the machine meanwhile."""
-
-
-class Result(Protocol):
-    """One item of a section, a dataclass of the annex: what was measured on some devices.
-
-    A trial's lists have a time for each member, besides its flags and what `Results.CALLS` names.
-    """
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Positions in the order of ranks."""
-
-    @property
-    def trials(self) -> Sequence[Trial]:
-        """All trials, none if it failed before the first was finished."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why it was given up."""
-
-    @property
-    def wrong_data(self) -> bool:
-        """True if something was not what it should be."""
+from collbench.model.run import CommandKind, Result, Trial
 
 
 class Results(Protocol):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from collbench.model.failures import Failure
 from collbench.model.operations import Work
 from collbench.model.ranges import Count, Ordinal, Positive
-from collbench.model.run import Flag, Run
-from collbench.model.sections import Result, Trial
+from collbench.model.run import Flag, Result, Run, Trial
 from collbench.overlaps.compute import Compute, Priority
 
 

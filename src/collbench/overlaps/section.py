@@ -10,7 +10,8 @@ from collbench.model.units import amount, fixed, format_size
 from collbench.overlaps.factors import strongest, summarize
 from collbench.overlaps.page import answer, condition_name, failed_overlap, overlap_page
 from collbench.overlaps.results import overlaps_of
-from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
+from collbench.report.columns import Column, Row, Type, with_interval
+from collbench.report.rows import devices_of, outcome_of
 from collbench.report.sections import Html
 
 HELD = "overlaps"

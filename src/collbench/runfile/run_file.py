@@ -13,8 +13,8 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Latency, Measurement, Run, Settings
-from collbench.model.sections import SECTIONS, Result, Results
+from collbench.model.run import DataPoint, Latency, Measurement, Result, Run, Settings
+from collbench.model.sections import SECTIONS, Results
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal
 from collbench.runfile.codec import FileFormat, build, plain

@@ -7,8 +7,7 @@ from typing import cast
 
 from collbench.model.failures import Failure
 from collbench.model.ranges import Amount, Count, Ordinal, Positive
-from collbench.model.run import Flag, Run
-from collbench.model.sections import Result, Trial
+from collbench.model.run import Flag, Result, Run, Trial
 
 
 @dataclass(frozen=True, slots=True)
