@@ -124,7 +124,7 @@ def _run(made: Made, works: tuple[Work, ...], trials: int) -> Run:
     skipped: list[Skipped] = []
     for work in works:
         for members in _places(work, len(backend.devices())):
-            if backend.can_run(work, members) is not None:
+            if not work.operation.is_collective and backend.can_run(work, members) is not None:
                 continue
             found = Measurement(DataPoint(work.operation, members, SIZE, work.variant, work.numa_node))
             try:
@@ -189,7 +189,8 @@ def relabelled(run: Run, order: Sequence[int]) -> Run:
         for m in run.measurements
     ]
     states: Mapping[str, Any] = {
-        name: tuple(getattr(run, name)[old] for old in order) for name in ("health_before", "health_after")
+        name: tuple(getattr(run, name)[old] for old in order if getattr(run, name))
+        for name in ("health_before", "health_after")
     }
     return replace(
         run,
