@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from collbench.cluster.nodes import State
 from collbench.cluster.nodes import judge as judge_nodes
 from collbench.judge.compare import Comparison, Verdict, compare
-from collbench.judge.diagnose import Severity, judge, not_judged
+from collbench.judge.diagnose import Severity, coverage, judge, not_judged
 from collbench.judge.physics import impossible
+from collbench.judge.summary import rank_summary
 from collbench.judge.tiers import Relation, rank_links
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run
 from tests.cluster.made import leaves, seen, slow
-from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, tried, without_points
+from tests.invariants.machines import COPIES, HEALTHY, PAIRS, SIZE, Made, machines, tried, without_points
 
 # Logs over σ whose subsets of the first 3, 4, … scatter alike: no trial is wilder than those before it.
 _SCATTER = (0.0, 1.0, -1.0) * 4
@@ -91,6 +92,17 @@ def test_fewer_points_make_no_link_tied_to_the_same_best(made: Made, sigma: floa
             assert not {
                 m for m in after if after[m] is Relation.TIED and before[m] not in (Relation.TIED, Relation.FAILED)
             }
+
+
+@tried()
+@given(made=HEALTHY, share=st.sampled_from((0.05, 0.3, 0.7)))
+def test_fewer_points_make_no_more_pairs_judged_and_no_more_excused(made: Made, share: float) -> None:
+    whole = made.run(PAIRS)
+    less = without_points(whole, made.rng, share)
+    assert set(coverage(less).judged) <= set(coverage(whole).judged)
+    excused, fewer = ({pair for pair, why in coverage(run).missed.items() if why.by_design} for run in (whole, less))
+    assert fewer <= excused
+    assert not any(one.all_tied and one.lacking for ranked in rank_summary(less) for one in ranked.rankings)
 
 
 @tried()

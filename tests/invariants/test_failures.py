@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose
-from collbench.judge.diagnose import judge
+from collbench.judge.compare import compare
+from collbench.judge.diagnose import coverage, judge
 from collbench.judge.outcome import TroubleKind, outcome
+from collbench.judge.references import ReferenceVerdict, load
+from collbench.judge.references import judge as against
+from collbench.judge.summary import rank_summary
 from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import rank_pairs
+from collbench.judge.tiers import Relation, rank_pairs
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
@@ -25,14 +29,15 @@ from collbench.report.text.frame import headline
 from collbench.report.text.measured import page
 from collbench.runfile import run_file
 from tests.builders import in_words
-from tests.invariants.machines import COPIES, PAIRS, SIZE, Made, machines, shuffled, tried, without_points
+from tests.invariants.machines import COPIES, PAIRS, Made, machines, shuffled, tried, without_points
 from tests.report.pages import text
 
 SOUND = machines(("none", "slow-gpu", "nv-degraded", "intra-label-outlier", "contention"))
 WORKS = (*COPIES, PAIRS[1])
+FIGURES = load()
 
 
-def failing(run: Run, place: int, kind: FailureKind, trials: int) -> Run:
+def failing(run: Run, place: int, kind: FailureKind | None, trials: int) -> Run:
     """Return the run with one data point given up after some trials."""
     found = run.measurements[place]
     failed = replace(found, samples=found.samples[:trials], stop=StopReason.FAILED, failure=in_words("it broke", kind))
@@ -64,19 +69,31 @@ def test_any_failed_point_comes_first_and_decides_the_status(
 
 
 @tried()
-@given(made=SOUND, kind=st.sampled_from(list(FailureKind)), data=st.data())
-def test_nothing_ties_or_agrees_over_a_failure(made: Made, kind: FailureKind, data: st.DataObject) -> None:
-    run = made.run(PAIRS)
-    place = data.draw(st.integers(0, len(run.measurements) - 1))
-    broken = failing(run, place, kind, data.draw(st.integers(0, 2)))
-    point = run.measurements[place].point
-    ranking = rank_pairs(broken, point.operation, SIZE)
-    if len(point.members) == 2 and ranking is not None:
-        assert not ranking.all_tied
-        assert "tie within" not in verdict_of(ranking)
-    shown = text(verdicts.page(broken, judge(broken)))
+@given(made=SOUND, kind=st.sampled_from([*FailureKind, None]), data=st.data())
+def test_nothing_ties_agrees_or_is_normal_over_a_failure(
+    made: Made, kind: FailureKind | None, data: st.DataObject
+) -> None:
+    run = broken = made.run(PAIRS)
+    for place in data.draw(st.sets(st.integers(0, len(run.measurements) - 1), min_size=1, max_size=4)):
+        broken = failing(broken, place, kind, data.draw(st.integers(0, 2)))
+    failed = {place for place in outcome(broken).device_sets if len(place) == 2}
+    for ranking in (one for ranked in rank_summary(broken) for one in ranked.rankings):
+        if failed & {(min(place), max(place)) for place in (*ranking.failed, *ranking.lacking)}:
+            assert not ranking.all_tied
+            assert " tie " not in f" {verdict_of(ranking)} "
+        relations = {one.relation for one in ranking.standings if tuple(sorted(one.members)) in failed}
+        assert relations <= {Relation.FAILED, Relation.IMPOSSIBLE}
+    assert "All pairs tie" not in text(page(broken))
+    assert not failed & set(coverage(broken).judged)
+    found = judge(broken)
+    assert verdicts.status(broken, found) != 0
     count = len(run.devices) * (len(run.devices) - 1) // 2
-    assert f"agree {count} of {count}" not in " ".join(shown.split())
+    assert f"agree {count} of {count}" not in " ".join(text(verdicts.page(broken, found)).split())
+    assert verdicts.conclusion(broken, coverage(broken), found) != "Labels, tools and measurement agree."
+    assert all(
+        not one.failed or one.standing is not ReferenceVerdict.NORMAL for one in against(broken, FIGURES).answers
+    )
+    assert compare(run, broken, 0.05).status is not ExitStatus.DONE
 
 
 @tried()
@@ -103,6 +120,7 @@ def test_no_set_with_a_failure_is_chosen_while_there_is_one_without(
         if chosen.failed:
             assert all(broken.within(some) for some in combinations(sorted(able), k)), chosen
         assert chosen.failed == broken.within(chosen.members)
+        assert ("includes failed" in chosen.why(run.devices)) is bool(chosen.failed)
 
 
 @tried(0.5)
@@ -132,7 +150,7 @@ def test_an_impossible_figure_comes_first_and_is_status_3(made: Made) -> None:
 def test_a_fault_that_breaks_the_data_or_the_work_is_status_4(made: Made) -> None:
     run = made.run(PAIRS)
     broken = bool(run.skipped) or any(found.failure for found in run.measurements)
-    assert (outcome(run).status is not ExitStatus.DONE) is broken
+    assert (outcome(run).status is ExitStatus.UNTRUSTED) is broken
 
 
 def test_the_committed_table_of_one_to_all_copies_is_impossible_first() -> None:
