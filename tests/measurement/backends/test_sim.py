@@ -1,6 +1,5 @@
 """The sim backend: the times that it draws, what it refuses, and that its runs cannot be mistaken for measured ones."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,10 @@ from collbench.judge.stats import summarize
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.errors import DataCorruption, StepFailed, UsageError
+from collbench.model.errors import DataCorruption, StepFailed
 from collbench.model.failures import Cause
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Flag, Run, SkipKind, StopReason
+from collbench.model.run import Flag, Run, StopReason
 from collbench.model.skew import Skew, SkewKind
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
@@ -228,18 +227,6 @@ def test_flags_reach_the_samples() -> None:
     assert True in flagged
 
 
-def same_but_for_the_date(runs: Iterable[Run]) -> bool:
-    first_run, second_run = (replace(run, started="") for run in runs)
-    return first_run == second_run
-
-
-def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
-    fabric = fabrics.load("nvlink-pairs-2x2")
-    runs = {seed: [simulate(fabric, request(), seed=seed) for _ in range(2)] for seed in (1, 2)}
-    assert same_but_for_the_date(runs[1])
-    assert not same_but_for_the_date((runs[1][0], runs[2][0]))
-
-
 def test_budgets_count_the_simulated_machines_time() -> None:
     """A slow machine gets what it is owed and no more; a fast one gets trials until its data points are settled."""
     noisy = replace(complete(3), noise=Noise(trial=0.05, batch=0.01))
@@ -312,17 +299,7 @@ def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
     assert 5 < summarize(run.measurements[-1]).busbw < 15.75
 
 
-def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
-    run = simulate(complete(2), request(sizes=(2**20, 2**34)), seed=1)
-    assert [(skip.kind, skip.sizes) for skip in run.skipped] == [(SkipKind.ROOM, (2**34,))]
-
-
 def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert factory.resolve("auto")[0] == "host"
     assert factory.resolve("sim") == ("sim", None)
-
-
-def test_one_device_is_refused_as_on_a_real_machine() -> None:
-    with pytest.raises(UsageError, match="needs two or more devices"):
-        factory.open_simulated(QUIET_DGX, "3", seed=1)
