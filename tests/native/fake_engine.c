@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Stream* streams;
@@ -227,6 +228,7 @@ static double run_copies(const Op* op, int user) {
 // A copy engine starts a copy when it is free; a kernel starts at once.
 static void queue_on_engine(Stream* stream, const Op* op) {
   const double seconds = run_copies(op, stream->gpu);
+  if (text_setting("FAKE_COPIES_LAST", NULL) != NULL) usleep((useconds_t)(1e6 * seconds));
   if (strcmp(op->name, "copy") == 0) {
     stream->now += seconds;
     return;

@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
 
-from collbench.measurement.backends.child_process import readable
+from collbench.measurement.backends.child_process import Child, ChildLost, readable
 
 SILENCE_S = 1.0
 # Waits for two pipes, and prints after how many answers it gave up.
 WAITS = f"""
 import sys
 from multiprocessing.connection import Connection
-from collbench.measurement.backends.child_process import readable
+from collbench.measurement.backends.child_process import Child, ChildLost, readable
 missing, left = [Connection(int(number)) for number in sys.argv[1:]], {SILENCE_S}
 print("waits", flush=True)
 while missing:
@@ -64,6 +65,25 @@ def test_silence_ends_the_wait(timeout_s: float) -> None:
     assert time.monotonic() - begin >= timeout_s
     theirs.send("an answer")
     assert readable([ours], timeout_s)[0] == [ours], "what is there is read, however late"
+
+
+def test_a_worker_that_waits_for_a_core_is_not_silent(tmp_path: Path) -> None:
+    """On a core that it shares with twelve others it runs for a thirteenth of the time."""
+    (tmp_path / "spinning.py").write_text("while True: pass\n", encoding="utf-8")
+    core, silence_s = {min(os.sched_getaffinity(0))}, 1.0
+    with ExitStack() as stack:
+        child = Child("spinning", (), {**os.environ, "PYTHONPATH": str(tmp_path)})
+        stack.callback(child.reap)
+        stack.callback(child.kill)
+        words = (sys.executable, "-c", "while True: pass")
+        others = [stack.enter_context(subprocess.Popen(words)) for _ in range(12)]
+        for process in (child.process, *others):
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, core)
+        begin = time.monotonic()
+        with pytest.raises(ChildLost, match="no answer"):
+            child.receive(silence_s)
+        assert time.monotonic() - begin > 1.5 * silence_s
 
 
 def test_an_end_is_no_silence() -> None:

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, cast
@@ -19,6 +19,8 @@ from collbench.model.failures import Cause, Failure, FailureKind, died
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0
 _SLICE_S = 0.25
+# A worker that waits for a core is not silent, but however busy the cores are, so many times the wait end a hang.
+_MAX_PATIENCE = 4
 
 
 class ChildLost(BackendError):
@@ -63,9 +65,23 @@ class Child:
             self.pipe.send(request)
 
     def receive(self, timeout_s: float) -> Any:
-        """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited."""
+        """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited.
+
+        Of the time in which the cores were busy with others, the share counts that the worker ran.
+        """
+        before: tuple[int, int] | None = None
+
+        def silent() -> float:
+            nonlocal before
+            now, last = _scheduled(self.process.pid), before
+            before = now
+            if last is None:  # few answers take so long that it matters
+                return _SLICE_S
+            ran, waited = (max(0, new - old) for new, old in zip(now, last, strict=True))
+            return _SLICE_S * (max(ran / (ran + waited), 1 / _MAX_PATIENCE) if waited else 1)
+
         try:
-            if not readable([self.pipe], timeout_s)[0]:
+            if not readable([self.pipe], timeout_s, silent)[0]:
                 raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
             return self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -98,14 +114,27 @@ class Child:
         return died(status, self.last_line())
 
 
-def readable(pipes: Sequence[Connection[Any, Any]], timeout_s: float) -> tuple[Sequence[Connection[Any, Any]], float]:
+def _scheduled(process_id: int) -> tuple[int, int]:
+    """Return how long a process's threads have run and have waited for a core, in ns; 0 where the kernel is silent."""
+    ran = waited = 0
+    for file in pathlib.Path(f"/proc/{process_id}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended
+            on_core, in_queue, _ = map(int, file.read_text(encoding="ascii").split())
+            ran, waited = ran + on_core, waited + in_queue
+    return ran, waited
+
+
+def readable(
+    pipes: Sequence[Connection[Any, Any]], timeout_s: float, silent: Callable[[], float] = lambda: _SLICE_S
+) -> tuple[Sequence[Connection[Any, Any]], float]:
     """Return the pipes with an answer or an end, none after this long a silence, and the seconds that are left.
 
     Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
+    `silent` returns how many seconds of silence the last slice was.
     """
     left = timeout_s
     while not (ready := cast("list[Connection[Any, Any]]", wait(pipes, max(0.0, min(left, _SLICE_S))))) and left > 0:
-        left -= _SLICE_S
+        left -= silent()
     return ready, left
 
 
