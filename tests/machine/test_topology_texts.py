@@ -152,6 +152,15 @@ def test_a_wrapped_text_is_never_guessed(width: int) -> None:
             assert known_affinities(read) == known_affinities(read_topology(file)), file
 
 
+def test_a_text_whose_lines_were_cut_is_never_a_smaller_machine() -> None:
+    """As a pager or a narrow terminal shows it: the columns and the rows' ends are gone, and all rows are there."""
+    for file in SEEN:
+        lines = [line.expandtabs(8) for line in ESCAPE.sub("", text_of(file)).splitlines()]
+        for width in range(8, max(map(len, lines))):
+            read = read_or_refused("\n".join(line[:width] for line in lines))
+            assert read is None or read.labels == labels_of(text_of(file)), (file, width)
+
+
 def test_a_table_of_markdown_is_read() -> None:
     text = text_of(TOPOLOGIES / "seen" / "k8sdp-436-4xa100.txt")
     table = in_a_table(text).split("\n")

@@ -214,9 +214,10 @@ def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
 
 
 def _is_header(line: str) -> bool:
-    """Return whether a line begins with a GPU's name and is no row (every row has its X)."""
+    """Return whether a line begins with a GPU's name and has no label: a row that was cut before its X has others."""
     columns = _COLUMN.findall(line)
-    return bool(columns) and _GPU.fullmatch(columns[0]) is not None and machine_labels.SELF not in columns
+    is_row = any(_CELL.fullmatch(column) or _GLUED.fullmatch(column) for column in columns)
+    return bool(columns) and _GPU.fullmatch(columns[0]) is not None and not is_row
 
 
 def _header(lines: Iterator[tuple[int, str, str]], source: _Source) -> _Header:
