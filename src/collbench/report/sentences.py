@@ -245,10 +245,11 @@ def what(verdict: Verdict, run: Run) -> str:
 
 
 def finding(verdict: Verdict) -> str:
-    """Return a verdict in one line: its kind, where it is, what was found, and the rates that show it."""
+    """Return a verdict in one line: its kind, where it is, the rates that show it, what was found, a set variable."""
     rates = ""
     if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
         rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
-    said = "; ".join(filter(None, (rates, verdict.text, unsure)))
+    variable = verdict.cause.name if verdict.cause.seen and verdict.cause.name.startswith("NCCL_") else ""
+    said = "; ".join(filter(None, (rates, verdict.text, variable and f"{variable} is set", unsure)))
     return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"

@@ -82,7 +82,7 @@ def test_a_worker_that_waits_for_a_core_is_not_silent(tmp_path: Path) -> None:
             os.sched_setaffinity(process.pid, core)
         begin = time.monotonic()
         with pytest.raises(ChildLost, match="no answer"):
-            child.receive(silence_s)
+            child.receive(silence_s, patience=4)
         assert time.monotonic() - begin > 1.5 * silence_s
 
 

@@ -19,8 +19,6 @@ from collbench.model.failures import Cause, Failure, FailureKind, died
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0
 _SLICE_S = 0.25
-# A worker that waits for a core is not silent, but however busy the cores are, so many times the wait end a hang.
-_MAX_PATIENCE = 4
 
 
 class ChildLost(BackendError):
@@ -64,10 +62,10 @@ class Child:
         with suppress(OSError):
             self.pipe.send(request)
 
-    def receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float, patience: float = 1) -> Any:
         """Return the next answer. Raises ChildLost after this many seconds of silence, or if the worker has exited.
 
-        Of the time in which the cores were busy with others, the share counts that the worker ran.
+        With `patience`, time in which the worker waits for a core is no silence, up to so many times the timeout.
         """
         before: tuple[int, int] | None = None
 
@@ -78,7 +76,7 @@ class Child:
             if last is None:  # few answers take so long that it matters
                 return _SLICE_S
             ran, waited = (max(0, new - old) for new, old in zip(now, last, strict=True))
-            return _SLICE_S * (max(ran / (ran + waited), 1 / _MAX_PATIENCE) if waited else 1)
+            return _SLICE_S * (max(ran / (ran + waited), 1 / patience) if waited else 1)
 
         try:
             if not readable([self.pipe], timeout_s, silent)[0]:

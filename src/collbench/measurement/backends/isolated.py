@@ -45,6 +45,7 @@ class Timeouts:
     floor_s: float = 5.0
     slowest_rate: float = 1e9
     slowest_network: float = 0.1e9
+    patience: float = 1  # how many times as long it may take while others have the cores
 
     def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
         """Return the seconds for a step; `known_s` is the longest that a step of its kind took, None at first."""
@@ -206,10 +207,17 @@ class Supervised:
             raise BackendError("the GPU worker is no longer running: measure again")
         return self._child
 
+    def _reply(self, timeout_s: float) -> Answer | Prepared:
+        """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
+        reply: Reply = self._live.receive(timeout_s, self._timeouts.patience)
+        if isinstance(reply, Answer | Prepared):
+            return reply
+        raise reply
+
     def _receive(self, doing: str) -> object:
         """Return the answer to anything but a step."""
         try:
-            return cast("Answer", _reply(self._live, self._timeouts.opening_s)).value
+            return cast("Answer", self._reply(self._timeouts.opening_s)).value
         except ChildLost as error:
             self.kill()
             raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
@@ -250,10 +258,10 @@ class Supervised:
         while self._sent < ahead and not self._refusal(self._waiting[self._sent]):
             self._live.send(Call("time", (self._waiting[self._sent],)))
             self._sent += 1
-        reply = _reply(self._live, self._wait_s(step))
+        reply = self._reply(self._wait_s(step))
         if isinstance(reply, Prepared):
             self._collects = True
-            reply = _reply(self._live, self._wait_s(step) + self._timeouts.first_s)
+            reply = self._reply(self._wait_s(step) + self._timeouts.first_s)
         answer = cast("Answer", reply)
         self._note(step, answer)
         return cast("Timing", answer.value)
@@ -283,14 +291,6 @@ class Supervised:
         return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 
 
-def _reply(child: Child, timeout_s: float) -> Answer | Prepared:
-    """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
-    reply: Reply = child.receive(timeout_s)
-    if isinstance(reply, Answer | Prepared):
-        return reply
-    raise reply
-
-
 def _kind(step: Step) -> tuple[Work, int, int, int]:
     return step.work, step.size_bytes, len(step.groups[0]), step.singles
 
@@ -300,8 +300,9 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 _WORKER = "collbench.measurement.backends.worker"
 _STDERR = 2  # the file descriptor
 _TIMEOUTS = Timeouts()
-# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds.
-OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0)
+# Where links are only tried: on 4 × H200 NCCL starts in 0.7 s, and a step of 16 MiB takes milliseconds. That is too
+# short for a worker that hardly runs beside a job on all cores.
+OF_PROBES = Timeouts(opening_s=30.0, communicators_s=30.0, first_s=6.0, floor_s=2.0, patience=4)
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 
