@@ -116,6 +116,21 @@ def test_the_uplink_of_one_of_two_switches_shows_in_copies_with_host_memory_only
     assert verdict.pairs == ((0, 2), (0, 3), (1, 2), (1, 3))
 
 
+@pytest.mark.parametrize("way", [(3, 0), (0, 3)])
+def test_a_socket_with_one_gpu_has_a_link_to_the_other_socket_too(way: Members) -> None:
+    """GPU3 copies to and from host memory as ever, so it is not its slot."""
+
+    def rate(work: Work, members: Members) -> float:
+        across = len(members) == 2 and work.variant is Variant.PLAIN and 3 in members
+        slow = across and (work.operation.is_collective or members.index(3) == way.index(3))
+        return (18.0 if slow else 24.0) * (0.8 if work.operation.is_collective else 1.0)
+
+    but = dict.fromkeys(((0, 1), (0, 2), (1, 2)), "PIX")
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", but))
+    (verdict,) = faults(run_on(gpus(4, "NVIDIA A40"), links, rate, slot=(4, 16)))
+    assert of(verdict.cause) == ("sockets", (0, 1, 2, 3))
+
+
 @pytest.mark.parametrize("other", [2, 5, 7])
 def test_two_slow_slots_are_both_named(other: int) -> None:
     found = faults(on_tree(slow(*slot(0), *slot(other))))

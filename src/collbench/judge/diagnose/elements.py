@@ -351,8 +351,9 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
     """Yield the parts of the PCIe tree that labels tell of."""
     tree = {pair: _in_tree(facts, pair) for pair in facts.paths}
 
-    def groups(labels: Collection[str]) -> list[frozenset[int]]:
-        islands = chained(tuple(pair) for pair, label in tree.items() if label in labels)
+    def groups(labels: Collection[str], alone: Iterable[int] = ()) -> list[frozenset[int]]:
+        joined = (tuple(pair) for pair, label in tree.items() if label in labels)
+        islands = chained([*joined, *((gpu,) for gpu in alone)])
         return sorted((frozenset(one) for one in islands), key=sorted)
 
     def element(part: Part, devices: Iterable[int], crossing: Iterable[Link]) -> Element:
@@ -368,7 +369,7 @@ def _of_tree(facts: Facts, links: frozenset[Link]) -> Iterator[Element]:
             yield Element(part, devices, up | down, group, group)
             yield Element(part, devices, up, out=group)
             yield Element(part, devices, down, into=group)
-    sockets = groups(_IN_SOCKET)
+    sockets = groups(_IN_SOCKET, alone=range(len(facts.run.devices)))
     across = [link for link in links if tree.get(frozenset(link)) == "SYS"]
     inside = [link for link in links if tree.get(frozenset(link)) in ("PHB", "NODE")]
     for socket in sockets:
