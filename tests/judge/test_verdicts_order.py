@@ -13,8 +13,8 @@ from collbench.judge.diagnose.links import link_state
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from tests.builders import gpus, pair_run, paths, run_of
-from tests.judge.checked import Members, Rate, faults, h200, pcie, the, trials, what
+from tests.builders import gpus, measured, pair_run, paths, run_of
+from tests.judge.checked import Members, Rate, faults, h200, pcie, run_on, the, trials, what
 
 WRITE = Work(Operation.CE_WRITE)
 INVERTED, OUTLYING = math.log(1.1), 0.025
@@ -68,6 +68,35 @@ def test_a_variable_explains_labels_that_only_nccl_inverts() -> None:
     for judged, cause in ((run, "uplink_shared"), (disabled, "NCCL_P2P_DISABLE")):
         inverted = [verdict for verdict in judge(judged) if verdict.kind is Kind.ORDER_INVERSION]
         assert {verdict.cause.name for verdict in inverted} == {cause}
+
+
+def test_labels_are_compared_between_equal_products() -> None:
+    """GPU0 is half as fast as the others, so two of three PIX pairs are, and one of three SYS pairs."""
+    devices = list(gpus(4, "NVIDIA A40"))
+    devices[0] = replace(devices[0], name="Tesla T4", pcie_generation=3)
+
+    def run(pix: float) -> Run:
+        found = [
+            measured(Operation.ALLREDUCE, pair, (9.0 if 0 in pair else 18.0) * (pix if 3 not in pair else 1.0))
+            for pair in combinations(range(4), 2)
+        ]
+        return run_of(devices, found, paths(4, "PIX", dict.fromkeys(((0, 3), (1, 3), (2, 3)), "SYS")))
+
+    assert [verdict.kind for verdict in faults(run(1.0))] == []
+    assert [verdict.kind for verdict in faults(run(0.8))] == [Kind.ORDER_INVERSION]
+
+
+def test_a_slow_gpu_is_why_its_better_label_is_slower() -> None:
+    """GPU0 has one neighbor on its socket, and copies with host memory show that it is slow itself."""
+
+    def rate(work: Work, members: Members) -> float:
+        return (18.0 if 0 in members else 24.0) * (0.8 if work.operation.is_collective else 1.0)
+
+    devices = [replace(one, name="Tesla T4" if one.index != 1 else "NVIDIA A40") for one in gpus(4)]
+    but = dict.fromkeys(((0, 1), (2, 3)), "PHB")
+    links = tuple(replace(path, theory_gbs=31.5) for path in paths(4, "SYS", but))
+    (verdict,) = faults(run_on(devices, links, rate, slot=(4, 16)))
+    assert (verdict.kind, verdict.cause.name, verdict.cause.devices) == (Kind.ORDER_INVERSION, "gpu", (0,))
 
 
 def test_one_link_of_a_worse_label_has_its_own_error() -> None:

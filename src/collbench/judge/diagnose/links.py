@@ -335,13 +335,23 @@ def inversions(facts: Facts, excluded: ExcludedLinks, explained: frozenset[Link]
         ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):
             for members, part in _joined(groups[better]).items():
-                kinds = {likeness(facts, reading.members)[:-1] for reading in part}
-                others = [r for r in groups[worse] if likeness(facts, r.members)[:-1] in kinds]
-                gap = _inversion(facts, part, others) if others else None
-                if gap is not None:
-                    beaten[members].append(_Beaten(worse, gap, part))
+                for alike, others in _of_equal_ends(facts, part, groups[worse]):
+                    gap = _inversion(facts, alike, others)
+                    if gap is not None:
+                        beaten[members].append(_Beaten(worse, gap, alike))
     for members, cases in beaten.items():
         yield _inverted(facts, members, cases)
+
+
+def _of_equal_ends(
+    facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
+) -> Iterator[tuple[list[Reading], list[Reading]]]:
+    """Yield the readings of both labels between the same two products: the median of a mixture is nobody's rate."""
+    groups: dict[object, tuple[list[Reading], list[Reading]]] = defaultdict(lambda: ([], []))
+    for at, readings in enumerate((better, worse)):
+        for reading in readings:
+            groups[likeness(facts, reading.members)[:-1]][at].append(reading)
+    yield from (both for both in groups.values() if all(both))
 
 
 def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdict:
@@ -354,8 +364,12 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
     own, fix = facts.label(first), f"nvidia-smi topo -p2p r; {link_state(facts, first)}"
     by_nccl = all(reading.work.operation.is_collective for case in cases for reading in case.readings)
     variable = by_setting(facts, first, paths_only=True) if by_nccl else None
+    elements = blamed(facts, over_nvlink=facts.over_nvlink(first), collective=False)
+    slow = next((one for one in elements if one.shared and links <= one.links), None)
     if variable is not None:
         likely = variable
+    elif slow is not None:
+        likely = replace(slow.cause(facts.run), fix=link_state(facts, first))
     elif not all(map(facts.has_peers, links)):
         likely = Cause(
             "no_peer_access",
