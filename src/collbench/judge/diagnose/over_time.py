@@ -96,7 +96,10 @@ def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
         both = ~np.isnan(logs[:, inside]).all(axis=1) & ~np.isnan(logs[:, ~inside]).all(axis=1)
         if not both.any():
             continue
-        shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside])
+        outside = logs[:, ~inside]
+        outside = outside[(~np.isnan(outside)).sum(axis=1) > 1]  # a single trial has no deviation
+        elsewhere = _there(outside - _medians(outside)[:, None])
+        shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside], elsewhere)
         for device, touched in enumerate(touches[:, both]):
             if touched.any() and _is_slower(shifts, touched, chance):
                 found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
@@ -117,18 +120,43 @@ class _Shifts(NamedTuple):
 
     slower: _Array
     medians: _Array  # the same of medians, which a few wild trials do not move
+    here: _Array  # trials in these passes, each less the median of its point's in the others
+    elsewhere: _Array  # the same of trials in the others, of all data points, shape (trials,)
     squares: _Array
     freedom: _Array
     share: _Array
 
     @classmethod
-    def of(cls, here: _Array, there: _Array) -> _Shifts:
+    def of(cls, here: _Array, there: _Array, elsewhere: _Array) -> _Shifts:
         """Return the shifts from trials in some passes and in the others, each with one of every data point."""
         middle = np.nanmean(there, axis=1)
         inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
         squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
-        medians = _medians(here) - _medians(there)
-        return cls(np.nanmean(here, axis=1) - middle, medians, squares, outside - 1.0, 1 / inside + 1 / outside)
+        typical = _medians(there)
+        return cls(
+            slower=np.nanmean(here, axis=1) - middle,
+            medians=_medians(here) - typical,
+            here=here - typical[:, None],
+            elsewhere=elsewhere,
+            squares=squares,
+            freedom=outside - 1.0,
+            share=1 / inside + 1 / outside,
+        )
+
+    def chance(self, part: _Flags, least: float) -> float:
+        """Return the chance of so many slow trials of some data points, by how many of all other trials are as slow.
+
+        A bound that assumes nothing of the distribution of noise [Hoeffding, JASA 58 (1963), theorem 1].
+        """
+        ours, others = _there(self.here[part]), np.concatenate([self.elsewhere, _there(self.here[~part])])
+        usual = (1 + int((others > least).sum())) / (1 + len(others))
+        share = int((ours > least).sum()) / len(ours)
+        if share <= usual:
+            return 1.0
+        log = share * math.log(share / usual)
+        if share < 1:
+            log += (1 - share) * math.log((1 - share) / (1 - usual))
+        return math.exp(-len(ours) * log)
 
     def by_spread(self, part: _Flags, pool: str) -> Variance:
         """Return the variance of the mean of some data points, as they show it."""
@@ -144,6 +172,10 @@ class _Shifts(NamedTuple):
             return Variance(math.inf, 1.0, pool)
         of_trial = float(self.squares[part].sum()) / freedom
         return Variance(of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom, pool)
+
+
+def _there(trials: _Array) -> _Array:
+    return trials[~np.isnan(trials)]
 
 
 def _medians(trials: _Array) -> _Array:
@@ -164,7 +196,7 @@ def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
     by, share = (
         float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, medians > least)
     )
-    if by <= least or share < least_share:
+    if by <= least or share < least_share or shifts.chance(touched, least) > chance:
         return False
     # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
     # only their spread tells.
