@@ -164,6 +164,11 @@ def noise_of_kinds(logs: Mapping[Point, Sequence[float]], kinds: Mapping[Point, 
     return {point: pooled[kinds[point]] for point in logs}
 
 
+def widening(measurements: Iterable[Measurement]) -> float:
+    """Return by how much errors are larger because the run's trials resemble those before; 1 where nothing shows it."""
+    return max((one.noise.widening for one in measurements if one.noise is not None), default=1.0)
+
+
 # Trials have noise of their own where those of their kind would spread so much once in a hundred cases at most. Each
 # such case costs power, as a few trials of a link say little about its noise.
 _OWN_NOISE_LEVEL = 0.99

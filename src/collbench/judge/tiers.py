@@ -25,6 +25,7 @@ from collbench.judge.stats import (
     range_quantile,
     summarize,
     trial_noise,
+    widening,
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
 from collbench.model.run import Measurement, Path, Run
@@ -107,18 +108,24 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
 
 def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
     """Return the estimate of each data point's link, from busbw in GB/s."""
-    return estimates_of({members: log_rates(measurement) for members, measurement in points.items()}, labels)
+    logs = {members: log_rates(measurement) for members, measurement in points.items()}
+    return estimates_of(logs, labels, widening(points.values()))
 
 
-def estimates_of(logs: Mapping[Point, Sequence[float]], labels: Mapping[Point, str]) -> dict[Point, Estimate]:
-    """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label."""
+def estimates_of(
+    logs: Mapping[Point, Sequence[float]], labels: Mapping[Point, str], wider: float = 1.0
+) -> dict[Point, Estimate]:
+    """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label.
+
+    Errors are `wider` by this factor, where trials resemble those before.
+    """
     noise, freedom = noise_of_kinds(logs, labels), Counter[str]()
     for link, given in logs.items():
         freedom[labels[link]] += len(given) - 1
     estimated = {}
     for link, given in logs.items():
         trials, pooled, label = tuple(sorted(given)), noise[link], labels[link]
-        own, per_noise = trial_noise([trials]), median_deviation(len(trials))
+        own, per_noise = trial_noise([trials]), wider * median_deviation(len(trials))
         estimated[link] = Estimate(
             label=label,
             trials=trials,

@@ -21,6 +21,7 @@ from collbench.judge.stats import (
     most_measured,
     noise_of_kinds,
     own_noise,
+    widening,
 )
 from collbench.judge.tiers import TRIALS_WITH_AN_OUTLIER, pair_labels
 from collbench.machine.labels import is_nvlink
@@ -222,10 +223,11 @@ def read(run: Run) -> Readings:
     z = NormalDist().inv_cdf(1 - chance)
     own_noises = _own_noises(noise, logs)
     trusted = _trusted(run)
+    wider = widening(points.values())
     own = {point: is_nvlink(labels[point]) or _isolated(measurement) for point, measurement in points.items()}
 
     def error(point: DataPoint) -> float:
-        of_middle = noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0)
+        of_middle = wider * noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0)
         noisy = own_noises.get(point)
         return of_middle * noisy.widen(z, chance) if noisy else of_middle
 
