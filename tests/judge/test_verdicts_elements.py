@@ -137,6 +137,26 @@ def test_two_slow_slots_are_both_named(other: int) -> None:
     assert sorted(verdict.members for verdict in found) == [(0,), (other,)]
 
 
+def test_a_slow_slot_that_shares_half_of_its_links_with_a_slower_one_is_named() -> None:
+    """Bridges join 0-1 and 2-3, so GPU3 has two pairs over PCIe: with GPU1 it reaches what its own slot carries."""
+    slots = (15.0, 26.0, 26.0, 20.0)
+
+    def rate(work: Work, members: Members) -> float:
+        if members in ((0, 1), (1, 0), (2, 3), (3, 2)) and work.variant is Variant.PLAIN:
+            return 50.0 * (0.8 if work.operation.is_collective else 1.0)
+        across = 24.0 if len(members) == 2 and work.variant is Variant.PLAIN else 26.0
+        return min(across, *(slots[member] for member in members)) * (0.8 if work.operation.is_collective else 1.0)
+
+    links = [
+        replace(
+            path, theory_gbs=31.5 if path.label == "SYS" else 56.25, ancestor="SYS" if path.label == "SYS" else "PIX"
+        )
+        for path in paths(4, "SYS", {(0, 1): "NV4", (2, 3): "NV4"})
+    ]
+    found = faults(run_on(gpus(4, "NVIDIA A40"), links, rate, slot=(4, 16)))
+    assert sorted(of(verdict.cause) for verdict in found) == [("gpu", (0,)), ("gpu", (3,))]
+
+
 def test_a_slot_and_an_uplink_are_both_named() -> None:
     causes_found = {of(verdict.cause) for verdict in faults(on_tree(slow(*slot(6), *UPLINK)))}
     assert causes_found == {("gpu", (6,)), ("uplink", (2, 3))}

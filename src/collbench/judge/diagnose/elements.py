@@ -34,6 +34,7 @@ OUT_OF_GPU = (Operation.D2H_CE, Operation.D2H_SM)
 _UNLIKE, _HOSTS_UNLIKE = 0.015, 0.05
 # A residual counts at most so many σ: what no element explains decides for none.
 _MOST_SIGMA = 7.0
+_SAME_SIGMA = 3.0  # rates that differ by more σ are not the same
 _PROMISING = 60  # elements that explain most alone are tried in pairs
 # A difference of BIC below this tells two explanations apart no better than 20 to 1 [Kass and Raftery 1995].
 _UNDECIDED = 6.0
@@ -161,7 +162,7 @@ def _blamed(facts: Facts, *, over_nvlink: bool, collective: bool) -> tuple[Eleme
     if not candidates:
         return ()
     below, error = (np.array([getattr(one, name) for one in seen]) for name in ("below", "error"))
-    predicted = np.array([_predicted(element, seen) for element in candidates])
+    predicted = np.array([_predicted(element, seen, collective=collective) for element in candidates])
     cost = 2 * math.log(len(seen)) + 2 * math.log(len(candidates))
 
     def misfits(of: Values) -> Values:
@@ -230,16 +231,33 @@ def _slow(seen: _Seen) -> bool:
     return seen.below < -2 * seen.error
 
 
-def _predicted(element: Element, seen: Sequence[_Seen]) -> list[float]:
+def _predicted(element: Element, seen: Sequence[_Seen], *, collective: bool) -> list[float]:
     """Return how far below its typical rate the element leaves each, if its capacity is what slow ones reach."""
-    rates: dict[int, list[float]] = defaultdict(list)
+    crossing: dict[int, list[_Seen]] = defaultdict(list)
     for one in seen:
-        if element.crossed_by(one) and _slow(one):
-            rates[one.kind].append(one.typical + one.below)
-    capacity = {kind: median(values) for kind, values in rates.items()}
+        if element.crossed_by(one):
+            crossing[one.kind].append(one)
+    capacity = {
+        kind: _capacity(ones, collective=collective) for kind, ones in crossing.items() if any(map(_slow, ones))
+    }
     direct = min((capacity[kind] for kind in (_PLAIN, _HOST) if kind in capacity), default=math.inf)
     limits = {kind: capacity.get(kind, direct if kind != _STAGED else math.inf) for kind in range(3)}
     return [min(0.0, limits[one.kind] - one.typical) if element.crossed_by(one) else 0.0 for one in seen]
+
+
+def _capacity(crossing: Sequence[_Seen], *, collective: bool) -> float:
+    """Return the log rate that limits what crosses an element, of which some is slow.
+
+    It carries the fastest that crosses it: what is slower than that is slow by something else, too. Of collectives the
+    median of slow ones counts, as NCCL reaches another share on each label.
+    """
+    rates = [one.typical + one.below for one in crossing]
+    slow = [rate for rate, one in zip(rates, crossing, strict=True) if _slow(one)]
+    if collective:
+        return median(slow)
+    least = max(rate - _SAME_SIGMA * one.error for rate, one in zip(rates, crossing, strict=True))
+    near = [rate for rate in slow if rate >= least]
+    return median(near) if near else max(rates)
 
 
 # What was timed, against what is typical of its kind.
