@@ -278,6 +278,8 @@ def test_a_variable_of_nccls_file_is_named_with_the_file() -> None:
 def test_shared_memory_that_nccl_may_not_use_is_named() -> None:
     seen = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS), nccl="NET/Socket/0").sets(NCCL_SHM_DISABLE="1")
     assert seen.names() == {"NCCL_SHM_DISABLE": Certainty.CONSISTENT}
+    seen = seen.sets(NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1")
+    assert "NCCL_IB_DISABLE=1 leaves it no InfiniBand" in causes(seen.map, seen.facts)[0].text
 
 
 def test_nccls_own_limit_of_distance_is_named() -> None:

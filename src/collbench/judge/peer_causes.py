@@ -120,7 +120,7 @@ def _case(peer_map: PeerMap, link: PeerLink, facts: Facts) -> _Case:
 # What NVIDIA's driver says itself.
 
 _NO_FIX = "no software fix"
-_INSTEAD = "NCCL sees this and uses host memory; start vLLM with --disable-custom-all-reduce"
+_INSTEAD = "NCCL sees this and uses host memory; start vLLM and SGLang with --disable-custom-all-reduce"
 
 
 def _gpu_model(case: _Case) -> _Found | None:
@@ -315,6 +315,8 @@ def _no_shared_memory(case: _Case) -> _Found | None:
     if case.variables.get("NCCL_SHM_DISABLE", "").strip() != "1" or "NET/" not in case.link.nccl:
         return None
     text = f"NCCL_SHM_DISABLE=1 is set: without P2P, NCCL takes {case.link.nccl} even on this host"
+    if case.variables.get("NCCL_IB_DISABLE", "").strip() == "1":
+        text += ", and NCCL_IB_DISABLE=1 leaves it no InfiniBand"
     return _Found(Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE")
 
 
@@ -368,4 +370,4 @@ def workarounds(peer_map: PeerMap) -> Iterator[str]:
     """Yield what lets jobs run meanwhile; nothing if no link is broken."""
     if any(link.state.is_broken for link in peer_map.links):
         yield "NCCL_P2P_DISABLE=1 for jobs with NCCL (slower: all data goes through host memory)"
-        yield "vLLM: --disable-custom-all-reduce as well, because its own kernel uses P2P without NCCL"
+        yield "vLLM, SGLang: --disable-custom-all-reduce as well, because their own kernels use P2P without NCCL"
