@@ -88,7 +88,7 @@ def latency(request: Request, *, collectives: bool, layers: int | None) -> Reque
     Examples:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
-      collbench latency --collectives --layers 32
+      collbench latency --collectives --layers 32 --devices 0,1
     """
     if collectives:
         return measuring.small_allreduces(request, layers or measuring.DEFAULT_LAYERS)
