@@ -1,4 +1,4 @@
-"""Files besides runs, which annexes read: of which kind one is, and the annex's module for it, loaded only then."""
+"""Files besides runs: of which kind one is, and the module for it, loaded only then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 JOB = "collbench-job"
 # What a file's "format" says: the module that offers what `Kind` lists.
-KINDS = {JOB: "collbench.jobs.hooks"}
+KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.cli.saved_ablation"}
 MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions of a thousand calls
 
 
@@ -49,12 +49,18 @@ class Kind(Protocol):
     """What such a module offers."""
 
     NAME: str  # "a recorded job"
-    CALL: str  # that loads one in Python
+    CALL: str  # that loads one in Python; "{!r}" is the file
+    OPTIONS: tuple[str, ...]  # of `show`, by their parameters' names, that are for such a file alone
     load: Callable[[Path], object]
-    scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
     show: Callable[..., None]  # prints it
     export: Callable[[Path, str], str]  # the text of --format. Raises UsageError for one that it does not have
     html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
+
+
+class JobKind(Kind, Protocol):
+    """What the module for recorded jobs also offers."""
+
+    scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
 
 
 def format_of(path: Path) -> str:
@@ -68,15 +74,15 @@ def format_of(path: Path) -> str:
     return named if isinstance(named, str) and named in KINDS else ""
 
 
-def kind(name: str) -> Kind:
-    """Return the module for files of a format."""
-    return cast("Kind", import_module(KINDS[name]))
-
-
 def kind_of(path: Path) -> Kind | None:
     """Return the module for a file; None for a run, and for what cannot be read."""
     name = format_of(path)
-    return kind(name) if name else None
+    return cast("Kind", import_module(KINDS[name])) if name else None
+
+
+def job_kind() -> JobKind:
+    """Return the module for recorded jobs."""
+    return cast("JobKind", import_module(KINDS[JOB]))
 
 
 def trace_title(path: Path) -> str:
@@ -86,5 +92,5 @@ def trace_title(path: Path) -> str:
 
 def job_scorer(file: Path) -> Scorer:
     """Return what measures finalists by a recorded job. Raises RunFileError."""
-    jobs = kind(JOB)
+    jobs = job_kind()
     return jobs.scorer(jobs.load(file), one_line(file.name))

@@ -35,7 +35,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
         return MeasuredRun.of(run_file.load(file))
     except RunFileError:
         if (kind := file_kinds.kind_of(file)) is not None:
-            raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL}({str(file)!r})") from None
+            raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL.format(str(file))}") from None
         raise
 
 

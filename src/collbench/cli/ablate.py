@@ -139,7 +139,7 @@ _own_options = options.apply(
     ),
     options.force,
     click.option("--json", "as_json", is_flag=True, help="Print the file's content instead of the page."),
-    click.option("--verbose", is_flag=True, help="Also print the script's output on stderr."),
+    click.option("-v", "--verbose", is_flag=True, help="Also print the script's output on stderr."),
 )
 
 

@@ -173,7 +173,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         },
         words,
     )
-    scorer = None if job is None else file_kinds.kind(file_kinds.JOB).scorer(job, "job")
+    scorer = None if job is None else file_kinds.job_kind().scorer(job, "job")
     selection = selecting.select_devices(select_request(context.params, scorer)).check()
     os.environ.update(selection.environment)
     return selection

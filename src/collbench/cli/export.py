@@ -52,7 +52,7 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
     run_file = named_or_newest(file)
     if output is not None:
         atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
-    content = printable(_job(run_file, layout) or _run(run_file, layout))
+    content = printable(_other(run_file, layout) or _run(run_file, layout))
     if output is not None:
         atomic_write.write(content, output, *_SAVE, force=force)
         say(f"wrote {output}")
@@ -60,8 +60,8 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
         echo(content, end="")
 
 
-def _job(file: Path, layout: str) -> str:
-    """Return the text of a recorded job; "" for a run."""
+def _other(file: Path, layout: str) -> str:
+    """Return the text of a file of another kind; "" for a run."""
     kind = file_kinds.kind_of(file)
     if kind is None and layout == "perfetto":
         runfile_run_file.load(file)  # if it is no run either, that says why

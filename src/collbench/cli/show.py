@@ -1,4 +1,4 @@
-"""`collbench show`: a saved run, or a recorded job, printed."""
+"""`collbench show`: a saved run, a recorded job, or an ablation, printed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show(
     as_json: bool,
     **of_job: Any,
 ) -> None:
-    """Print a saved run again, as the command that measured it did, or the step of a recorded job.
+    """Print a saved run or ablation again, as its command did, or the step of a recorded job.
 
     --ranking has a row for each operation and size, says whether the choice matters, and ends with status 1 if there
     are too few trials to rank anything. The run may be of any machine; the page names the machine. For a job
@@ -64,9 +64,9 @@ def show(
     """
     narrowed = operation is not None or size is not None
     if file is not None and (kind := file_kinds.kind_of(file)) is not None:
-        if ranking or narrowed:
-            raise UsageError(f"{file} is {kind.NAME}: it takes only --rank, --run-file, --json and --verbose")
-        kind.show(file, **of_job, as_json=as_json)
+        if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
+            raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
+        kind.show(file, as_json=as_json, **{name: of_job[name] for name in kind.OPTIONS})
     elif any(option not in (None, ()) for option in of_job.values()):
         raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
     elif ranking:

@@ -16,7 +16,7 @@ from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.runfile.codec import document
 
-NAME, CALL = "a recorded job", "collbench.load_job"
+NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "against")
 load = job_file.load
 
 

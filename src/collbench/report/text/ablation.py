@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from rich.text import Text
-
 from collbench.judge.stats import DELTA
 from collbench.launch.ablation import (
     Ablation,
@@ -24,7 +22,7 @@ from collbench.launch.ablation import (
 from collbench.model.capabilities import capabilities
 from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
 from collbench.report.text.frame import settings
-from collbench.report.text.layout import Part, Table, table
+from collbench.report.text.layout import Lines, Part, Table, prose, table
 
 # What is timed, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
@@ -39,12 +37,13 @@ _STOPPED = {
 
 def page(ablation: Ablation) -> Iterator[Part]:
     """Yield the page's blocks: the result, the origin of the figures, both arms, and remarks."""
-    yield Text(f"{verdict(ablation)}\n\n{_header(ablation)}\n")
+    yield prose(f"{verdict(ablation)}\n")
+    yield Lines(f"{_header(ablation)}\n")
     yield _table(ablation)
     if any(arm.allreduce for arm in ablation.arms):
-        yield Text("all-reduce: on these devices in the arm's environment, busbw in GB/s, below 1M the time")
+        yield prose("all-reduce: on these devices in the arm's environment, busbw in GB/s, below 1M the time")
     if remarks := list(_remarks(ablation)):
-        yield Text("\n" + "\n".join(remarks))
+        yield prose("\n" + "\n".join(remarks))
 
 
 def verdict(ablation: Ablation) -> str:
