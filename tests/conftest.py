@@ -29,6 +29,7 @@ settings.load_profile("collbench")
 # Several processes share two cores, where the threads of OpenBLAS would busy-wait for each other. Set before
 # any test loads numpy, and passed on to what tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # xdist sets it in its processes, and pages in pipes obey it
 
 # Collecting creates a million objects that all stay: scanning them repeatedly would free nothing.
 gc.disable()

@@ -77,6 +77,9 @@ def test_the_reason_names_what_was_gained() -> None:
     assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
     run.measurements = run.measurements[:-2] + run.measurements[-1:]
     assert choose(run, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
+    alike = pair_run(4, lambda _a, _b: 48.34)
+    alike.measurements = alike.measurements[:-1]
+    assert choose(alike, 2).why(gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches as much"
 
 
 def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:

@@ -100,7 +100,7 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
     done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
-    assert "without p2p a step of this job takes 25.0% (95%: 25.0–25.0%) longer" in done.stdout
+    assert "without p2p a step of this job takes 25.0% longer (95% interval 25.0%)" in done.stdout
     assert "backend   host: gloo on CPU cores, which ignores NCCL variables" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("saved     ")
     lines = [line for line in done.stderr.splitlines() if line.startswith("collbench: run ")]
@@ -225,7 +225,7 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
     ("one GPU to choose", ("ablate", "--auto-select", "1", "--without", "p2p", "train.py"), "--auto-select 1 is one"),
     ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean p2p?"),
     ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train the same way"),
-    ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 devices and the other arm has 2"),
+    ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 device and the other arm has 2"),
     ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is not a regular expression"),
     ("no script", (*SOME, "none.py"), "script 'none.py' does not exist"),
     ("several nodes", (*SOME, "--nnodes", "2", "train.py"), "ablate compares on one node, and --nnodes names several"),

@@ -96,7 +96,7 @@ def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Prog
     assert "fix       unset NCCL_P2P_DISABLE\n" in page
     status, page, _ = simulated(program, Fault(FaultKind.HANGING_LINK, (0, 1), one_way=True), "--force")
     assert status == 4
-    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hang. (sim)" in page
+    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hangs. (sim)" in page
     answer = json.loads(program("check", "run.json", "--json").out)
     assert answer["p2p"] is None, "a saved run has no such map"
 

@@ -159,6 +159,22 @@ def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path)
     assert skipped[0].endswith("the other GPU's memory")
 
 
+@pytest.mark.parametrize("args", [("show", "run.json", "-v"), ("select", "7", "run.json", "--any-machine")])
+def test_a_pipe_obeys_columns_if_they_are_set(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    """As a terminal of that size shows it; what is no number of columns is no size."""
+    run_file.save(slow_pairs(8), tmp_path / "run.json")
+    usual = program(*args).out
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = program(*args).out
+    assert max(map(len, usual.splitlines())) > 100
+    assert max(map(len, narrow.splitlines())) <= 80
+    for nothing in ("", "0", "-5", "wide"):
+        monkeypatch.setenv("COLUMNS", nothing)
+        assert program(*args).out == usual
+
+
 def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:
     environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes, tmp_path)
     command = collbench("allreduce", "--sizes", "1K", "--output", "run.json")

@@ -19,6 +19,11 @@ from tests.report.pages import text
 _ERROR = Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled cuda error")
 
 
+def _one_way(seen: Seen) -> PeerMap:
+    """Return a map in which only the first link is as seen, and the other works."""
+    return replace(seen.map, links=(seen.map.links[0], HEALTHY.map.links[1]))
+
+
 def _denied(seen: Seen) -> PeerMap:
     denied = {"r": PeerStatus.GNS, "w": PeerStatus.GNS}
     return replace(seen.map, links=tuple(replace(link, tool=denied) for link in seen.links))
@@ -31,6 +36,8 @@ def _denied(seen: Seen) -> PeerMap:
         (BROKEN.map, ExitStatus.UNTRUSTED, "P2P is broken on 2 of 2 links: GPU0→GPU1, GPU1→GPU0 deliver wrong data."),
         (HANGING.map, ExitStatus.UNTRUSTED, "P2P is broken on 2 of 2 links: GPU0→GPU1, GPU1→GPU0 hang."),
         (SLOW.map, ExitStatus.CONTRADICTION, "P2P works, but is slow on 2 of 2 links"),
+        (_one_way(SLOW), ExitStatus.CONTRADICTION, "is slow on 1 of 2 links: GPU0→GPU1 is slower than through host"),
+        (_one_way(HANGING), ExitStatus.UNTRUSTED, "P2P is broken on 1 of 2 links: GPU0→GPU1 hangs."),
         (NOT_ENABLED.map, ExitStatus.CONTRADICTION, "are offered by the driver, which then refuses them"),
         (_denied(NO), ExitStatus.DONE, "No P2P: the driver offers it for no link (GNS: GPU not supported)."),
         (_denied(HEALTHY), ExitStatus.CONTRADICTION, "P2P works on all 2 links"),

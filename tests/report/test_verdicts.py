@@ -7,6 +7,7 @@ import pytest
 
 from collbench.judge.diagnose import Kind, Severity, judge
 from collbench.model.errors import ExitStatus
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.report.text import measured, verdicts
@@ -140,3 +141,11 @@ def test_check_says_what_is_below_normal_where_labels_and_copies_agree() -> None
     assert (told["exit_status"], below) == (3, ["allreduce"])
     healthy = nccl_at(320.0)
     assert (verdicts.status(healthy, []), verdicts.contradiction(healthy)) == (ExitStatus.DONE, "")
+
+
+@pytest.mark.parametrize("kind", [FailureKind.HANG, FailureKind.ERROR])
+def test_a_failure_has_one_headline(kind: FailureKind) -> None:
+    run = failed(h200(), Operation.CE_WRITE, (2, 3), "no answer", kind)
+    first, second, *_ = text(verdicts.page(run, judge(run), further=()), verbose=False).splitlines()
+    assert first.startswith(("HANG GPU2 → GPU3: ", "FAILED GPU2 → GPU3: "))
+    assert second.startswith("agree ")

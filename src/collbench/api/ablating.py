@@ -27,7 +27,7 @@ from collbench.measurement.backends.factory import Present
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.run import Device
-from collbench.model.units import fixed
+from collbench.model.units import amount, fixed
 from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _choose(
         others = visible_devices.select(present.every, against)
         if len(others) != len(chosen.devices):
             raise UsageError(
-                f"--against {against} names {len(others)} devices and the other arm has "
+                f"--against {against} names {amount(len(others), 'device')} and the other arm has "
                 f"{len(chosen.devices)}: only the same job on as many devices can be compared"
             )
         if {device.uuid for device in others} == {device.uuid for device in chosen.devices}:

@@ -9,6 +9,7 @@ from collbench.machine.nvidia_smi import with_reported
 from collbench.measurement.backends import factory
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Run, device_sets
+from collbench.model.units import amount, verb
 
 # As a health check for prologs and timers, `collbench check` fails if anything could not be measured.
 
@@ -26,9 +27,10 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     A GPU that fell off the bus is missing, not slow. A pair that the method does not measure is not counted against the
     run.
     """
-    if expected is not None and len(run.devices) != expected:
+    count = len(run.devices)
+    if expected is not None and count != expected:
         tags = ", ".join(device.tag for device in run.devices)
-        return f"{len(run.devices)} devices were checked ({tags}), --expect requires {expected}"
+        return f"{amount(count, 'device')} {verb(count, 'was', 'were')} checked ({tags}), --expect requires {expected}"
     from collbench.judge.diagnose import coverage  # late: numpy
     from collbench.report import sentences
 
@@ -36,7 +38,7 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first, absence = next(iter(covered.lacking.items()))
-    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    share = sentences.judged(len(covered.judged), covered.pairs)
     pair = device_sets([first], run.devices)
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 

@@ -36,7 +36,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run, tags
-from collbench.model.units import fixed
+from collbench.model.units import fixed, verb
 
 __all__ = ["choose", "choose_by_labels", "choose_each", "evidence", "further_finalists", "settle"]
 
@@ -88,7 +88,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
         of = len(run.devices)
-        reason = f"all {k} devices" if k == of else f"the {k} of {of} devices that are left"
+        reason = f"all {k} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
         choice = Choice(tuple(fit), reason, band, candidates)
     else:
         choice = _decided(problem, k, without)
@@ -145,7 +145,7 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     if len(fit) < k:
         named = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
         busy = any(not {why.sort for why in left.why} & {Unfit.EXCLUDED, Unfit.FAULTY} for left in out)
-        left = f"{len(fit)} {'is' if len(fit) == 1 else 'are'} left without {named}"
+        left = f"{len(fit)} {verb(len(fit), 'is', 'are')} left without {named}"
         advice = "choose fewer, or add --allow-busy" if busy else "choose fewer"
         raise UsageError(f"cannot choose {k} of {n} devices: {left}; {advice}")
     return fit
@@ -223,7 +223,8 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: s
     if k == 2 and not chosen.band.unmeasured:
         pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
         whose = f"the {pair}{without}" if without else f"the machine's {pair}"
-        return f"{fixed(chosen.band.lo, 3)} GB/s; {whose} reaches {fixed(problem.worst, 3)} GB/s"
+        best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
+        return f"{best} GB/s; {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
     over = f" over {chosen.band.basis}" if chosen.band.hi > 0 else ""
     other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}"
     return f"predicted {chosen.band}{over} ({other})"

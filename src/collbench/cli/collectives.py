@@ -20,7 +20,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Variant, Work
 from collbench.model.skew import Skew
-from collbench.model.units import DTYPE_BYTES, REDOPS, format_size, parse_dtype, parse_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ def _devices(request: Request, processes: int, ngpus: int | None, nthreads: int 
         )
     present = present_devices(request.backend, request.fabric)
     if count > len(present):
-        raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
+        wanted = amount(count, "device")
+        raise UsageError(f"{flags} asks for {wanted}, and this process may use {len(present)}: write fewer")
     return ",".join(str(device.index) for device in present[:count])
 
 

@@ -21,12 +21,12 @@ from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
+from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, UsageError
 from collbench.model.nccl_options import parse_config
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
-from collbench.model.units import amount, parse_budget, parse_precision
+from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
 
 # How long to measure.
@@ -188,6 +188,13 @@ class RunPrinter:
 
             show_page(page(run))
 
+    def show_wrong(self, run: Run) -> None:
+        """Print a run that wrong data ended, if it says so; nccl-tests prints no rows of such a run."""
+        from collbench.report.text.frame import headline
+
+        if self.layout != NCCL_TESTS and headline(run):
+            self.show(run)
+
     def report_file(self, path: Path) -> None:
         """Report the run's file: on stderr if stdout is parsed."""
         if self.layout != TABLE:
@@ -246,13 +253,17 @@ def _measured_in(
 ) -> Run:
     """Measure a session to its end, print its run, say where it is saved, and return it.
 
-    If something interrupts it, what was measured is saved, and the error says where. `page` is the module that prints
-    the run; `begun` gets the session once it is open.
+    If something interrupts it, what was measured is saved, and the error says where; wrong data is printed, too, as
+    the run's failure. `page` is the module that prints the run; `begun` gets the session once it is open.
     """
     with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
         import_module(page)  # while the workers are idle for the last time
-        session.measure()
+        try:
+            session.measure()
+        except DataCorruption:
+            printer.show_wrong(run_file.again(session.run))
+            raise
         printer.show(session.run)
     if session.failure is not None:
         raise session.failure
@@ -309,7 +320,7 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
         return "nothing was measured or saved"
     counts = [f"{amount(measured, 'data point')} measured so far"] if measured else []
     counts += [f"{amount(points - measured, 'data point')} without a result"] if points > measured else []
-    what, session = f"{' and '.join(counts)} are", sessions[0]
+    what, session = f"{' and '.join(counts)} {verb(points, 'is', 'are')}", sessions[0]
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
     if session.path is None:

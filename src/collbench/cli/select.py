@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -14,7 +13,7 @@ import click
 from collbench.api.choices import DEFAULT_SIZE, Selected, SelectRequest
 from collbench.api.selecting import select_devices
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
+from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
@@ -185,7 +184,7 @@ def _print(answer: Selection, layout: str) -> None:
     from collbench.report.text.selection import explanation
 
     if layout == _TEXT:
-        echo(explanation(answer, prose_width() if sys.stdout.isatty() else None, verbose=is_verbose()))
+        echo(explanation(answer, prose_width() if columns() else None, verbose=is_verbose()))
         return
     if layout == _JSON:
         from collbench.runfile.codec import document, plain

@@ -49,6 +49,7 @@ def is_verbose() -> bool:
 
 # Sentences are easier to read in shorter lines; a pipe gets the longest, WIDE.
 _NARROWEST_PROSE = 40
+_OF_A_TERMINAL = (80, 24)  # that does not say its size
 
 
 def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
@@ -61,12 +62,17 @@ def say(text: str, file: TextIO | None = None) -> None:
     _write(one_line(f"collbench: {text}") + "\n", file or sys.stderr)
 
 
+def columns() -> int | None:
+    """Return the columns of the terminal, of a pipe those that the variable COLUMNS says; None if nothing says any."""
+    unknown = _OF_A_TERMINAL if sys.stdout.isatty() else (0, 0)
+    return shutil.get_terminal_size(unknown).columns or None
+
+
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
     from collbench.report.prose import WIDE  # late: it loads rich and numpy
 
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
-    return max(_NARROWEST_PROSE, min(columns, WIDE))
+    return max(_NARROWEST_PROSE, min(columns() or WIDE, WIDE))
 
 
 def leave(status: int) -> None:
@@ -82,10 +88,10 @@ def show_page(page: Page) -> None:
 
     from collbench.report.terminal import drawn
 
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    # The width is only that it is not 0, as COLUMNS=0 says: with soft_wrap nothing is cut or wrapped by it.
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=prose_width())
     colored = console.is_terminal and not console.no_color
-    for text in drawn(page, verbose=is_verbose(), wide=prose_width(), columns=columns, colored=colored):
+    for text in drawn(page, verbose=is_verbose(), wide=prose_width(), columns=columns(), colored=colored):
         with console.capture() as captured:
             console.print(_Safe(text))
         # Saved pages should have no blanks at the end of lines.

@@ -270,5 +270,6 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
         yield "search    heuristic: switches are filled greedily"
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
-        by_reason[left_out(why)].append(origin.names[node])
+        is_slow = isinstance(why, NodeEffect) and why.state is State.SLOW  # a line of its own says how slow
+        by_reason["slow" if is_slow else left_out(why)].append(origin.names[node])
     yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

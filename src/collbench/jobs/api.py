@@ -25,6 +25,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run
+from collbench.model.units import amount, verb
 from collbench.runfile import atomic_write
 
 if TYPE_CHECKING:
@@ -180,14 +181,15 @@ def merge(
 def _findings(merged: Merged) -> Iterator[str]:
     """Yield a notice for each thing that an incomplete recording lacks."""
     if merged.others:
-        yield f"{merged.others} other stream(s) are of other jobs of this command: only the job that sent most is kept"
+        streams = f"{amount(merged.others, 'other stream')} {verb(merged.others, 'is', 'are')}"
+        yield f"{streams} of other jobs of this command: only the job that sent most is kept"
     if merged.missing:
         shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
         yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
     cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
     if cut:
-        ended = f"{len(cut)} of {len(merged.job.ranks)} ranks were killed, or left by _exit()"
-        yield f"{ended}: their calls are recorded until then"
+        ended = f"{len(cut)} of {len(merged.job.ranks)} ranks {verb(len(cut), 'was', 'were')} killed"
+        yield f"{ended}, or left by _exit(): their calls are recorded until then"
     dropped = sum(rank.dropped for rank in merged.job.ranks)
     if dropped:
         yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
@@ -266,7 +268,8 @@ def import_job(
         notices.say(f"no trace says how many ranks the job has: it is taken to have {job.world_size}")
     missing = job.world_size - len(job.ranks)
     if missing:
-        notices.say(f"{missing} of {job.world_size} ranks have no trace with a call: name the files of all ranks")
+        lacking = f"{missing} of {job.world_size} ranks {verb(missing, 'has', 'have')}"
+        notices.say(f"{lacking} no trace with a call: name the files of all ranks")
     job_file.save(job, path, force=force)
     return job
 
@@ -288,7 +291,7 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
         chosen = visible_devices.select(run.devices, devices)
         if len(chosen) != job.world_size:
             raise UsageError(
-                f"--devices names {len(chosen)} devices, and the job has {job.world_size} ranks: "
+                f"--devices names {amount(len(chosen), 'device')}, and the job has {amount(job.world_size, 'rank')}: "
                 "name one device per rank"
             )
         return {rank: run.devices.index(device) for rank, device in enumerate(chosen)}

@@ -208,6 +208,11 @@ def amount(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def verb(count: int, one: str, several: str) -> str:
+    """Return the form of a verb whose subject is so many: "is" of 1, "are" of 2."""
+    return one if count == 1 else several
+
+
 def counted(names: Iterable[str]) -> str:
     """Return how often each name occurs: "7 × NVIDIA H200, 1 × NVIDIA H100"."""
     return ", ".join(f"{count} × {name}" for name, count in Counter(names).items())

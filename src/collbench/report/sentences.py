@@ -10,7 +10,7 @@ from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
-from collbench.model.units import DTYPE_BYTES, amount, figure, fixed, format_approximate_size, format_size
+from collbench.model.units import DTYPE_BYTES, amount, figure, fixed, format_approximate_size, format_size, verb
 
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:
@@ -244,12 +244,17 @@ def what(verdict: Verdict, run: Run) -> str:
     return text
 
 
+def judged(count: int, of: int) -> str:
+    """Return "no pair was judged", "3 of 6 pairs were judged"."""
+    return f"{count} of {amount(of, 'pair')} {verb(count, 'was', 'were')} judged" if count else "no pair was judged"
+
+
 def finding(verdict: Verdict) -> str:
-    """Return a verdict in one line: its kind, where it is, the rates that show it, what was found, a set variable."""
+    """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
     rates = ""
     if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
         rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
     unsure = "" if verdict.confirmed else "not confirmed in isolation"
-    variable = verdict.cause.name if verdict.cause.seen and verdict.cause.name.startswith("NCCL_") else ""
-    said = "; ".join(filter(None, (rates, verdict.text, variable and f"{variable} is set", unsure)))
+    found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
+    said = "; ".join(filter(None, (*found, unsure)))
     return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"

@@ -159,7 +159,7 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("run.json", "--params", "1B", "--devices", "0,1"), "for a recorded job"),
         (("job.json", "run.json", "--params", "1B"), "--params describes a network"),
         (("job.json", "run.json", "--gpus", "2"), "--gpus describes a network"),
-        (("job.json", "run.json", "--devices", "0"), "--devices names 1 devices, and the job has 2 ranks"),
+        (("job.json", "run.json", "--devices", "0"), "--devices names 1 device, and the job has 2 ranks"),
         (
             ("staged.json", "run.json"),
             "other NCCL_* variables than the job: add a run of its links with --recorded RUN",

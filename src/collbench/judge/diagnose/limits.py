@@ -17,6 +17,7 @@ from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, SkipKind, Skipped
+from collbench.model.units import amount
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
 
@@ -227,7 +228,7 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy
 def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Verdict:
     count = nvlink_count(facts.label(min(blame.links)))
     worth = _worth(facts, blame, links, count)
-    text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {count} links"
+    text = f"reaches the rate of {f'{worth:.0f}' if worth >= 1 else f'{worth:.1f}'} of {amount(count, 'link')}"
     cause = unhealthy.cause(blame.members) or _lanes(facts, blame)
     return verdict_on(facts, Kind.NV_DEGRADED, blame, text, cause, [links[link] for link in blame.links])
 

@@ -11,6 +11,7 @@ from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, on
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.run import Path, PeerStatus
+from collbench.model.units import amount
 
 
 def reported(facts: Facts) -> Iterator[Verdict]:
@@ -53,7 +54,7 @@ def _link_counts(facts: Facts) -> Iterator[Verdict]:
         if label is None or nvlink_count(label) == path.nvlinks or not counted:
             return None
         source = "nvidia-smi topo -m" if label == path.tool_label else "the label"
-        return f"{source} reports {label}, NVML counts {path.nvlinks} active NVLinks", label
+        return f"{source} reports {label}, NVML counts {amount(path.nvlinks, 'active NVLink')}", label
 
     def cause(members: tuple[int, ...]) -> Cause:
         text = "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)"

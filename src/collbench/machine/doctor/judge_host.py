@@ -12,7 +12,7 @@ from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort
-from collbench.model.units import fixed, format_approximate_size
+from collbench.model.units import amount, fixed, format_approximate_size, verb
 
 _MIB = 2**20
 # What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
@@ -109,7 +109,7 @@ def _cpus(facts: Facts, gpus: int) -> Lines:
     elif on_cores:
         yield fail("CPUs", f"{text}; the host backend needs two", fix)
     else:
-        yield warn("CPUs", f"{text}, for {needed} GPUs: ranks wait for each other's cores", fix)
+        yield warn("CPUs", f"{text}, for {amount(needed, 'GPU')}: ranks wait for each other's cores", fix)
     if host.cpu_quota is not None:
         text = f"a cgroup limits CPU time to {fixed(host.cpu_quota)} CPUs: a rank that polls is paused at times"
         if host.cpu_quota < max(needed, 1):
@@ -212,7 +212,8 @@ def _affinity(near: Mapping[int, Mapping[str, str]]) -> Lines:
     known = {gpu: nearest(cards) for gpu, cards in sorted(near.items()) if cards}
     far = [f"GPU{gpu}" for gpu, (_, how) in known.items() if how == "SYS"]
     if 0 < len(far) < len(known):
-        text = f"{', '.join(far)} reach cards only across sockets (SYS), other GPUs have a nearer card"
+        gpus = f"{', '.join(far)} {verb(len(far), 'reaches', 'reach')}"
+        text = f"{gpus} cards only across sockets (SYS), other GPUs have a nearer card"
         yield warn(name, text, "see 'nvidia-smi topo -m' and the slots of the cards")
     elif known:
         routes = ", ".join(f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items())

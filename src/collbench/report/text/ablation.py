@@ -20,7 +20,7 @@ from collbench.launch.ablation import (
     precise,
 )
 from collbench.model.capabilities import capabilities
-from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size
+from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size, span
 from collbench.report.text.frame import settings
 from collbench.report.text.layout import Lines, Part, Table, prose, table
 
@@ -57,7 +57,7 @@ def verdict(ablation: Ablation) -> str:
 
 
 def effect(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
-    """Return the meaning of a ratio of two arms: "without p2p a step of this job takes 28.0% (…) longer".
+    """Return the meaning of a ratio of two arms: "without p2p a step of this job takes 28.0% longer (95% interval …)".
 
     `what` was timed in both arms, `names` are the arms' names, and `without` is what the second arm lacks if that is
     their only difference.
@@ -66,11 +66,11 @@ def effect(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[st
     if ratio.low <= 1 <= ratio.high:
         return _tied(ratio, change, what)
     low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    share = f"{_percent(abs(ratio.middle - 1))}% (95%: {_percent(low)}–{_percent(high)}%)"
-    longer = "longer" if ratio.low > 1 else "less"
+    more = f"{_percent(abs(ratio.middle - 1))}% {'longer' if ratio.low > 1 else 'less'}"
+    interval = f"(95% interval {span(_percent(low), _percent(high), '–')}%)"
     if without:
-        return f"without {' and '.join(without)} {what} of this job takes {share} {longer}"
-    return f"{change} {what} of this job takes {share} {longer} than {base}"
+        return f"without {' and '.join(without)} {what} of this job takes {more} {interval}"
+    return f"{change} {what} of this job takes {more} than {base} {interval}"
 
 
 def _tied(ratio: Ratio, change: str, what: str) -> str:

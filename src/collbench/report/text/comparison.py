@@ -13,7 +13,7 @@ from collbench.judge.compare import STARTED, Change, Comparison, Difference, Gro
 from collbench.judge.outcome import outcome
 from collbench.judge.trend import Line, Trend
 from collbench.model.run import Run, tags
-from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
 from collbench.report.text.layout import Lines, Page, Part, both, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -159,8 +159,11 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
             "no data point has three trials in both runs, the fewest that show noise: measure both to the end"
         )
     elif comparison.lost:
-        points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
-        yield not_judged(f"{points} are missing in the new run: measure it again, or finish it with --resume")
+        lost = len(comparison.lost)
+        points = f"{lost} of {amount(lost + len(comparison.changes), 'data point')} of the base"
+        yield not_judged(
+            f"{points} {verb(lost, 'is', 'are')} missing in the new run: measure it again, or finish it with --resume"
+        )
     elif not comparison.new.complete:
         yield not_judged("the new run is incomplete: measure it again, or finish it with --resume")
 
@@ -185,7 +188,7 @@ def other_devices(comparison: Comparison) -> str:
     old = counted(comparison.base.devices[position].name for _, position in pairs)
     new = counted(comparison.new.devices[position].name for position, _ in pairs)
     others = comparison.match.by_uuid
-    same = f"; {others} {'other is' if others == 1 else 'others are'} the same" if others else ""
+    same = f"; {others} {verb(others, 'other is', 'others are')} the same" if others else ""
     return f"other devices: {new} in place of {old}{same}" if pairs else ""
 
 
@@ -244,9 +247,7 @@ def conclusion(comparison: Comparison) -> str:
         return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
     only = ((len(comparison.only_base), "base"), (len(comparison.only_new), "new run"))
     alone = [
-        f"{amount(count, 'data point')} {'is' if count == 1 else 'are'} only in the {run}"
-        for count, run in only
-        if count
+        f"{amount(count, 'data point')} {verb(count, 'is', 'are')} only in the {run}" for count, run in only if count
     ]
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
         return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."

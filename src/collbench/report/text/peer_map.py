@@ -28,7 +28,7 @@ from collbench.model.peer_map import (
     PeerState,
 )
 from collbench.model.run import Device, PeerStatus, tags
-from collbench.model.units import abridged, amount, figure, fixed
+from collbench.model.units import abridged, amount, figure, fixed, verb
 from collbench.report.sentences import failure, wrong_data
 from collbench.report.text.layout import Lines, Part, table
 from collbench.runfile.codec import document, picked
@@ -140,7 +140,7 @@ def answer(peer_map: PeerMap) -> str:
         (state for state in by_state if state not in (PeerState.WORKS, PeerState.NONE)), key=list(PeerState).index
     )
     if bad:
-        parts = [f"{_names(by_state[state], peer_map)} {_SAYS[state]}" for state in bad]
+        parts = [f"{_names(by_state[one], peer_map)} {verb(len(by_state[one]), *_SAYS[one])}" for one in bad]
         what = "works, but is slow" if bad == [PeerState.SLOW] else "is broken"
         return f"P2P {what} on {sum(len(by_state[state]) for state in bad)} of {count} links: {'; '.join(parts)}."
     if PeerState.WORKS not in by_state:
@@ -154,12 +154,17 @@ def answer(peer_map: PeerMap) -> str:
     return f"{text}; {_nccl(peer_map)}."
 
 
+_SLOWER = f"slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times"
+# Of one link, and of several.
 _SAYS = {
-    PeerState.HANGS: "hang",
-    PeerState.CORRUPTS: "deliver wrong data",
-    PeerState.FAILS: "fail",
-    PeerState.REFUSED: "are offered by the driver, which then refuses them",
-    PeerState.SLOW: f"are slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times",
+    PeerState.HANGS: ("hangs", "hang"),
+    PeerState.CORRUPTS: ("delivers wrong data", "deliver wrong data"),
+    PeerState.FAILS: ("fails", "fail"),
+    PeerState.REFUSED: (
+        "is offered by the driver, which then refuses it",
+        "are offered by the driver, which then refuses them",
+    ),
+    PeerState.SLOW: (f"is {_SLOWER}", f"are {_SLOWER}"),
 }
 
 

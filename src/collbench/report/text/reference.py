@@ -26,7 +26,7 @@ from collbench.judge.tiers import kind_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, device_sets, tags
-from collbench.model.units import amount, counted, figure, format_size, size_span
+from collbench.model.units import amount, counted, figure, format_size, size_span, verb
 from collbench.report.text.frame import alarm, header, not_judged, origin, sim
 from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.runfile.codec import document, picked, plain
@@ -91,7 +91,7 @@ def _left_out(answers: Answers) -> str:
     if first.labels:
         names = ", ".join(label for label, _ in first.labels)
         count = sum(count for _, count in first.labels)
-        parts.append(f"{count} {'has' if count == 1 else 'have'} no figure ({names})")
+        parts.append(f"{count} {verb(count, 'has', 'have')} no figure ({names})")
     if first.unmeasured:
         parts.append(f"{len(first.unmeasured)} not measured")
     return "; ".join(parts) + (f"; likewise {amount(len(more), 'other operation')}" if more else "")

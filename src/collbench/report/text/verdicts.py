@@ -16,7 +16,7 @@ from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run, device_sets, tags
-from collbench.model.units import abridged, amount, figure, fixed, format_size, span
+from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span
 from collbench.report import sentences
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
@@ -36,6 +36,7 @@ _STYLES = {
     Severity.FAILURE: "bold red",
     Severity.INFO: "bold cyan",
 }
+_FAILURES = (Severity.HARD, Severity.FAILURE)
 _NOTHING = (
     "no pair has three trials of a copy of 16M or more in both directions, or of a collective of 64M or more: "
     "'collbench check' measures them"
@@ -67,8 +68,9 @@ def page(
     what else was examined.
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
-    yield from alarm(run)
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
+    if not any(verdict.severity in _FAILURES or verdict.kind is Kind.IMPOSSIBLE for verdict in faults):
+        yield from alarm(run)  # else the conclusion says what failed
     below = reference.below(run)
     worst = faults[0].severity if faults else Severity.CONTRADICTION if below else Severity.INFO
     concluded = prose(conclusion(run, covered, verdicts), "" if worst is Severity.INFO else _STYLES[worst])
@@ -181,15 +183,15 @@ def _where(run: Run, verdict: Verdict) -> str:
 
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
-    share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
+    share = sentences.judged(len(covered.judged), covered.pairs)
     if worst := worst_of(run, verdicts) or reference.below(run):
-        return worst if len(covered.judged) == covered.pairs else f"{worst}. {share}."
+        return worst if len(covered.judged) == covered.pairs else f"{worst}. {sentence(share)}"
     if covered.alone:
         return f"{run.devices[0].tag}: slot, health and copies with host memory agree. One GPU has no pair to judge."
     if not covered.judged:
-        return "No pair was judged."
+        return sentence(share)
     if covered.missed:
-        return f"{share}. For these, labels, tools and measurement agree."
+        return f"{sentence(share)} For these, labels, tools and measurement agree."
     return "Labels, tools and measurement agree."
 
 
@@ -203,7 +205,7 @@ def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
     """Return how many failures and how many contradictions there are: ["1 failure", "2 contradictions"]."""
-    hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
+    hard = sum(verdict.severity in _FAILURES for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
     return [amount(count, f"{more}{kind}") for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
 
@@ -233,7 +235,7 @@ def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
             if reading is not None:
                 rates[reading.label].append(reading)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(healthy)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
+    return f"{len(healthy)} of {amount(covered.pairs, 'pair')}{': ' if figures else ''}{figures}"
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
