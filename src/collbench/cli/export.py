@@ -14,7 +14,6 @@ from collbench.cli.runs import all_named_or_newest, named_or_newest
 from collbench.cli.terminal import echo, say
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line, printable
-from collbench.model.units import format_approximate_size
 from collbench.report.sections import section
 from collbench.runfile import atomic_write
 from collbench.runfile import run_file as runfile_run_file
@@ -138,8 +137,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
 def _save(text: str, path: Path, *, force: bool) -> None:
     text = printable(text)
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
-    size = format_approximate_size(len(text.encode(errors="backslashreplace")))
-    echo(f"saved     {one_line(str(path))} ({size})")
+    echo(f"saved     {one_line(str(path))}")
 
 
 def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
