@@ -55,6 +55,8 @@ _PRODUCTS = {
     "TITAN RTX": _Product(memory_gbs=672.0),
     "P100": _Product(4, 80.0, 732.0),
     "V100": _Product(6, 150.0, 1134.0),  # V100S; V100 has 900
+    "A40": _Product(4, 56.25),  # as A6000, by one bridge
+    "A6000": _Product(4, 56.25),
     "A100": _Product(12, 300.0, 2039.0),
     "A800": _Product(8, 200.0, 2039.0),
     "H800": _Product(8, 200.0, 3938.0),

@@ -129,7 +129,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
         cause = Cause(
             "nvlinks_hidden",
-            f"{hides} hides the NVLinks or NVSwitches from the labels; the links exist and are used",
+            f"{hides} hides the NVLinks or NVSwitches from the labels, which are used, unless the timing is wrong",
             f"nvidia-smi nvlink -s{on(facts.run, blame.members[:1])}; lspci | grep -i nvidia",
         )
         text = "faster than PCIe can be, though the label has no NVLink"

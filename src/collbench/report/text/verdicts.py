@@ -163,7 +163,8 @@ def _found(run: Run, verdict: Verdict) -> Found:
     devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
         limit = _LIMITS.get(verdict.kind, "theory")
-        path = next((p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label), None)
+        paths = (p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label)
+        path = next((p for p in paths if p.theory_gbs == verdict.theory_gbs), None)
         source = path.theory_source if path and limit == "theory" and len(devices) > 1 else ""
         gbs, source = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}", source.removeprefix("sim: ")
         fields.append((limit, f"{gbs}: {source}" if source else gbs))
