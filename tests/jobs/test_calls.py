@@ -139,6 +139,21 @@ def test_one_call_without_a_time_takes_none_from_the_others() -> None:
     assert [row.bounded for row in (whole, alone)] == [False, True]
 
 
+def test_a_kernel_and_its_transfer_are_of_the_same_repetitions() -> None:
+    """Only in the repetitions of which rank 1 lacks the kernel both ranks were fast."""
+    job = made_job([("allreduce", 2**20)], gpu=[50.0])
+
+    def partly(rank: JobRank) -> JobRank:
+        (phase,) = rank.phases
+        lasted = [(20.0 if rank.rank == 0 else 0.0) if one.repetition % 3 else 80.0 for one in phase.samples]
+        samples = tuple(replace(one, gpu=(took,)) for one, took in zip(phase.samples, lasted, strict=True))
+        return replace(rank, phases=(replace(phase, samples=samples),))
+
+    found = report(stepped(replace(job, ranks=tuple(map(partly, job.ranks)))))
+    assert found is not None
+    assert [(row.kernel, row.transfer) for row in found.rows] == [pytest.approx((80e-6, 80e-6))]
+
+
 def test_calls_in_one_group_share_their_kernel() -> None:
     job = made_job([("allgather", 1024)] * 4, gpu=[100.0] * 4)
 

@@ -163,6 +163,27 @@ def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
     assert ("few       all figures are of" in "\n".join(remarks(found))) == (len(timed) < 5)
 
 
+@pytest.mark.parametrize(("steps", "micro"), [(4, 2), (4, 4), (60, 1), (10, 2), (30, 2)])
+def test_a_micro_batch_is_told_from_a_step_or_the_page_says_that_it_may_be_one(steps: int, micro: int) -> None:
+    """Micro-batches of two all-reduces each, and after the last one of a step an optimizer that takes 50 µs."""
+    events, at, number = [], 1e6, 0
+    for _ in range(steps):
+        for _ in range(micro):
+            for lasted in (120.0, 60.0):
+                number += 1
+                events += [event("gemm", at, lasted), *call(number, at + lasted - 9, at + lasted, 20.0)]
+                at += lasted + 21
+        events.append(event("adam", at, 50.0))
+        at += 51
+    found = report(job_of([trace_of(events)]))
+    assert found is not None
+    text = "\n".join(remarks(found))
+    said = f"a micro-batch may look the same in {steps * micro} repetitions" in " ".join(text.split())
+    whole = found.repeats and len(found.phase.positions) == 2 * micro
+    assert whole or not found.repeats or said
+    assert not said or steps * micro < 20
+
+
 def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
     events = [one for step in range(6) for one in call(step + 1, 100.0 * step + 10, 100.0 * step + 50, 30.0)]
     events += [mark(step, 100.0 * step) for step in range(6)]

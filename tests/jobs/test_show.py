@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs import job_file
-from collbench.jobs.job import Group, Job
+from collbench.jobs.job import Group, Job, Steps, StepSource
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
 from tests.builders import gpus, run_of
@@ -110,6 +110,31 @@ def test_bad_input_is_one_line(
     result = program(*args)
     assert result.status == 2
     assert message in result.line
+
+
+@pytest.mark.parametrize(
+    ("steps", "first"),
+    [
+        (Steps(StepSource.FOLDED, "", 0.85, 0.999), "the step covers only 85% of the job's calls and 99% of its bytes"),
+        (Steps(why="it may be 4 or 8 calls"), "no step is known: it may be 4 or 8 calls"),
+    ],
+)
+def test_a_step_that_is_not_the_job_is_said_first_and_not_predicted(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Steps, first: str
+) -> None:
+    monkeypatch.chdir(folder)
+    job = job_file.load(Path("job.json"))
+    ranks = job.ranks if steps.source else tuple(replace(rank, step=None) for rank in job.ranks)
+    job_file.save(replace(job, ranks=ranks, steps=steps), Path("part.json"))
+    assert " ".join(program("show", "part.json").out.split()).startswith(first)
+    predicted = program("predict", "part.json", "run.json")
+    assert (predicted.status, predicted.line.startswith(first)) == (2, True)
+    simulated = ("--backend", "sim", "--fabric", "titan-rtx-nv2")
+    replayed = program("replay", "part.json", *simulated)
+    assert (replayed.status, first in replayed.err) == ((0, True) if steps.source else (2, False))
+    selected = program("select", "2", "--job", "part.json", *simulated)
+    assert selected.status == (0 if steps.source else 2)
+    assert (first in selected.err) == bool(steps.source)
 
 
 def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path) -> None:

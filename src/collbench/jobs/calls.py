@@ -181,10 +181,13 @@ def report(
     late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
     repetitions = common(job)
-    least, whole = _leasts(groups, chosen, phase, repetitions)
-    own = medians(_kernel_times(phase, repetitions), 0)
+    times = _kernel_times(phase, repetitions)
+    moving, whole = _moving(groups, chosen, times)
+    times = np.where(np.isnan(moving), np.nan, times)  # both are medians over the same repetitions
+    least, own = medians(moving, 0), medians(times, 0)
     exposed, waiting = (
-        medians(_sampled(phase, repetitions, field, zeros=True), 0) for field in ("exposed", "exposed_waiting")
+        medians(np.where(np.isnan(times[: len(each)]), np.nan, each), 0)
+        for each in (_sampled(phase, repetitions, field, zeros=True) for field in ("exposed", "exposed_waiting"))
     )
     exposed = np.minimum(exposed, own)
 
@@ -394,22 +397,19 @@ def transfers(job: Job) -> dict[tuple[int, int], Values]:
     return found
 
 
-def _leasts(
-    matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase, repetitions: Sequence[int]
-) -> tuple[Values, NDArray[np.bool_]]:
-    """Return the transfer of each position in seconds, and whether all ranks of its group say so.
+def _moving(matched_groups: Sequence[MatchedGroup], rank: int, times: Values) -> tuple[Values, NDArray[np.bool_]]:
+    """Return the transfer of each call of a rank, shaped as its `times`, and whether all ranks of its group say so.
 
-    If no other rank is known, it is the rank's own median, which includes waiting.
+    If no other rank is known, it is the rank's own time, which includes waiting.
     """
-    least = medians(_kernel_times(phase, repetitions), 0)
-    whole = np.zeros(len(least), dtype=bool)
+    moving, whole = times.copy(), np.zeros(times.shape[1], dtype=bool)
     for matched_group in matched_groups:
         if rank in matched_group.ranks:
-            row = matched_group.places[matched_group.ranks.index(rank)]
-            known = ~np.isnan(matched_group.least)
-            least[row] = np.where(known, matched_group.least, least[row])
-            whole[row] = known & matched_group.whole
-    return least, whole
+            places = matched_group.places[matched_group.ranks.index(rank)]
+            known = ~np.isnan(matched_group.moving).all(axis=0)
+            moving[:, places] = np.where(known, matched_group.moving, moving[:, places])
+            whole[places] = known & matched_group.whole
+    return moving, whole
 
 
 def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:

@@ -228,7 +228,7 @@ class Occasional:
 class Steps:
     """How the steps were found, and what they cover: the shares of all calls and of their bytes, of all ranks.
 
-    If there is no source, no step is claimed, and `why` says why.
+    If there is no source, no step is claimed, and `why` says why; of a step that was found, it says what is in doubt.
     """
 
     source: StepSource | None = None

@@ -164,9 +164,8 @@ def headline(report: Report) -> str:
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
         some = any(row.kernel for row in report.rows)
         lack = "not all kernel times are known" if some else "kernel times are unknown"
-        verb = "sends" if report.repeats else "send"
         of = "" if Unknown.SIZES in report.job.unknown else f" of {size(sent)}"
-        clauses.append(f"{what} {verb} {amount(mine.calls, 'call')}{of}{took}; {lack}")
+        clauses.append(f"{what} sends {amount(mine.calls, 'call')}{of}{took}; {lack}")
     top = dominant(report)
     if top is not None:
         clauses.append(top)
@@ -360,7 +359,10 @@ def _ranks(report: Report) -> Iterator[Block]:
     """Yield a table of ranks; of many the short page has those that wait least and most."""
     if len(report.ranks) < 2 or all(row.kernels is None and row.step is None for row in report.ranks):
         return
-    yield from both("tables", Text("\nper step, ms; waiting: a rank's kernel time beyond the transfer"))
+    yield from both(
+        "tables",
+        Text(f"\n{'per step, ms' if report.repeats else 'ms'}; waiting: a rank's kernel time beyond the transfer"),
+    )
     few = list(report.ranks)
     if len(few) > _FEW_RANKS:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
@@ -418,7 +420,8 @@ def remarks(report: Report) -> Iterator[str]:
 def _about_step(report: Report) -> Iterator[str]:
     job = report.job
     if job.steps.source is not None:
-        yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}"
+        doubt = f"; {job.steps.why}, unless you name its length" if job.steps.why else ""
+        yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}{doubt}"
     else:
         yield f"step      {_HOW}"
     for occasional in job.steps.occasional[:_FEW_LATE]:

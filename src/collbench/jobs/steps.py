@@ -42,6 +42,7 @@ _FEWEST = 3  # repetitions of a step
 _CLEAR = 1.3  # a step's pause over the longest pause within it
 _COVERED = 0.6  # of the calls, by what is a step at all
 _NOTICED, _SURE = 0.01, 6.0  # of a step, and standard errors: a pause that is longer by more is longer for a reason
+_MICRO_BATCHES, _PLAIN = 4, 0.1  # in a step, as is usual, and of a step: a pause after them that would be noticed
 _THRESHOLDS = 64  # of pauses
 _FEW = 0.25  # of the steps: an evaluation comes after fewer
 _FEW_PARTS = 3  # sequences: a small call after so few of them again and again may end a step of that many
@@ -88,7 +89,7 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
     `marks` are µs by rank at which the job said that a step begins or ends, on the clock of its calls.
     """
     ranks = {rank.rank: _unroll(job, rank) for rank in job.ranks if rank.calls}
-    source, why = StepSource.FOLDED, ""
+    source, why, doubt = StepSource.FOLDED, "", ""
     if calls_per_step is not None:
         source, why = StepSource.GIVEN, f"no {amount(calls_per_step, 'call')} in a row come again"
         found = {number: _given(one, calls_per_step) for number, one in ranks.items()}
@@ -96,14 +97,14 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
         source, why = StepSource.MARKS, "no calls come again between two marks"
         found = {number: _marked(one, marks[number]) for number, one in ranks.items()}
     else:
-        found, why = _searched(job, ranks)
+        found, why, doubt = _searched(job, ranks)
     rows = {number: _rows(ranks[number], bounds)[1] for number, bounds in found.items()}
     steps = {number: len(own) for number, own in rows.items()}
     if not steps or min(steps.values()) < 2:
         return _without(job, Steps(why=why or "no call comes again"))
     if source is StepSource.FOLDED and max(steps.values()) - min(steps.values()) > 2 + 0.1 * max(steps.values()):
         return _without(job, Steps(why=f"ranks have from {min(steps.values())} to {max(steps.values())} of them"))
-    return _with_steps(job, ranks, rows, source)
+    return _with_steps(job, ranks, rows, Steps(source, doubt))
 
 
 def _without(job: Job, steps: Steps) -> Job:
@@ -240,10 +241,10 @@ def _stalled(kinds: Places, at: Places, length: int) -> Places:
     return np.array(filled)
 
 
-def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Places], str]:
-    """Return where each rank's steps begin, as units, or {} and why they are not claimed."""
+def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Places], str, str]:
+    """Return where each rank's steps begin, as units, or {} and why they are not claimed; and what is in doubt."""
     if Unknown.PAUSES in job.unknown:
-        return {}, "the record does not say when calls were made"
+        return {}, "the record does not say when calls were made", ""
     found: dict[int, Places] = {}
     reasons: dict[int, str] = {}
     for number, one in ranks.items():
@@ -257,9 +258,10 @@ def _searched(job: Job, ranks: Mapping[int, _Unrolled]) -> tuple[dict[int, Place
             (own for peer in found if (own := _as_on(job, ranks[peer], found[peer], ranks[number])) is not None), None
         )
         if bounds is None:
-            return {}, why
+            return {}, why, ""
         found[number] = bounds
-    return found, ""
+    doubts = (_doubt(one, found[number]) for number, one in ranks.items())
+    return found, "", next(filter(None, doubts), "")
 
 
 def _as_on(job: Job, peer: _Unrolled, bounds: Places, one: _Unrolled) -> Places | None:
@@ -420,6 +422,19 @@ def _uneven(one: _Unrolled, bounds: Places, dropped: set[int]) -> bool:
     return False
 
 
+def _doubt(one: _Unrolled, bounds: Places) -> str:
+    """Return what the record cannot exclude: "" where a longer pause after every few repetitions would be noticed."""
+    _, rows = _rows(one, bounds)
+    pauses = one.pauses[rows]
+    first = pauses[:, :1][np.isfinite(pauses[:, :1])]
+    if len(first) >= 5 * _MICRO_BATCHES:
+        noise = 1.4826 * float(np.median(np.abs(first - np.median(first))))
+        error = 1.2533 * noise * _MICRO_BATCHES / (len(first) * (_MICRO_BATCHES - 1)) ** 0.5
+        if _SURE * error <= _PLAIN * float(np.nansum(medians(pauses, 0))):
+            return ""
+    return f"a micro-batch may look the same in {amount(len(rows), 'repetition')}"
+
+
 # Steps that somebody named.
 
 
@@ -490,7 +505,7 @@ def _rows(one: _Unrolled, bounds: Places) -> tuple[list[int], Places]:
     return numbers, np.array(rows, int).reshape(len(rows), len(usual))
 
 
-def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], source: StepSource) -> Job:
+def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Places], steps: Steps) -> Job:
     numbers = {number: _numbered(ranks[number], own) for number, own in rows.items()}
     timed = {
         number: {
@@ -525,12 +540,11 @@ def _with_steps(job: Job, ranks: Mapping[int, _Unrolled], rows: Mapping[int, Pla
         made.append(replace(rank, step=step, before_step=_before(rank, one, int(own[0, 0]))))
         _count(one, own, sizes[rank.rank], kept)
     first = min(rows)
-    steps = Steps(
-        source,
-        "",
-        kept["calls"] / kept["all calls"],
-        kept["bytes"] / kept["all bytes"] if kept["all bytes"] else 1.0,
-        tuple(_occasional(ranks[first], rows[first])),
+    steps = replace(
+        steps,
+        calls=kept["calls"] / kept["all calls"],
+        size_bytes=kept["bytes"] / kept["all bytes"] if kept["all bytes"] else 1.0,
+        occasional=tuple(_occasional(ranks[first], rows[first])),
     )
     return replace(job, steps=steps, ranks=tuple(made))
 

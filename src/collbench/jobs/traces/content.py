@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -20,6 +21,7 @@ _HEAD = 2**20  # bytes from which a format is recognized
 _LARGEST = 2**24  # characters of one value: Python needs 25 times their memory for a list of empty lists
 _MOST_ELEMENTS = 2**23  # of a list: a real one has a hundred characters, and the file a GiB
 _PIECE = 2**18
+_NO_SPACE = re.compile(r"\S")
 _NEAR = 32  # a number or literal that may go on in the next piece is no longer
 
 
@@ -112,10 +114,10 @@ class _Json:
     def _next(self) -> str:
         """Return the next character that is no space; "" at the end."""
         while True:
-            while self._at < len(self._buffer):
-                if not (character := self._buffer[self._at]).isspace():
-                    return character
-                self._at += 1
+            if character := _NO_SPACE.search(self._buffer, self._at):
+                self._at = character.start()
+                return character[0]
+            self._at = len(self._buffer)
             if self._ended:
                 return ""
             self._more()
