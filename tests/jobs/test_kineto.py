@@ -184,6 +184,18 @@ def test_a_micro_batch_is_told_from_a_step_or_the_page_says_that_it_may_be_one(s
     assert not said or steps * micro < 20
 
 
+def test_a_small_call_within_every_third_sequence_may_be_the_end_of_a_step() -> None:
+    """Three micro-batches and a norm: the longest pause is within a micro-batch, so the norm is in a sequence, too."""
+    events, at = [], 1e6
+    for number in range(200):
+        name, lasted = ("broadcast", 200.0) if number % 10 in (1, 4, 7) else ("allreduce", 100.0)
+        row, kernel = call(number + 1, at + lasted - 9, at + lasted, 20.0, nelems=1 if number % 10 == 9 else 2**20)
+        row["args"]["Collective name"] = name
+        events += [event("gemm", at, lasted), row, kernel]
+        at += lasted + 21
+    assert job_of([trace_of(events)]).steps.source is None
+
+
 def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
     events = [one for step in range(6) for one in call(step + 1, 100.0 * step + 10, 100.0 * step + 50, 30.0)]
     events += [mark(step, 100.0 * step) for step in range(6)]

@@ -330,25 +330,17 @@ def _part(one: _Unrolled, level: _Level) -> int:
 
 
 def _extras(one: _Unrolled, level: _Level) -> list[tuple[int, Places]]:
-    """Return after how many of a level's sequences other units came, and those units."""
-    begins = level.among[level.at]
-    ends = level.among[level.at + level.length - 1] + 1
-    always = _always(one, begins, ends)
-    extras = []
-    for number, (end, following) in enumerate(zip(ends[:-1], begins[1:], strict=True)):
-        units = np.arange(end, following)
-        units = units[[(one.kinds[unit] not in always) for unit in units]] if len(units) else units
-        if len(units):
-            extras.append((number + 1, units))
-    return extras
+    """Return in or after how many of a level's sequences other units came, and those units.
 
-
-def _always(one: _Unrolled, begins: Places, ends: Places) -> set[int]:
-    """Return the kinds of units that come after nearly every one of these sequences."""
-    counts = Counter[int]()
-    for end, following in zip(ends[:-1], begins[1:], strict=True):
-        counts.update(set(one.kinds[end:following].tolist()))
-    return {kind for kind, count in counts.items() if count >= 0.9 * (len(begins) - 1)}
+    Kinds that come with nearly every sequence are none: they are part of it.
+    """
+    own = level.among[level.at[:-1, None] + np.arange(level.length)]
+    spans = pairwise(level.among[level.at].tolist())
+    others = [np.setdiff1d(np.arange(*span), units) for span, units in zip(spans, own, strict=True)]
+    counts = Counter(kind for units in others for kind in set(one.kinds[units].tolist()))
+    always = [kind for kind, count in counts.items() if count >= 0.9 * len(others)]
+    extras = ((number, units[~np.isin(one.kinds[units], always)]) for number, units in enumerate(others, 1))
+    return [(number, units) for number, units in extras if len(units)]
 
 
 def _is_step(job: Job, one: _Unrolled, level: _Level) -> bool:
