@@ -409,7 +409,7 @@ def test_a_line_about_a_long_value_is_not_as_long(program: Program, tmp_path: Pa
 def test_numbers_made_to_have_one_hash_take_no_longer() -> None:
     prime = sys.hash_info.modulus
     alike = [kernel(prime * n + 7, ts=1.0) for n in range(1, 100_000)]  # took a quarter of an hour
-    (trace,) = parse(io.BytesIO(json.dumps(kineto([*alike, call_row(7)])).encode()), "0.json")
+    trace = parse(io.BytesIO(json.dumps(kineto([*alike, call_row(7)])).encode()), "0.json")
     assert len(trace.calls) == 1
     fields = b"".join(pickle.dumps(prime * n + 7, 2)[2:-1] + b"N" for n in range(1, 3))
     with pytest.raises(Unreadable, match="neither JSON nor a dump"):
@@ -418,7 +418,7 @@ def test_numbers_made_to_have_one_hash_take_no_longer() -> None:
 
 def test_a_kernel_without_a_moment_is_left_out_and_counted(program: Program, tmp_path: Path) -> None:
     events = [kernel(1), call_row(1), kernel(2, ts=3.0), call_row(2)]
-    (trace,) = parse(io.BytesIO(json.dumps(kineto(events)).encode()), "0.json")
+    trace = parse(io.BytesIO(json.dumps(kineto(events)).encode()), "0.json")
     assert trace.left_out.total() == 1
     positions = [each for rank in job_of([trace]).ranks for phase in rank.phases for each in phase.positions]
     assert [each.gpu is None for each in positions].count(True) == 1

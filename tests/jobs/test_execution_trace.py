@@ -23,8 +23,7 @@ PAIR = {"pg_name": "5", "pg_desc": "undefined", "ranks": [1, 3], "group_size": 2
 
 
 def trace_of(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
-    (trace,) = parse(io.BytesIO(observed(nodes, groups)), "et_1.json")
-    return trace
+    return parse(io.BytesIO(observed(nodes, groups)), "et_1.json")
 
 
 def test_a_real_trace_of_gloo_has_its_calls() -> None:
@@ -38,7 +37,7 @@ def test_a_real_trace_of_gloo_has_its_calls() -> None:
 def test_calls_of_gloo_beside_those_of_nccl_are_left_out_and_counted() -> None:
     fields = json.loads(GLOO[1].read_text())
     fields["nodes"] += [noted("allreduce", 100, 100, number=90), noted("wait", 100, 100, number=91)]
-    (trace,) = parse(io.BytesIO(json.dumps(fields).encode()), GLOO[1].name)
+    trace = parse(io.BytesIO(json.dumps(fields).encode()), GLOO[1].name)
     job = job_of([trace])
     assert (job.library, [call.size_bytes for call in job.calls]) == (Library.NCCL, [400])
     assert trace.left_out == {"calls of gloo beside NCCL's": 1}

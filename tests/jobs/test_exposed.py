@@ -70,7 +70,7 @@ def job() -> Job:
     traces = []
     for path in TRACES:
         with path.open("rb") as file:
-            traces += parse(file, path.name, size=path.stat().st_size)
+            traces.append(parse(file, path.name, size=path.stat().st_size))
     return job_of(traces)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,60 +10,48 @@ import pytest
 from collbench.jobs import job_file
 from collbench.jobs.job import Source
 from tests.cli.program import Program
-from tests.jobs.traces import inspected, noted, observed
+from tests.jobs.traces import noted, observed
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
 STEPS = range(12)
 
 
-def inspector(rank: int) -> bytes:
-    return b"".join(inspected("AllReduce", n, 8192 * (1 + n % 2), rank=rank, pid=rank) for n in STEPS)
-
-
-def execution_trace(_: int) -> bytes:
+def execution_trace() -> bytes:
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]
     return observed([noted("allreduce", 2048 * (1 + n % 2), 0, number=n + 10) for n in STEPS], groups)
 
 
-MAKERS = {Source.INSPECTOR: inspector, Source.EXECUTION_TRACE: execution_trace}
-
-
-@pytest.mark.parametrize("source", MAKERS)
-def test_a_job_is_imported_and_shown(source: Source, program: Program, tmp_path: Path) -> None:
+def test_a_job_is_imported_and_shown(program: Program, tmp_path: Path) -> None:
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
-    for number, path in enumerate(files):
-        path.write_bytes(MAKERS[source](number))
+    for path in files:
+        path.write_bytes(execution_trace())
     output = tmp_path / "job.json"
     result = program("import", "--calls-per-step", "2", "-o", str(output), *map(str, files))
     assert (result.status, result.out) == (0, "")
     assert result.line.startswith("imported 24 calls of 2 ranks")
     job = job_file.load(output)
-    assert (job.source, job.world_size) == (source, 2)
+    assert (job.source, job.world_size) == (Source.EXECUTION_TRACE, 2)
     for rank in job.ranks:
         assert [job.calls[call].size_bytes for call in rank.unfolded()] == [8192 * (1 + n % 2) for n in STEPS]
         assert rank.step is not None
         assert (len(rank.step.positions), rank.step.repetitions) == (2, 6)
     shown = program("show", str(output))
-    assert (shown.status, f"by {source}" in shown.out) == (0, True)
+    assert (shown.status, "by pytorch-et" in shown.out) == (0, True)
 
 
 def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
-    path = tmp_path / "node-pid7.log"
-    path.write_bytes(inspected("AllReduce", 5, 8192, ranks=4) + inspected("AllGatherV", 0, 8192, ranks=4) + b'{"head')
+    path = tmp_path / "nccl_trace_rank_0"
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+    sent = {"process_group": ("0", "default_pg"), "input_sizes": [[64]], "output_sizes": [[64]], "record_id": 5}
+    sent |= {"input_dtypes": ["Float"], "output_dtypes": ["Float"]}
+    entries = [sent | {"profiling_name": f"nccl:{name}"} for name in ("all_reduce", "all_smile")]
+    path.write_bytes(pickle.dumps({"pg_config": groups, "entries": entries}))
     result = program("import", "-o", str(tmp_path / "job.json"), str(path))
     assert result.status == 0
-    assert "rows were left out: 1 × AllGatherV, an unknown operation, 1 × lines that are not about a call" in result.err
-    assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in result.err
+    assert "rows were left out: 1 × all_smile, an unknown operation" in result.err
+    assert "5 calls are missing: the Flight Recorder's ring had no room for them" in result.err
     assert "3 of 4 ranks have no trace" in result.err
-
-
-def test_files_of_two_jobs_are_reported(program: Program, tmp_path: Path) -> None:
-    paths = [tmp_path / f"node-pid{number}.log" for number in range(2)]
-    for number, path in enumerate(paths):
-        path.write_bytes(inspected("AllReduce", 0, 8192, communicator=f"0x{number}", pid=number))
-    result = program("import", "-o", str(tmp_path / "job.json"), *map(str, paths))
-    assert "numbered in file order" in result.err
 
 
 def test_a_file_of_another_kind_is_one_line(program: Program, tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ def mark(step: int, start: float) -> Any:
 
 def trace_of(events: list[Any], rank: int = 0) -> Trace:
     fields = {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2, "pg_config": [GROUP]}}
-    (trace,) = parse(io.BytesIO(json.dumps(fields).encode()), f"{rank}.json")
-    return trace
+    return parse(io.BytesIO(json.dumps(fields).encode()), f"{rank}.json")
 
 
 def steps(waits: float = 0.0, first: int = 0, rank: int = 0) -> Trace:
@@ -205,7 +204,7 @@ def test_a_trace_from_which_compute_was_taken_says_the_most_alone() -> None:
     assert own is not None
     assert exposed_text(own).startswith("a step of 0.1 ms: exposed communication is at most 0.03 ms; what was computed")
     assert "torch.profiler" not in exposed_text(own)  # it is one of its traces
-    elsewhere = replace(own, job=replace(job, source=Source.INSPECTOR))
+    elsewhere = replace(own, job=replace(job, source=Source.FLIGHT_RECORDER))
     assert exposed_text(elsewhere).endswith("is not recorded; torch.profiler's traces contain it")
     assert own.gpu[0].compute is None
 

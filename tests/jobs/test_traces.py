@@ -27,7 +27,7 @@ from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
 from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
-from tests.jobs.traces import inspected, noted, observed
+from tests.jobs.traces import noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -39,8 +39,7 @@ def imported(*names: str) -> Job:
 
 def trace_of(data: bytes, name: str) -> Trace:
     """Return the one trace in a file's bytes."""
-    (trace,) = parse(io.BytesIO(data), name)
-    return trace
+    return parse(io.BytesIO(data), name)
 
 
 def sent(job: Job, rank: JobRank) -> list[tuple[str, int]]:
@@ -255,9 +254,6 @@ def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
 
 _PAIRS = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]
 _SMALL = {
-    "inspector.log": inspected("AllReduce", 0, 8192, start=10**15)
-    + inspected("AllGather", 4, 64, communicator="0xb", name="pair", start=10**15 + 40)
-    + inspected("Send", 1, 512, peer=1, start=10**15 + 90),
     "et-0.json": observed([noted("allreduce", 4, 4), noted("broadcast", 4, 4), noted("send", 4, 4, rank=1)], _PAIRS),
 }
 _PARTS = st.sampled_from([*_SMALL, *sorted(path.name for path in DATA.glob("*-0.*"))])
@@ -294,7 +290,7 @@ def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObjec
         fields = json.loads(gzip.decompress((DATA / "ddp-0.kineto.json.gz").read_bytes()))
         fields["traceEvents"] = fields["traceEvents"][:4]
     elif data.draw(st.booleans()):
-        fields = json.loads(data.draw(st.sampled_from([_SMALL["et-0.json"], *_SMALL["inspector.log"].splitlines()])))
+        fields = json.loads(_SMALL["et-0.json"])
     for _ in range(data.draw(st.integers(1, 3))):
         spot = fields
         while True:
@@ -316,7 +312,7 @@ def judged(data: bytes) -> None:
     """Read a damaged trace: one line says what is wrong, or what was read makes a job without invented figures."""
     message = ""
     try:
-        job = job_of(parse(io.BytesIO(data), "trace_0"))
+        job = job_of([parse(io.BytesIO(data), "trace_0")])
     except (CollbenchError, Unreadable) as error:
         message = str(error)
     assert "\n" not in message

@@ -7,35 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def inspected(
-    function: str,
-    number: int,
-    size_bytes: int,
-    *,
-    rank: int = 0,
-    ranks: int = 2,
-    communicator: str = "0x7f8c496ae9f661",
-    name: str = "unknown",
-    pid: int = 100,
-    peer: int | None = None,
-    start: int | None = None,
-    lasted: int = 10,
-    source: str = "kernel_gpu",
-) -> bytes:
-    """Return a line of NCCL Inspector's, with the keys and in the order of inspector_json.cc."""
-    kind = "coll" if peer is None else "p2p"
-    call: dict[str, Any] = {kind: function, f"{kind}_sn": number}
-    call |= {} if peer is None else {"p2p_peer": peer}
-    call |= {f"{kind}_msg_size_bytes": size_bytes, f"{kind}_exec_time_us": lasted, f"{kind}_timing_source": source}
-    call |= {f"{kind}_algobw_gbs": 1.5, f"{kind}_busbw_gbs": 1.5}
-    if start is not None:
-        call["event_trace_ts"] = {f"{kind}_start_ts": start, f"{kind}_stop_ts": start + 3, "kernel_events": []}
-    metadata = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface"}
-    metadata |= {"dump_timestamp_us": 1748030377748202, "hostname": "node", "pid": pid}  # type: ignore[dict-item]
-    header = {"id": communicator, "comm_name": name, "rank": rank, "n_ranks": ranks, "nnodes": 1}
-    return json.dumps({"header": header, "metadata": metadata, f"{kind}_perf": call}).encode() + b"\n"
-
-
 def observed(nodes: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]] = ()) -> bytes:
     """Return an execution trace of torch with these nodes, and one that lists its process groups."""
     listed = {"id": 3, "name": "## process_group:init ##", "inputs": {"values": [json.dumps(list(groups))]}}

@@ -258,12 +258,8 @@ def import_job(
         notices.say(f"rows were left out: {left_out}")
     lost = sum(trace.lost for trace in read)
     if lost:
-        notices.say(f"{lost} calls are missing: {formats.FORMATS[job.source].lost}")
+        notices.say(f"{lost} calls are missing: the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)")
     called = [trace for trace in read if trace.calls]
-    if any(trace.own for trace in called) and folding.own_numbers(called) is None:
-        notices.say(
-            "no communicator has all ranks, so ranks are numbered in file order: check that all files are of one job"
-        )
     if not any(trace.world_size for trace in called) and not all(group.size for group in job.groups):
         notices.say(f"no trace says how many ranks the job has: it is taken to have {job.world_size}")
     missing = job.world_size - len(job.ranks)

@@ -115,15 +115,14 @@ def record(
 def import_job(output: Path | None, calls_per_step: int | None, force: bool, files: tuple[Path, ...]) -> None:
     """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
-    Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
-    Inspector, or a trace of torch's ExecutionTraceObserver; it may be gzipped. What a trace does not contain stays
-    unknown in the job; docs/import.md lists it. With --calls-per-step, TRACE may be a recorded job.
+    Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, or a trace of torch's
+    ExecutionTraceObserver; it may be gzipped. What a trace does not contain stays unknown in the job; docs/import.md
+    lists it. With --calls-per-step, TRACE may be a recorded job.
 
     \b
     Examples:
       collbench import trace-0.json.gz trace-1.json.gz
       collbench import -o job.json /tmp/nccl_trace_rank_*
-      collbench import inspector-logs/*.log
     """
     from collbench.jobs import api as jobs  # late: tempfile, subprocess
 

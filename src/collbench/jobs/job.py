@@ -31,7 +31,6 @@ class Source(StrEnum):
     PLUGIN = "nccl-profiler-plugin"  # collbench record
     FLIGHT_RECORDER = "flight-recorder"  # torch's dump, one file a rank
     KINETO = "kineto"  # torch.profiler's trace, one file a rank
-    INSPECTOR = "nccl-inspector"  # NCCL's own plugin's JSON lines
     EXECUTION_TRACE = "pytorch-et"  # torch's ExecutionTraceObserver
 
 
@@ -52,7 +51,6 @@ class Unknown(StrEnum):
     PAUSES = "pauses"  # when the host made a call
     GPU_TIMES = "gpu-times"  # how long a call's kernel ran
     GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay
-    ORDER = "order"  # how calls of several groups, or sends and receives, followed one another
     OVERLAP = "overlap"  # what computed concurrently
     SIZES = "sizes"  # of calls of 0 bytes
     SPLITS = "splits"  # whether each all-to-all has blocks of one size

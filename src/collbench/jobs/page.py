@@ -33,7 +33,6 @@ _LACKS = {
     Unknown.PAUSES: "when the host made each call: no step time, no late ranks",
     Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
     Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
-    Unknown.ORDER: "the order of calls of different groups",
     Unknown.OVERLAP: "the concurrent compute: how much of the communication is exposed",
     Unknown.SIZES: "the bytes of the calls that show ?",
     Unknown.SPLITS: "whether each all-to-all sends blocks of one size",

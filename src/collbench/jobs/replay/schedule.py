@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
 
-from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown, check_sent_again
+from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, check_sent_again
 from collbench.jobs.replay.results import ReplayedCall
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -152,11 +152,6 @@ def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
 
 def _check_whole(job: Job) -> None:
     check_sent_again(job)
-    if Unknown.ORDER in job.unknown:
-        raise UsageError(
-            "the recording does not say how calls of several groups followed one another, and in another order they "
-            "might wait forever: record the job with the plugin"
-        )
     missing = sorted(set(range(job.world_size)) - {rank.rank for rank in job.ranks})
     if missing:
         names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")

@@ -64,31 +64,36 @@ def read_json(stream: IO[bytes], lists: Mapping[str, Callable[[Any], None]]) -> 
     fields: dict[str, Any] = {}
     if not json_text.next_is("{"):
         raise Unreadable("it is not an object in JSON")
-    if json_text.next_is("}"):
-        return fields
-    while True:
+    more = not json_text.next_is("}")
+    while more:
         key = json_text.value()
         json_text.expect(":")
         if not isinstance(key, str):
             raise Unreadable("it is not an object in JSON")
         if json_text.next_is("["):
-            take = lists.get(key, lambda _: None)
+            _read_list(json_text, lists.get(key, lambda _: None))
             fields[key] = []
-            count = 0
-            while not json_text.next_is("]"):
-                take(json_text.value())
-                count += 1
-                if count > _MOST_ELEMENTS:
-                    raise Unreadable(f"it lists more than {_MOST_ELEMENTS:,} elements, which no real trace has")
-                if not json_text.next_is(","):
-                    json_text.expect("]")
-                    break
         else:
             fields[key] = json_text.value()
-        if not json_text.next_is(","):
+        more = json_text.next_is(",")
+        if not more:
             json_text.expect("}")
-            json_text.expect("")
-            return fields
+    if not json_text.next_is(""):
+        raise Unreadable("something follows its object in JSON, as in a file of several objects")
+    return fields
+
+
+def _read_list(json_text: _Json, take: Callable[[Any], None]) -> None:
+    """Hand over the elements of a list that has begun. Raises Unreadable."""
+    count = 0
+    while not json_text.next_is("]"):
+        take(json_text.value())
+        count += 1
+        if count > _MOST_ELEMENTS:
+            raise Unreadable(f"it lists more than {_MOST_ELEMENTS:,} elements, which no real trace has")
+        if not json_text.next_is(","):
+            json_text.expect("]")
+            return
 
 
 class _Json:
@@ -123,13 +128,13 @@ class _Json:
             self._more()
 
     def next_is(self, character: str) -> bool:
-        """Skip a character if it is the next one."""
+        """Skip a character if it is the next one, "" at the end."""
         found = self._next() == character
         self._at += found
         return found
 
     def expect(self, character: str) -> None:
-        """Skip a character, or "" at the end. Raises Unreadable if it is not the next one."""
+        """Skip a character. Raises Unreadable if it is not the next one."""
         if not self.next_is(character):
             raise self._damaged()
 

@@ -29,7 +29,6 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
     numbers = _numbered(traces)
     order = sorted(range(len(traces)), key=lambda index: numbers[index])
     ranked = [(numbers[index], traces[index]) for index in order]
-    _find_members(ranked)
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
     sizes = [size for trace in traces for size in (trace.world_size, *trace.sizes.values())]
     world = max(*sizes, *(rank + 1 for rank in members), ranked[-1][0] + 1)
@@ -74,39 +73,12 @@ def job_of(traces: Sequence[Trace], calls_per_step: int | None = None) -> Job:
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
     """Return each trace's rank of the job. Raises UsageError if it is unclear."""
-    numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
+    numbers = [trace.rank for trace in traces]
     if None in numbers or len(set(numbers)) < len(numbers):
         if any(number is not None for number in numbers) and len(traces) > 1:
             raise UsageError("unknown ranks of the files: name the files by rank: trace-0.json, trace-1.json, …")
         return list(range(len(traces)))
     return [number or 0 for number in numbers]
-
-
-def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
-    """Return each trace's rank on the communicator of all ranks, which numbers them; None if there is none."""
-    largest = max(size for trace in traces for size in trace.sizes.values())
-    world_group = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
-    if world_group is None:
-        return None
-    numbers = [trace.own[world_group] for trace in traces]
-    if len(set(numbers)) < len(numbers):
-        raise UsageError("two traces are of the same rank: name each process's file once, of one job")
-    return numbers
-
-
-def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
-    """Find the members of groups whose traces name only their own rank, if all of these traces are here."""
-    ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
-    for number, trace in ranked:
-        for key, own_rank in trace.own.items():
-            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own_rank] = number
-            trace.world_size = max(trace.world_size, trace.sizes[key])
-    for _, trace in ranked:
-        for key in trace.own:
-            size = trace.sizes[key]
-            members = ranks_by_index[key, size]
-            if len(members) == size and len(set(members.values())) == size:
-                trace.members[key] = tuple(members[own_rank] for own_rank in range(size))
 
 
 def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection[Call]) -> tuple[Unknown, ...]:
@@ -122,7 +94,6 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
         Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
         Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
         Unknown.GPU_TIMES: all(math.isnan(call.gpu) for call in traced),
-        Unknown.ORDER: any(not trace.ordered for trace in traces),
         Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
         Unknown.SIZES: any(call.size_bytes is None for call in traced),
         Unknown.SPLITS: any(call.even is None for call in traced),

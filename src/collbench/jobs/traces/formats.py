@@ -13,7 +13,6 @@ from collbench import untrusted
 from collbench.api.file_kinds import JOB
 from collbench.jobs.job import Source
 from collbench.jobs.traces import content, values
-from collbench.jobs.traces.inspector import LONGEST, InspectorReader, is_inspector
 from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
 from collbench.jobs.traces.trace import Reader, Trace
@@ -24,31 +23,18 @@ from collbench.model.printable import one_line
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. Its elements stand in the list `elements`, and without one are lines.
-
-    `marks` are what such a file contains in its first MiB; `lost` says why calls may be missing.
-    """
+    """One format. Its elements stand in the list `elements`; `marks` are what such a file contains in its first MiB."""
 
     title: str
     reader: Callable[[int | None], Reader]
-    elements: str = ""
-    marks: tuple[bytes, ...] = ()
-    lost: str = "the trace does not contain them"
+    elements: str
+    marks: tuple[bytes, ...]
 
 
 FORMATS = {
-    Source.INSPECTOR: Format(
-        "JSON lines of NCCL Inspector",
-        InspectorReader,
-        lost="they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
-    ),
     Source.KINETO: Format("a trace of torch.profiler", KinetoReader, "traceEvents", (b'"traceEvents"',)),
     Source.FLIGHT_RECORDER: Format(
-        "a dump of torch's Flight Recorder",
-        FlightRecorderReader,
-        "entries",
-        (b"entries", b"pg_config"),
-        "the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)",
+        "a dump of torch's Flight Recorder", FlightRecorderReader, "entries", (b"entries", b"pg_config")
     ),
     Source.EXECUTION_TRACE: Format(
         "an execution trace of torch's ExecutionTraceObserver", ExecutionTraceReader, "nodes", (b'"nodes"', b'"schema"')
@@ -58,10 +44,10 @@ FORMATS = {
 
 def read(paths: Sequence[Path]) -> list[Trace]:
     """Read the traces of a job's ranks. Raises RunFileError."""
-    return [trace for path in paths for trace in _read(path)]
+    return [_read(path) for path in paths]
 
 
-def _read(path: Path) -> list[Trace]:
+def _read(path: Path) -> Trace:
     try:
         with untrusted.opened(path, content.MOST_BYTES) as stream:
             return parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
@@ -78,36 +64,24 @@ def title_of(path: Path) -> str:
             head = content.opened(stream, os.fstat(stream.fileno()).st_size).peek()
     except (OSError, Unreadable):
         return ""
-    found = (
-        one
-        for one in FORMATS.values()
-        if (all(mark in head for mark in one.marks) if one.marks else is_inspector(head))
-    )
-    return next((one.title for one in found), "")
+    return next((one.title for one in FORMATS.values() if all(mark in head for mark in one.marks)), "")
 
 
-def parse(file: IO[bytes], name: str, size: int = 0) -> list[Trace]:
-    """Return the traces in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
+def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
+    """Return the trace in a file of `size` bytes; its name may say the rank. Raises Unreadable, worded by read()."""
     stream = content.opened(file, size)
     head = stream.peek()
     readers = {source: one.reader(_rank_in(name)) for source, one in FORMATS.items()}
-    found, fields = None, dict[Any, Any]()
     if not head:
         raise Unreadable("it is empty")
-    if is_inspector(head):
-        found = Source.INSPECTOR
-        while line := stream.readline(LONGEST):
-            readers[found].add(line)
-    elif head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
+    if head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
         fields = content.read_json(stream, {FORMATS[source].elements: one.add for source, one in readers.items()})
-        found = _kind(fields)
     else:
         fields = values.fields(content.read_pickle(stream))
-        found = _kind(fields)
         for entry in values.items(fields.get("entries")):
             readers[Source.FLIGHT_RECORDER].add(entry)
-    if found is not None:
-        return readers[found].traces(fields)
+    if (found := _kind(fields)) is not None:
+        return readers[found].trace(fields)
     if fields.get("format") == JOB:
         raise Unreadable("it is a recorded job already, which show, replay and predict read uncompressed")
     raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))

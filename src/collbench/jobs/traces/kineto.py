@@ -96,8 +96,8 @@ class KinetoReader:
             end = start if math.isnan(lasted) else start + lasted
             self._rows.append((where, start, end, name, arguments))
 
-    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
-        """Return the trace of one rank."""
+    def trace(self, fields: dict[Any, Any]) -> Trace:
+        """Return the trace."""
         trace = self._trace
         distributed = values.fields(fields.get("distributedInfo"))
         own_rank = values.rank(distributed.get("rank"))
@@ -118,7 +118,7 @@ class KinetoReader:
             trace.add(call)
         if not trace.calls:
             trace.left_out.update(name for *_, name, _ in self._rows)
-        return [trace]
+        return trace
 
     def _spans(self) -> tuple[dict[int | str, list[_Span]], dict[int | str, _Span]]:
         """Return the rows of each thread that may launch a call's kernels, in order, and those that have a number."""

@@ -138,8 +138,8 @@ class FlightRecorderReader:
         """Take the next entry."""
         self._entries.append(values.fields(entry))
 
-    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
-        """Return the trace of one rank."""
+    def trace(self, fields: dict[Any, Any]) -> Trace:
+        """Return the trace."""
         trace = self._trace
         trace.nccl = values.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
         for group in map(values.fields, values.fields(fields.get("pg_config")).values()):
@@ -148,7 +148,7 @@ class FlightRecorderReader:
         trace.lost, trace.rows = first if values.natural(first) else 0, len(self._entries)
         for entry in self._entries:
             trace.add(self._called(entry))
-        return [trace]
+        return trace
 
     def _called(self, entry: dict[Any, Any]) -> TracedCall | None:
         key, description, *_ = [*map(values.text, values.items(entry.get("process_group"))), "", ""]
@@ -194,11 +194,11 @@ class ExecutionTraceReader:
         elif name == CALL_ROW or name.startswith("gloo:"):
             self._nodes.append(node)
 
-    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
-        """Return the trace of one rank."""
+    def trace(self, fields: dict[Any, Any]) -> Trace:
+        """Return the trace."""
         for node in sorted(self._nodes, key=_node_number):
             self._trace.add(self._called(node) if node.get("name") == CALL_ROW else self._gloo(node))
-        return [self._trace]
+        return self._trace
 
     def _gloo(self, node: dict[Any, Any]) -> TracedCall | None:
         tensors, kinds = _parts(node, "inputs")

@@ -48,7 +48,6 @@ class Trace:
     sizes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     marks: list[float] = field(default_factory=list)  # where a step begins, and the last one ends, µs from the origin
-    own: dict[str, int] = field(default_factory=dict)  # its own rank in each group, where the trace says no members
     world_size: int = 0
     nccl: str = ""
     host: str = ""
@@ -58,7 +57,6 @@ class Trace:
     known_members: int = 0  # of all its groups
     lost: int = 0  # calls that the job made, and the trace has not kept
     left_out: Counter[str] = field(default_factory=Counter)  # rows that could not be read, by what they are
-    ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
         """Note a group's ranks, or () and its size where these are unknown. Raises Unreadable for too many of them."""
@@ -76,10 +74,6 @@ class Trace:
             self.add_group("", "", known.pop() if len(known) == 1 else ())
         return ""
 
-    def own_size(self, group: str) -> int:
-        """Return the size of a group in which the trace says its own rank; 0 of any other."""
-        return self.sizes[group] if group in self.own else 0
-
     def size(self, group: str) -> int:
         """Return how many ranks a group has; 0 if unknown."""
         return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
@@ -93,10 +87,10 @@ class Trace:
 
 
 class Reader(Protocol):
-    """Makes traces of a file, given one element after the other: a line, a row, a node."""
+    """Makes the trace of a file's rank, given one element after the other: a row, an entry, a node."""
 
     def add(self, element: Any) -> None:
         """Take the next element."""
 
-    def traces(self, fields: dict[Any, Any]) -> list[Trace]:
-        """Return the traces of the file's ranks; `fields` are what stands beside its elements."""
+    def trace(self, fields: dict[Any, Any]) -> Trace:
+        """Return the trace; `fields` are what stands beside the elements."""
