@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 
 from collbench.jobs.calls import pauses_of, report, step_seconds
-from collbench.jobs.html_page import content
 from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from collbench.jobs.job_file import dumps, loads
 from collbench.judge.tails import after_others
@@ -205,7 +204,6 @@ def test_random_jobs_are_judged_without_invention(job: Job) -> None:
             assert known[0] >= 0
     if Unknown.PAUSES in job.unknown:
         assert not found.late_known
-        assert content(found, "job.json", "1")["timeline"] is None
 
 
 def test_names_of_ranks_do_not_matter() -> None:

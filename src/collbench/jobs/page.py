@@ -1,4 +1,4 @@
-"""The page of a recorded job: its step as a table and a timeline, waiting against transfer, late ranks."""
+"""The page of a recorded job: its step as a table, waiting against transfer, late ranks."""
 
 from __future__ import annotations
 
