@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak
-from collbench.jobs.choice import JobContest, Standing, contenders, contest, settle
+from collbench.jobs.choice import ForJob, JobSet, Standing, contenders, contest, settle
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
@@ -40,46 +40,52 @@ def run_of(
     return replace(pair_run(4, lambda *_: 300.0), measurements=[], sections={"replays": found})
 
 
-def found(run: Run, by_bandwidth: tuple[int, ...] = A) -> JobContest:
-    made = contest(run, by_bandwidth, range(len(run.devices)))
+LINKS = pair_run(8, lambda *_: 300.0)
+
+
+def found(run: Run, by_bandwidth: tuple[int, ...] = A, positions: Sequence[int] = range(8)) -> ForJob:
+    made = contest("job.json", run, choice(by_bandwidth), LINKS, positions)
     assert made is not None
     return made
 
 
-def standings(made: JobContest) -> dict[tuple[int, ...], Standing]:
-    return {one.members: one.standing for one in made.finalists}
+def members(one: JobSet) -> tuple[int, ...]:
+    return tuple(int(tag.removeprefix("GPU")) for tag in one.devices)
+
+
+def standings(made: ForJob) -> dict[tuple[int, ...], Standing]:
+    return {members(one): one.standing for one in made.sets}
 
 
 def test_the_fastest_wins_where_it_is_significantly_faster() -> None:
     made = found(run_of({A: [2.00, 2.01, 1.99, 2.00], B: [1.00, 1.01, 1.00, 0.99]}))
     assert standings(made) == {B: Standing.BEST, A: Standing.SLOWER}
-    assert (made.chosen, made.by_bandwidth, made.significant, made.tied) == (B, A, True, False)
-    saved = made.saved(A)
-    assert saved is not None
-    assert saved.interval is not None
-    assert saved.value == pytest.approx(1.0, rel=0.01)
-    assert saved.interval[0] < saved.value < saved.interval[1]
-    assert made.saved(B) is None  # against itself
+    assert (members(made.chosen), made.significant, made.tied) == (B, True, False)
+    assert made.saved_bandwidth is not None
+    assert made.saved_worst == made.saved_bandwidth
+    low, middle, high = made.saved_bandwidth
+    assert middle == pytest.approx(1.0, rel=0.01)
+    assert low < middle < high
+    assert found(run_of({A: [2.0] * 4, B: [1.0] * 4}), B).saved_bandwidth is None  # against itself
 
 
 def test_where_they_tie_bandwidth_decides() -> None:
     made = found(run_of({B: [1.0, 1.001, 0.999, 1.0], A: [1.001, 1.002, 1.0, 1.001]}))
     assert standings(made) == {B: Standing.BEST, A: Standing.TIED}
-    assert (made.chosen, made.tied) == (A, True)
+    assert (members(made.chosen), made.tied) == (A, True)
 
 
 def test_noise_leaves_it_undecided_and_the_fastest_is_taken() -> None:
     made = found(run_of({B: [1.0, 1.3, 0.8, 1.0], A: [1.2, 0.9, 1.3, 0.9]}))
     assert standings(made) == {B: Standing.BEST, A: Standing.UNDECIDED}
-    assert (made.chosen, made.tied, made.significant) == (B, False, False)
+    assert (members(made.chosen), made.tied, made.significant) == (B, False, False)
 
 
 @pytest.mark.parametrize("trials", [1, 2])
 def test_two_rounds_decide_nothing(trials: int) -> None:
     made = found(run_of({A: [2.0] * trials, B: [1.0] * trials}))
     assert standings(made) == {B: Standing.BEST, A: Standing.UNDECIDED}
-    assert made.finalists[0].seconds is not None
-    assert made.finalists[0].seconds.interval is None
+    assert made.sets[0].communication == (1.0, 1.0, 1.0)
 
 
 def test_a_drift_reaches_all_alike() -> None:
@@ -92,12 +98,12 @@ def test_a_drift_reaches_all_alike() -> None:
 def test_what_failed_is_named_last_and_the_others_decide() -> None:
     made = found(run_of({B: [1.0, 1.01, 1.0], C: [2.0, 2.01, 2.0]}, {A: 2}))
     assert standings(made) == {B: Standing.BEST, C: Standing.SLOWER, A: Standing.FAILED}
-    assert [one.members for one in made.finalists][-1] == A
-    assert made.finalists[-1].failure == HANG
-    assert (made.chosen, made.trials, made.saved(A)) == (B, 3, None)
+    assert members(made.sets[-1]) == A
+    assert "no answer on GPU1 within 60 s" in made.sets[-1].failure
+    assert (members(made.chosen), made.trials, made.saved_bandwidth) == (B, 3, None)
     alone = found(run_of({B: [1.0, 1.01, 1.0]}, {A: 0, C: 1}))
-    assert (alone.chosen, alone.tied, alone.significant) == (B, False, False)
-    assert contest(run_of({}, {A: 1, B: 1}), A, range(4)) is None
+    assert (members(alone.chosen), alone.tied, alone.significant) == (B, False, False)
+    assert contest("job.json", run_of({}, {A: 1, B: 1}), choice(A), LINKS, range(4)) is None
 
 
 def test_wrong_data_cannot_win() -> None:
@@ -107,16 +113,15 @@ def test_wrong_data_cannot_win() -> None:
 
 
 def test_a_set_that_was_interrupted_early_is_compared_in_the_rounds_that_all_have() -> None:
-    made = found(run_of({A: [2.0, 2.0, 2.0, 2.0], B: [1.0, 1.0, 1.0]}))
+    made = found(run_of({A: [2.0, 2.0, 2.0, 99.0], B: [1.0, 1.0, 1.0]}))
     assert made.trials == 3
-    assert {len(one.rounds) for one in made.finalists} == {3}
+    assert made.sets[1].communication == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_positions_are_those_that_were_chosen_from() -> None:
-    made = contest(run_of({A: [1.0] * 3, B: [2.0] * 3}), (4, 7), (7, 4, 0, 2))
-    assert made is not None
-    assert {one.members for one in made.finalists} == {(4, 7), (0, 2)}
-    assert made.chosen == (4, 7)
+    made = found(run_of({A: [1.0] * 3, B: [2.0] * 3}), (4, 7), (7, 4, 0, 2))
+    assert {members(one) for one in made.sets} == {(4, 7), (0, 2)}
+    assert members(made.chosen) == (4, 7)
 
 
 TIMES = st.lists(st.lists(st.floats(1e-6, 10.0), min_size=4, max_size=4), min_size=2, max_size=4)
@@ -132,16 +137,14 @@ def test_neither_units_nor_the_order_of_sets_matter(
     rows = list(zip(sets, times, strict=True))
     shuffled.shuffle(rows)
     other = found(run_of({some: [scale * one for one in own] for some, own in rows}))
-    for one in first.finalists:
-        same = other.of(one.members)
-        assert same is not None
+    for one in first.sets:
+        (same,) = (each for each in other.sets if each.devices == one.devices)
         assert one.ratio is not None
         assert same.ratio is not None
+        assert one.ratio[1] >= 1 - 1e-9
         if len({math.fsum(map(math.log, own)) for own in times}) == len(times):  # equal ones have no order
-            assert same.ratio.value == pytest.approx(one.ratio.value, rel=1e-6)
-    assert len([one for one in first.finalists if one.standing is Standing.BEST]) == 1
-    assert all(one.ratio.value >= 1 - 1e-9 for one in first.finalists if one.ratio is not None)
-    assert first.of(first.chosen) is not None
+            assert same.ratio[1] == pytest.approx(one.ratio[1], rel=1e-6)
+    assert [one.standing for one in first.sets].count(Standing.BEST) == 1
 
 
 @pytest.mark.parametrize("sets", [2, 3, 5])
@@ -156,9 +159,10 @@ def test_equal_sets_are_seldom_called_slower_however_noisy(sets: int) -> None:
             some: [math.exp(one + draw.gauss(0, 0.04)) for one in drift] for some in places
         }
         run = replace(run_of(times), devices=gpus(2 * sets))
-        made = contest(run, places[0], range(2 * sets))
+        links = replace(LINKS, devices=run.devices)
+        made = contest("job.json", run, choice(places[0]), links, range(2 * sets))
         assert made is not None
-        wrong += any(one.standing is Standing.SLOWER for one in made.finalists)
+        wrong += any(one.standing is Standing.SLOWER for one in made.sets)
     assert wrong <= 0.06 * 400
 
 
@@ -176,11 +180,11 @@ def choice(*sets: tuple[int, ...], tied: bool = False) -> Choice:
 
 def test_the_choice_is_that_of_the_replays() -> None:
     made = found(run_of({A: [2.0, 2.01, 2.0], B: [1.0, 1.01, 1.0]}))
-    settled = settle(choice(A, B), made, "job.json", pair_run(4, lambda *_: 300.0))
+    settled = settle(choice(A, B), made, LINKS)
     assert (settled.members, settled.band, settled.tied, settled.decided_by) == (B, band(99.0), False, ())
     assert settled.reason == ("a step of job.json communicates for 1003.322 ms (measured): the shortest of 2 finalists")
     tie = found(run_of({A: [1.001, 1.0, 1.0], B: [1.0, 1.001, 1.0]}))
-    settled = settle(choice(A, B), tie, "job.json", pair_run(4, lambda *_: 300.0))
+    settled = settle(choice(A, B), tie, LINKS)
     assert (settled.members, settled.tied, settled.decided_by) == (A, True, (TieBreak.PREDICTED,))
 
 

@@ -60,17 +60,16 @@ def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notice
         return Settled(choice)
     done, used = _replayed(request, links, sets, notices)
     run = run_file.again(done.run)
-    contest = job_choice.contest(run, choice.members, used)
-    if contest is None:
+    found = job_choice.contest(request.job, run, choice, links, used)
+    if found is None:
         raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
-    shown = job_choice.shown(request.job, choice, contest, run, links)
-    for finalist in shown.sets:
+    for finalist in found.sets:
         if finalist.failure:
             notices.say(
                 f"{request.job} failed on {', '.join(finalist.devices)}: {finalist.failure}; choosing among the others"
             )
     path = done.path if done.failure is None else None
-    return Settled(job_choice.settle(choice, contest, request.job, links), shown, path)
+    return Settled(job_choice.settle(choice, found, links), found, path)
 
 
 def _replayed(
