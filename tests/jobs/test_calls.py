@@ -42,6 +42,28 @@ def test_the_late_rank_is_named_with_how_much_and_how_often() -> None:
     assert not late.at_most
 
 
+def test_without_kernels_nobody_is_said_to_wait_for_nothing() -> None:
+    """Rank 1 is last at all calls of nine steps of ten, and at none of the others."""
+    job = without_gpu_times(made_job(DDP, late={1: 300.0}, repetitions=40, kept=40))
+    phase = job.ranks[1].phases[0]
+    early = (replace(one, starts=tuple(at - 400 for at in one.starts)) for one in phase.samples)
+    samples = tuple(one if one.repetition % 10 else other for one, other in zip(phase.samples, early, strict=True))
+    changed = replace(job.ranks[1], phases=(replace(phase, samples=samples[1:]),))
+    found = report(stepped(replace(job, ranks=(job.ranks[0], changed))))
+    assert found is not None
+    (late,) = found.late
+    assert late.waits == pytest.approx(300e-6)
+    assert late.at_most
+
+
+def test_no_rank_waits_longer_than_a_step() -> None:
+    found = report(without_gpu_times(made_job(DDP, late={1: 90_000.0})))
+    assert found is not None
+    (late,) = found.late
+    assert late.at_most
+    assert late.waits == found.mine.step
+
+
 def test_without_kernels_a_lag_that_lasts_is_waited_for_once() -> None:
     found = report(without_gpu_times(made_job(DDP, ranks=4, late={2: 300.0})))
     assert found is not None
@@ -202,6 +224,11 @@ def test_random_jobs_are_judged_without_invention(job: Job) -> None:
             known = [one for one in (rank.waiting, rank.kernels, rank.step) if one is not None]
             assert known == sorted(known)
             assert known[0] >= 0
+    for late in found.late:
+        for rank in found.ranks:
+            if rank.rank in job.groups[late.group].ranks and rank.rank != late.rank:
+                assert rank.step is None or late.waits <= rank.step
+                assert late.at_most or rank.waiting is None or late.waits <= rank.waiting
     if Unknown.PAUSES in job.unknown:
         assert not found.late_known
 

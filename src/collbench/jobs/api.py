@@ -321,6 +321,8 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     prices = {} if not chosen else dict(enumerate(map(partial(_placed(chosen, job).price, job), job.calls)))
     # A column of measured figures.
     isolated = {number: price.seconds for number, price in prices.items() if price and not price.assumed}
+    if not runs and not isolated:
+        chosen = ()
     judgement = judged(job, rank, isolated)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"

@@ -39,8 +39,8 @@ class MatchedGroup:
     """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
 
     `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `times` are seconds of each
-    rank's kernels, (ranks, repetitions, calls), `moving` those of the transfer, (repetitions, calls), NaN if unknown,
-    and `own` and `least` their medians over the repetitions. `arrived` are seconds on one host's clock, shaped as
+    rank's kernels, (ranks, repetitions, calls), `moving` those of the transfer, (repetitions, calls), NaN if unknown.
+    `arrived` are seconds on one host's clock, shaped as
     `times`, None without such a clock. `judged` marks the calls to which a rank can be late: not rooted ones, to which
     ranks come at different times by design, nor calls sent together with the one before. `whole`: all ranks of the
     group were recorded.
@@ -56,23 +56,14 @@ class MatchedGroup:
     judged: NDArray[np.bool_]
     whole: bool
 
-    @property
-    def own(self) -> Values:
-        """The median seconds of each rank's kernels, shape (ranks, calls)."""
-        return medians(self.times, 1)
-
-    @property
-    def least(self) -> Values:
-        """The median seconds of the transfer, shape (calls,)."""
-        return medians(self.moving, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
     """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
 
     `waits` are the seconds of a step that the others wait for it in their kernels. If these are not known, `at_most` is
-    True and `waits` the most that they can lose: its largest lag in a step, because a lasting lag is waited for once.
+    True and `waits` the most that they can lose: its largest lag in a step, because a lasting lag is waited for once,
+    and no more than a step.
     """
 
     rank: int
@@ -178,7 +169,6 @@ def report(
     if chosen is None or chosen not in phases:
         return None
     groups = matched(job)
-    late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
     repetitions = common(job)
     times = _kernel_times(phase, repetitions)
@@ -209,6 +199,7 @@ def report(
 
     runs, by_call = _folded(job, phase)
     rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
+    late = [_within(one, group.ranks, rank_rows) for group in groups for one in _late(group)]
     passed = (_passed(one, row, repetitions) for one, row in zip(job.ranks, rank_rows, strict=True))
     return Report(
         job=job,
@@ -220,7 +211,7 @@ def report(
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
         ranks=rank_rows,
         gpu=tuple(one for one in passed if one is not None),
-        late=tuple(late),
+        late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
         late_known=any(group.arrived is not None and group.judged.any() for group in groups),
     )
 
@@ -481,8 +472,7 @@ def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
         lateness_of_rank = lateness(after[index], _CLOCK_SECONDS)
         if lateness_of_rank.significant and by_step[low - 1] > _CLOCK_SECONDS:
             last = flat[index] == ordered[-1]
-            steps = last.reshape(samples, -1)
-            waits, at_most = _waits_in_kernels(matched_group, wanted, index, steps.mean(axis=0)), False
+            waits, at_most = _waits_in_kernels(matched_group, wanted, index, last.reshape(samples, -1)), False
             if waits is None:
                 lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
                 waits, at_most = float(np.median(lags)), True
@@ -492,11 +482,21 @@ def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
 
 
 def _waits_in_kernels(matched_group: MatchedGroup, wanted: Places, index: int, last: Values) -> float | None:
-    """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown."""
-    others = np.delete(matched_group.own[:, wanted], index, axis=0) - matched_group.least[wanted]
-    if np.isnan(others).any():
-        return None
-    return float((others.min(axis=0).clip(min=0.0) * last).sum())
+    """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown.
+
+    It is the median over the repetitions, as `last` says in which calls of each the rank came last.
+    """
+    others = (np.delete(matched_group.times, index, axis=0) - matched_group.moving)[:, :, wanted]
+    least = others.min(axis=0)
+    waits = np.where(last | np.isnan(least), least, 0.0).sum(axis=1)  # NaN of a repetition with an unknown kernel
+    return None if np.isnan(waits).all() else float(np.nanmedian(waits))
+
+
+def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:
+    """Return a late rank for which no other waits longer than for all ranks together, or than a step."""
+    others = [row for row in rows if row.rank in ranks and row.rank != one.rank]
+    limits = [row.step if one.at_most or row.waiting is None else row.waiting for row in others]
+    return replace(one, waits=min([one.waits, *(limit for limit in limits if limit is not None)]))
 
 
 def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:

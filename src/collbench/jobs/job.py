@@ -282,7 +282,9 @@ def check_sent_again(job: Job) -> None:
     if job.library is not Library.NCCL:
         raise UsageError(f"the job's calls are of {job.library}: only those of NCCL can be replayed and predicted")
     if Unknown.SIZES in job.unknown:
-        raise UsageError(f"the {job.source} traces do not say the bytes of all calls: profile with record_shapes=True")
+        graphs = any(call.captured and not call.size_bytes for call in job.calls)
+        how = "run it without CUDA graphs" if graphs else "profile with record_shapes=True"
+        raise UsageError(f"the {job.source} traces do not say the bytes of all calls: {how}")
 
 
 def checked(value: object) -> Job:
