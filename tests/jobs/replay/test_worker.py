@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 
 from collbench.jobs.job import Call, Job
 from collbench.jobs.replay import simulated
-from collbench.jobs.replay.protocol import Prepare, ReplayArm, ReplayLoad
-from collbench.jobs.replay.schedule import Post, Unit, schedule_of
+from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad
+from collbench.jobs.replay.schedule import Post, Schedule, Unit, schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld, open_replay
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
@@ -165,7 +165,7 @@ def test_earlier_results_are_wrong_in_the_next_verification(
     rank = replay_worker.Rank(0, 1, Core())
     reduction = "sum" if "reduce" in operation else ""
     unit = Unit(0, (Post(operation, 4096, "float32" if reduction else "uint8", reduction, 0),))
-    rank.prepare(Prepare(((0,),), (unit, unit), 0.0))
+    rank.prepare(Schedule(((0,),), ((unit, unit),), (0.0,), (), ()))
     assert rank.verify() == 0
     rank.run(ReplayLoad(2))
     assert (rank.verify() or 0) > 300

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collbench.jobs.replay.schedule import MIXED, P2P, Schedule, Unit
+from collbench.jobs.replay.schedule import MIXED, P2P, Schedule
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.model.operations import Operation
 
@@ -77,12 +77,3 @@ class ReplayBackend(Protocol):
 
 
 ReplayOpened = OpenWorkers[ReplayBackend]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """What a rank will do: the groups of all ranks, its own units, and its pause at the end of a step."""
-
-    groups: tuple[tuple[int, ...], ...]
-    units: tuple[Unit, ...]
-    rest: float

@@ -19,8 +19,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from collbench.jobs.job import PointToPoint
-from collbench.jobs.replay.protocol import Prepare, ReplayLoad, ReplayTimes
-from collbench.jobs.replay.schedule import Post, Unit
+from collbench.jobs.replay.protocol import ReplayLoad, ReplayTimes
+from collbench.jobs.replay.schedule import Post, Schedule, Unit
 from collbench.measurement.backends.torch_collectives import Layout, Segment, call_of, layout_of, takes_one_buffer
 from collbench.measurement.backends.torch_data import Kind, Message
 from collbench.measurement.backends.torch_rank import room, run
@@ -87,9 +87,11 @@ def exchange(posts: Sequence[Post], messages: Sequence[Message], group: dist.Pro
 
 @dataclass(slots=True)
 class PreparedStep:
-    """A rank's step: each unit's stream, call and messages. Successive calls of a kind share a message."""
+    """A rank's step: its units, each one's stream, call and messages. Successive calls of a kind share a message."""
 
-    request: Prepare
+    groups: tuple[tuple[int, ...], ...]
+    units: tuple[Unit, ...]
+    rest: float  # the pause at the end
     streams: dict[int, Stream]  # by group
     messages: dict[object, Message] = field(default_factory=dict)
     calls: list[Callable[[], object]] = field(default_factory=list)
@@ -106,20 +108,21 @@ class Rank:
         self._step: PreparedStep | None = None
         self._verifications = itertools.count()  # the same on all ranks, which get the same requests
 
-    def prepare(self, request: Prepare) -> None:
+    def prepare(self, schedule: Schedule) -> None:
         """Make groups, and messages for each kind of call. Raises MachineError if they do not fit, or a type lacks."""
         self._step = None
-        groups = [self._device.group(members) for members in request.groups]
-        mine = [group for group, members in enumerate(request.groups) if self._rank in members]
+        groups = [self._device.group(members) for members in schedule.groups]
+        mine = [group for group, members in enumerate(schedule.groups) if self._rank in members]
         for group in mine:  # starts its communicator
             dist.all_reduce(self._tiny, group=groups[group])
-        step = PreparedStep(request, {group: self._device.stream() for group in mine})
+        units, rest = schedule.ranks[self._rank], schedule.rests[self._rank]
+        step = PreparedStep(schedule.groups, units, rest, {group: self._device.stream() for group in mine})
         try:
             with room():
-                for unit in request.units:
+                for unit in units:
                     used = [self._message(step, unit, at) for at in range(len(unit.posts))]
                     step.used.append(used)
-                    step.calls.append(self._call(unit, used, groups[unit.group], request.groups[unit.group]))
+                    step.calls.append(self._call(unit, used, groups[unit.group], step.groups[unit.group]))
             self._device.finish()
         except (AttributeError, RuntimeError, TypeError) as error:  # of a torch without this type
             raise MachineError(str(error).splitlines()[0]) from error
@@ -137,7 +140,7 @@ class Rank:
         self._device.finish()
         checked = [
             partial(_call_and_compare, call, used, counts[unit.group])
-            for unit, call, used in zip(step.request.units, step.calls, step.used, strict=True)
+            for unit, call, used in zip(step.units, step.calls, step.used, strict=True)
         ]
         self._run(ReplayLoad(1, pauses=False), checked)
         for message in step.messages.values():
@@ -165,7 +168,7 @@ class Rank:
         main.do(lambda: dist.all_reduce(self._tiny, group=self._world))  # brings the ranks together
         start, stamps, last = main.stamp(), list[tuple[Any, Any]](), None
         for _ in range(load.steps):
-            for unit, call in zip(step.request.units, calls, strict=True):
+            for unit, call in zip(step.units, calls, strict=True):
                 if load.pauses and unit.pause >= _MIN_PAUSE_S:
                     main.sleep(unit.pause)
                 if load.calls:
@@ -174,8 +177,8 @@ class Rank:
                     begin = side.stamp()
                     side.do(call)
                     stamps.append((begin, side.stamp()))
-            if load.pauses and step.request.rest >= _MIN_PAUSE_S:
-                main.sleep(step.request.rest)
+            if load.pauses and step.rest >= _MIN_PAUSE_S:
+                main.sleep(step.rest)
             if load.calls:
                 for side in step.streams.values():
                     main.wait(side.stamp())
@@ -197,7 +200,7 @@ class Rank:
         if post.operation == PointToPoint.SEND:  # it only reads
             key = (unit.group, post.operation, post.size_bytes)
         if key not in step.messages:
-            members = step.request.groups[unit.group]
+            members = step.groups[unit.group]
             step.messages[key] = message_of(post, self._rank, members, unit.group, self._device.device)
         return step.messages[key]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from collbench.jobs.replay.protocol import Prepare, ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.jobs.replay.schedule import Schedule
 from collbench.machine import cuda_variables
 from collbench.measurement.backends.factory import Choice
@@ -41,8 +41,7 @@ class ReplayWorld(TorchWorld):
 
     def prepare(self, schedule: Schedule) -> None:
         """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
-        steps = zip(schedule.ranks, schedule.rests, strict=True)
-        self.ask_each(_PREPARE_S, "prepare", [(Prepare(schedule.groups, units, rest),) for units, rest in steps])
+        self.ask(_PREPARE_S, "prepare", schedule)
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
