@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -313,6 +314,34 @@ def test_the_name_may_stand_in_the_file_and_others_have_no_figure(program: Progr
     assert "GB/s" not in program("select", "4", "--topology", "both.txt", "--gpu", "4").out
     for wrong in (("--gpu", "H100"), ("--topology", "both.txt", "--gpu", " ")):
         assert "--gpu names the GPUs" in one_line(program("select", "2", *wrong).err)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 8])
+def test_by_labels_a_pair_without_p2p_is_avoided_where_another_set_exists(program: Program, k: int) -> None:
+    """The truth: all sets of k, tried one by one."""
+    draw = random.Random(k)
+    names = [f"GPU{index}" for index in range(8)]
+    for _ in range(12):
+        share = draw.choice([0.1, 0.3, 0.8, 1.0])
+        denied = {pair for pair in combinations(range(8), 2) if draw.random() < share}
+        rows = [
+            [
+                "X" if a == b else draw.choice(["CNS", "NS"]) if (min(a, b), max(a, b)) in denied else "OK"
+                for b in range(8)
+            ]
+            for a in range(8)
+        ]
+        lines = ["\t".join([name, *row]) for name, row in zip(["", *names], [names, *rows], strict=True)]
+        Path("p2p.txt").write_text("\n".join(lines), encoding="utf-8")
+        answer = json.loads(program("select", str(k), "--topology", str(DGX_1V), "--p2p", "p2p.txt", "--json").out)
+        chosen = {device["index"] for device in answer["devices"]}
+        sound = [some for some in combinations(range(8), k) if not denied & {*combinations(some, 2)}]
+        inside = [pair for pair in denied if {*pair} <= chosen]
+        assert bool(inside) is not bool(sound), (denied, chosen)
+        says = "no pair has P2P" if len(denied) == 28 else "every set includes a pair without P2P"
+        assert (says in answer["reason"]) is bool(inside)
+    for wrong in (("--p2p", "p2p.txt"), ("--topology", str(DGX_1V.parent / "two-gpu-phb.txt"), "--p2p", "p2p.txt")):
+        assert program("select", "2", *wrong).status == 2
 
 
 def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,9 @@ class ChoiceRequest:
 class SelectRequest(ChoiceRequest):
     """What `select` is asked.
 
-    With `any_machine` the run file may be of any machine; `topology` is a file of nvidia-smi's labels, `gpu` the
-    product name of the GPUs in it. `verify` measures the finalists at `size_bytes`; None: where the choice matters.
+    With `any_machine` the run file may be of any machine; `topology` is a file of nvidia-smi's labels, `p2p` one of its
+    P2P states, `gpu` the product name of the GPUs in them. `verify` measures the finalists at `size_bytes`; None: where
+    the choice matters.
     """
 
     command = ("select",)
@@ -67,6 +68,7 @@ class SelectRequest(ChoiceRequest):
 
     any_machine: bool = False
     topology: str | None = None
+    p2p: str | None = None
     gpu: str | None = None
     verify: bool | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)

@@ -29,6 +29,8 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
     keywords.check_fabric(request.backend, request.fabric)
     if request.gpu is not None and not request.gpu.strip():
         raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
+    if request.p2p is not None and request.topology is None:
+        raise UsageError("--p2p has the P2P states of the GPUs of a --topology FILE: name that, too")
     if request.verify and request.count == 1:
         raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
     if request.topology is not None:
@@ -46,13 +48,19 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     if request.gpu is not None:
         devices = tuple(replace(device, name=request.gpu) for device in devices)
-    from collbench.choose.select import Origin, choose_by_labels  # late: numpy, scipy
+    source = f"labels in {topology}"
+    if request.p2p is not None:
+        access = nvidia_smi.read_p2p(Path(request.p2p))
+        if {*access.gpus} != {device.tag for device in devices}:
+            raise UsageError(f"{topology} and {request.p2p} have different GPUs: save both on the same machine")
+        paths, source = nvidia_smi.with_reported(devices, paths, None, access), f"{source}, P2P in {request.p2p}"
+    from collbench.choose.select import Origin, choose_by_labels, denied_peers  # late: numpy, scipy
 
     exclude = [devices.index(device) for device in request.excluded(devices)]
     choice = choose_by_labels(devices, paths, request.count, exclude=exclude)
-    selection = named(choice, devices, Origin("labels", f"labels in {topology}"))
+    selection = named(choice, devices, Origin("labels", source))
     names = {devices[member].name for member in choice.members}
-    if len(names) > 1 or "" in names or request.count < 2:
+    if len(names) > 1 or "" in names or request.count < 2 or denied_peers(paths, choice.members):
         return selection
     labels = labels_within(paths, choice.members)
     return replace(selection, published=tuple(_published(names.pop(), labels, request)))

@@ -35,8 +35,8 @@ from collbench.machine.labels import labels_within
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Measurement, Path, Run, tags
-from collbench.model.units import fixed, verb
+from collbench.model.run import Device, Measurement, Path, Run, device_sets, tags
+from collbench.model.units import abridged, amount, fixed, verb
 
 __all__ = ["choose", "choose_by_labels", "choose_each", "evidence", "further_finalists", "settle"]
 
@@ -113,23 +113,44 @@ def choose_each(run: Run) -> Iterator[Choice]:
 def choose_by_labels(
     devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
 ) -> Choice:
-    """Return the k devices that are best by labels alone. Raises UsageError for an impossible k."""
+    """Return the k devices that are best by labels alone. Raises UsageError for an impossible k.
+
+    A set with a pair to which nvidia-smi denies P2P is taken only if there is no other, and the reason then says so.
+    """
     out = tuple(LeftOut(position, (EXCLUDED,)) for position in sorted(exclude))
     fit, without = _fit(devices, k, out), _without(devices, out)
-    choice = _decided(from_labels(devices, paths, fit, without), k, without)
+    problem, denied = from_labels(devices, paths, fit, without), denied_peers(paths, fit)
+    places = tuple(tuple(map(problem.order.index, pair)) for pair in denied)
+    some_have_peers = len(denied) < math.comb(len(fit), 2)
+    problem = replace(problem, failed=places, tied=problem.tied and not (denied and some_have_peers))
+    choice = _decided(problem, k, without)
     reason = choice.reason
     if not choice.tied and choice.band is not None:  # labels have an order, not rates
-        inside = labels_within(paths, choice.members)
+        between = labels_within(paths, choice.members)
         first = next(some for some in choice.finalists if some.default)
         if k == 2:
             whose = f"the worst pair{without}" if without else "the machine's worst pair"
-            reason = f"{inside[0]}; {whose} has {labels_within(paths, fit)[-1]}"
+            reason = f"{between[0]}; {whose} has {labels_within(paths, fit)[-1]}"
         else:
             same = first.members == choice.members
             other = f"same as the first {k}" if same else f"the first {k}: {first.band.basis}"
-            reason = f"{', '.join(inside)} over {choice.band.basis} ({other})"
+            reason = f"{', '.join(between)} over {choice.band.basis} ({other})"
         reason += _HEURISTIC if choice.heuristic else ""
+    if not some_have_peers and k > 1:
+        reason += "; no pair has P2P"
+    elif inside := denied_peers(paths, choice.members):
+        names = abridged([device_sets([pair], devices) for pair in inside], _FEW_PAIRS)
+        reason += f"; every set includes a pair without P2P, this one {names}"
+    elif denied and k > 1:
+        reason += f"; without {amount(len(denied), 'pair')} that {'has' if len(denied) == 1 else 'have'} no P2P"
     return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
+
+
+def denied_peers(paths: Sequence[Path], members: Collection[int]) -> list[Members]:
+    """Return the pairs among these positions to which `nvidia-smi topo -p2p` denies peer access, one way or both."""
+    among = set(members)
+    denied = (path.devices for path in paths if any(state.allows is False for state in path.tool_peer_access))
+    return [pair for pair in denied if set(pair) <= among]
 
 
 def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
@@ -151,7 +172,7 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     return fit
 
 
-_FEW_LEFT_OUT = 3  # devices that a reason names
+_FEW_LEFT_OUT, _FEW_PAIRS = 3, 4  # devices and pairs that a reason names
 _HEURISTIC = ", found by a heuristic search"
 
 

@@ -74,6 +74,12 @@ _own_options = options.apply(
         type=options.FILE_NAME,
         help="Choose by the labels in saved 'nvidia-smi topo -m' text.",
     ),
+    click.option(
+        "--p2p",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="With --topology: avoid pairs without P2P in saved 'nvidia-smi topo -p2p r' text.",
+    ),
     click.option("--gpu", metavar="NAME", help="With --topology: which GPUs, as H100, to show reference figures."),
     options.exclude,
     options.allow_busy,
