@@ -13,7 +13,7 @@ from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
 # Little more than NCCL itself needs, and too little for it: smaller buffers are quicker.
-_FREE_FOR_NCCL, _FREE = 1290 * _MIB, 262 * _MIB
+_FREE_FOR_NCCL, _FREE = 1290 * _MIB, 269 * _MIB
 _BY_PCIE: dict[str, Any] = {"nvlinks": 0, "ancestor": 10}
 
 
@@ -79,6 +79,14 @@ def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) 
     assert done.code == 4
     assert {link: state for link, state in _states(answer).items() if state != "works"} == {(2, 1): "wrong data"}
     assert "GPU2→GPU1 deliver wrong data" in answer["answer"]
+
+
+@pytest.mark.parametrize("copy", [35, 36, 37, 38])
+def test_each_message_of_a_batch_is_compared_on_a_nearly_full_gpu(fakes: Fakes, tmp_path: Path, copy: int) -> None:
+    """Of the messages of a link these four are a timed batch of the larger ones by kernels."""
+    done, answer = _mapped(fakes, tmp_path, free=262 * _MIB, corrupt_copy=f"{copy}:7:0>1")
+    assert done.code == 4
+    assert _states(answer) == {(0, 1): "wrong data", (1, 0): "works"}
 
 
 def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> None:

@@ -155,14 +155,14 @@ def _placed(one: Crossing, link: Link) -> Crossing:
 def _sizes(backend: Backend) -> tuple[int, ...]:
     """Make room for the messages and return their sizes, smaller ones on a GPU that is nearly full. Raises StepFailed.
 
-    The backend is ready to send then.
+    The backend is ready to send then. A batch's messages have room beside each other, so that each is compared.
     """
-    capacity = backend.capacity_bytes()
-    if capacity < SIZES[0]:
-        detail = "too little free memory on the GPU for a message of 4K"
+    room = backend.capacity_bytes() // _ITERATIONS
+    if room < SIZES[0]:
+        detail = "too little free memory on the GPU for messages of 4K"
         raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_BUFFERS, detail=detail))
-    sizes = (SIZES[0], min(SIZES[1], 1 << capacity.bit_length() - 1))
-    backend.reserve(sizes[-1])
+    sizes = (SIZES[0], min(SIZES[1], 1 << room.bit_length() - 1))
+    backend.reserve(sizes[-1] * _ITERATIONS)
     return sizes
 
 
