@@ -69,7 +69,7 @@ def test_a_hang_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) -> N
         ("via_host", 4096): "works",
         ("via_host", _MIB): "works",
     }
-    assert "GPU0→GPU1 hang" in answer["answer"]
+    assert "GPU0→GPU1 hangs" in answer["answer"]
     assert answer["meanwhile"][0].startswith("NCCL_P2P_DISABLE=1")
 
 
@@ -78,7 +78,7 @@ def test_wrong_data_costs_its_own_direction_alone(fakes: Fakes, tmp_path: Path) 
 
     assert done.code == 4
     assert {link: state for link, state in _states(answer).items() if state != "works"} == {(2, 1): "wrong data"}
-    assert "GPU2→GPU1 deliver wrong data" in answer["answer"]
+    assert "GPU2→GPU1 delivers wrong data" in answer["answer"]
 
 
 @pytest.mark.parametrize("copy", [35, 36, 37, 38])

@@ -142,7 +142,7 @@ def choose_by_labels(
         names = abridged([device_sets([pair], devices) for pair in inside], _FEW_PAIRS)
         reason += f"; every set includes a pair without P2P, this one {names}"
     elif denied and k > 1:
-        reason += f"; without {amount(len(denied), 'pair')} that {'has' if len(denied) == 1 else 'have'} no P2P"
+        reason += f"; without {amount(len(denied), 'pair')} that {verb(len(denied), 'has', 'have')} no P2P"
     return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
 
 
