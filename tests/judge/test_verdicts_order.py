@@ -158,6 +158,17 @@ def test_nvlinks_that_pcie_beats_are_not_used() -> None:
     assert verdict.cause.name == "nvlinks_of_label_unused"
 
 
+def test_nvlinks_whose_copies_are_well_are_used_and_nccl_takes_another_path() -> None:
+    def rate(work: Work, members: Members) -> float:
+        bridged = set(members) == {0, 1}
+        return (14.0 if bridged else 18.0) if work.operation.is_collective else 27.0 if bridged else 24.0
+
+    run = pcie({(0, 1): "NV2"}, rate, theory=28.0)
+    paths_of_run = tuple(replace(path, nvlinks=2 * (path.label == "NV2")) for path in run.paths)
+    found = [one for one in judge(replace(run, paths=paths_of_run)) if one.kind is Kind.ORDER_INVERSION]
+    assert {verdict.cause.name for verdict in found} == {"nccl_path"}
+
+
 def test_the_way_back_is_compared_only_where_it_may_be() -> None:
     """What ran beside others over PCIe, or was not measured, is slower or missing for reasons of its own."""
     run = written({}, lambda _w, m: 11.0 if m == (0, 1) else 22.0)

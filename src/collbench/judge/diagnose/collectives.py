@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -84,6 +84,17 @@ def by_setting(facts: Facts, link: Link, *, paths_only: bool) -> Cause | None:
     return None
 
 
+def nccl_path(facts: Facts, links: Collection[Link]) -> Cause:
+    """Return NCCL's path as the cause of slow collectives, or the links where no copies show that they are well."""
+    other_path = Cause(
+        "nccl_path",
+        "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
+        "too few channels; its log names the path",
+        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {_again(facts, min(links))}; grep ' via ' /tmp/nccl.*",
+    )
+    return nccl_or_link(facts, links, other_path)
+
+
 def _again(facts: Facts, link: Link) -> str:
     """Return the command that measures a pair's all-reduce again."""
     return f"collbench allreduce --devices {indices(facts.run, link)} --sizes 64M"
@@ -160,10 +171,4 @@ def _cause(facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: b
     variable = by_setting(facts, first, paths_only=unused) or by_setting(facts, first, paths_only=False)
     if variable is not None:
         return variable
-    other_path = Cause(
-        "nccl_path",
-        "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
-        "too few channels; its log names the path",
-        f"NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%p {_again(facts, first)}; grep ' via ' /tmp/nccl.*",
-    )
-    return unhealthy.cause(blame.members) or nccl_or_link(facts, blame.links, other_path)
+    return unhealthy.cause(blame.members) or nccl_path(facts, blame.links)

@@ -21,7 +21,7 @@ from collbench.judge.diagnose.blame import (
     on_element,
     verdict_on,
 )
-from collbench.judge.diagnose.collectives import by_setting
+from collbench.judge.diagnose.collectives import by_setting, nccl_path
 from collbench.judge.diagnose.elements import (
     STAGED_FASTER,
     Part,
@@ -377,6 +377,8 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Verdi
             "to it [nccl#1309]",
             fix,
         )
+    elif facts.over_nvlink(first) and by_nccl and all(map(facts.readings.best, links)):
+        likely = nccl_path(facts, links)
     elif facts.over_nvlink(first):
         unused = "the NVLinks of these pairs are not used, or most of them are down"
         likely = Cause("nvlinks_of_label_unused", unused, fix)
