@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.judge.outcome import unordered
-from collbench.judge.stats import log_rates, student, widening
+from collbench.judge.stats import log_rates, student
 from collbench.judge.tiers import Estimate, estimates_of, pair_labels
 from collbench.model.run import Measurement, Path, Run
 
@@ -70,7 +70,7 @@ def estimates(points_by_key: Mapping[Key, Measurement], paths: Sequence[Path]) -
         scarce = freedom[kind, key.size_bytes] < _ENOUGH_FREEDOM
         size = f"class {sum(key.size_bytes >= edge for edge in _SIZE_CLASSES)}" if scarce else f"{key.size_bytes} B"
         pools[key] = f"{kind} {size}"
-    return estimates_of(logs, pools, widening(points_by_key.values()))
+    return estimates_of(logs, pools, points_by_key.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ _FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
 # In logs: e^±50 times any duration is still a number to divide by.
 _WIDEST = 50.0
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
-# The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2.
-_DIFFERENCE_OF_TWO = 0.9539
+# The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2; and its upper quartile.
+_DIFFERENCE_OF_TWO, _LARGE_DIFFERENCE_OF_TWO = 0.9539, 1.6268
 # A smaller difference, of bandwidth or of its logarithm, changes no decision.
 DELTA = 0.02
 
@@ -141,26 +141,32 @@ def sigma(pooled: Sequence[float]) -> float:
     return MAD_TO_SIGMA * median(pooled)
 
 
-def trial_noise(points: Iterable[Sequence[float]]) -> float:
+def trial_noise(points: Iterable[Sequence[float]], *, uneven: bool = False) -> float:
     """Return σ̂ of one trial, pooled over points' log trials: the median difference of two of a point; 0 without two.
 
     It holds for any number of trials. Deviations from a data point's own median do not: of three trials one is always
     0, and their MAD shows 57% of σ. A quarter of the trials may be wild. [Rousseeuw & Croux, JASA 88 (1993), section
-    3]
+    3] Where the noise is `uneven`, as of two modes, most differences are of two trials in the same mode: then their
+    upper quartile counts, if it shows more, and an eighth may be wild.
     """
     differences = [abs(a - b) for logs in points for a, b in combinations(logs, 2)]
-    return median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
+    noise = median(differences) / _DIFFERENCE_OF_TWO if differences else 0.0
+    if not uneven or len(differences) < FEWEST_TRIALS:
+        return noise
+    return max(noise, sorted(differences)[3 * len(differences) // 4] / _LARGE_DIFFERENCE_OF_TWO)
 
 
 Point = TypeVar("Point", bound=Hashable)
 
 
-def noise_of_kinds(logs: Mapping[Point, Sequence[float]], kinds: Mapping[Point, Hashable]) -> dict[Point, float]:
+def noise_of_kinds(
+    logs: Mapping[Point, Sequence[float]], kinds: Mapping[Point, Hashable], *, uneven: bool = False
+) -> dict[Point, float]:
     """Return σ̂ of one trial of each point, pooled over the log trials of all points of its kind."""
     pools: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
     for point, trials in logs.items():
         pools[kinds[point]].append(trials)
-    pooled = {kind: trial_noise(parts) for kind, parts in pools.items()}
+    pooled = {kind: trial_noise(parts, uneven=uneven) for kind, parts in pools.items()}
     return {point: pooled[kinds[point]] for point in logs}
 
 

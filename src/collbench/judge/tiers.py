@@ -109,17 +109,18 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
 def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
     """Return the estimate of each data point's link, from busbw in GB/s."""
     logs = {members: log_rates(measurement) for members, measurement in points.items()}
-    return estimates_of(logs, labels, widening(points.values()))
+    return estimates_of(logs, labels, points.values())
 
 
 def estimates_of(
-    logs: Mapping[Point, Sequence[float]], labels: Mapping[Point, str], wider: float = 1.0
+    logs: Mapping[Point, Sequence[float]], labels: Mapping[Point, str], measured: Collection[Measurement] = ()
 ) -> dict[Point, Estimate]:
     """Return each link's estimate from the logs of its trials; σ̂ of a trial is pooled within a label.
 
-    Errors are `wider` by this factor, where trials resemble those before.
+    What was `measured` shows whether trials resemble those before, and whether their noise is uneven.
     """
-    noise, freedom = noise_of_kinds(logs, labels), Counter[str]()
+    wider, uneven = widening(measured), any(one.noise is not None and one.noise.uneven for one in measured)
+    noise, freedom = noise_of_kinds(logs, labels, uneven=uneven), Counter[str]()
     for link, given in logs.items():
         freedom[labels[link]] += len(given) - 1
     estimated = {}
