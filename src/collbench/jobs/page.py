@@ -14,7 +14,7 @@ from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, S
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
-from collbench.report.text.layout import Block, Lines, Part, Table, both, more, short, table, whole
+from collbench.report.text.layout import Block, Lines, Part, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked
 
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
@@ -57,7 +57,7 @@ def page(report: Report) -> Iterator[Block]:
     else:
         steps = f"no step: the longest sequence of calls that came, {steps}"
     caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
-    yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
+    yield from both("tables", prose(f"\n{filled(caption, NARROW)}"))
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
     calls = _call_table(report, report.rows[:_MOST_ROWS])
     yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > _FEW_ROWS)
@@ -360,7 +360,7 @@ def _ranks(report: Report) -> Iterator[Block]:
         return
     yield from both(
         "tables",
-        Text(f"\n{'per step, ms' if report.repeats else 'ms'}; waiting: a rank's kernel time beyond the transfer"),
+        prose(f"\n{'per step, ms' if report.repeats else 'ms'}; waiting: a rank's kernel time beyond the transfer"),
     )
     few = list(report.ranks)
     if len(few) > _FEW_RANKS:

@@ -153,7 +153,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     """Yield the first lines: what failed in the new run, whether it is of other devices, and what is not compared."""
     yield from alarm(comparison.new)
     if others := other_devices(comparison):
-        yield Text(others, style=ALARM)
+        yield Lines(others, style=ALARM)
     if not comparison.judged:
         yield not_judged(
             "no data point has three trials in both runs, the fewest that show noise: measure both to the end"

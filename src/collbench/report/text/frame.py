@@ -227,7 +227,7 @@ _STOPS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-_REPORTED_S = 0.05  # a shorter wait for NCCL to start is not reported
+_REPORTED_S = 0.05  # a shorter phase is not reported
 _MOST_FAILURES = 8  # lines; the file has all failures
 _FEW_LINES = 3  # of failures, of health: on the short page
 _MOST_NAMES = 4  # of what was skipped for one reason, of works
@@ -289,7 +289,9 @@ def _stopped(run: Run) -> Iterator[str]:
 def _time(run: Run) -> Iterator[str]:
     if "timed" in run.phases:
         inside = [
-            f"{name} {seconds:.1f} s" for name, seconds in run.phases.items() if name not in ("timed", NCCL_START)
+            f"{name} {seconds:.1f} s"
+            for name, seconds in run.phases.items()
+            if name not in ("timed", NCCL_START) and seconds >= _REPORTED_S
         ]
         start = run.phases.get(NCCL_START, 0.0)
         around = f" ({', '.join(inside)})" if inside else ""
@@ -427,12 +429,12 @@ def worst_troubles(run: Run) -> str:
 def alarm(run: Run) -> Iterator[Text]:
     """Yield the headline as a page's first block; nothing if nothing failed."""
     if failed := headline(run):
-        yield Text(failed, style=ALARM)
+        yield Lines(failed, style=ALARM)
 
 
 def not_judged(why: str) -> Text:
     """Return the first block of a page without a judgment; `why` ends with the command to run."""
-    return Text(f"not judged: {why}", style=ALARM)
+    return Lines(f"not judged: {why}", style=ALARM)
 
 
 # What NCCL did not do although the user may expect it: notes below the figures of a page.

@@ -17,7 +17,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.report.text.frame import device_names, ending, header, sim
-from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.report.text.matrix import legend, render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
@@ -98,7 +98,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
     size = format_size(ranking.size_bytes)
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     title = f"{ranking.operation} at {size}, {unit} (95% interval; up to {ranking.delta:.1%} is a tie)"
-    yield Text(f"{sim(run)}pairs by {title}")
+    yield prose(f"{sim(run)}pairs by {title}")
     operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
     spare = [operation.value for operation in reversed(operations) if operation not in _mapped(run)]
     # The interval and the comparison are those of the operation that ranks: a folded table keeps them beside it.
