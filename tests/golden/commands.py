@@ -65,6 +65,7 @@ SIMULATED = {
     "latency-4.json": "latency @4",
     "overlap-4.json": "overlap @4 --sizes 16M,64M,256M",
     "replay-2.json": "replay ddp-job.json @2",
+    "corrupt-2.json": "pairs @corrupt --sizes 64M",
 }
 # Kept files that commands read.
 _RESULTS = "benchmarks/results"
@@ -291,6 +292,7 @@ COMMANDS = {
     "error-damaged": "show damaged.json",
     "error-truncated": "show --ranking truncated.json",
     "error-empty": "show empty.json",
+    "error-rank": "show --ranking corrupt-2.json",
     "error-text": "check topo.txt",
     "error-map-p2p": "check topo.txt --map-p2p",
     "error-ablation": "check ablation.json",

@@ -13,7 +13,7 @@ from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
-from collbench.model.errors import ExitStatus, RunFileError, UsageError
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file as runfile_run_file
@@ -94,6 +94,7 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
     # late: numpy takes as long to load as the rest of the program
     from collbench.judge.summary import is_judged, rank_summary
     from collbench.report.text import ranking
+    from collbench.report.text.frame import headline
 
     operation = None if named is None else options.parse_operation(named)
     size_bytes = None if size is None else parse_size(size)
@@ -103,6 +104,8 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
     if not any(ranked.rankings for ranked in works):
         of = f" of {operation}" if operation else ""
         at = f" at {format_size(size_bytes)}" if size_bytes is not None else ""
+        if not any(measurement.samples for measurement in run.measurements) and outcome(run).troubles:
+            raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
         raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
     if as_json:
         echo(document("ranking", ranking.as_json(run, works)), end="")
