@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
@@ -342,6 +343,23 @@ def test_by_labels_a_pair_without_p2p_is_avoided_where_another_set_exists(progra
         assert (says in answer["reason"]) is bool(inside)
     for wrong in (("--p2p", "p2p.txt"), ("--topology", str(DGX_1V.parent / "two-gpu-phb.txt"), "--p2p", "p2p.txt")):
         assert program("select", "2", *wrong).status == 2
+
+
+def test_of_more_gpus_than_have_all_their_sets_tried_one_with_p2p_is_found(program: Program) -> None:
+    """Twenty GPUs with one label, and P2P within four groups of five: of five GPUs only the groups have it."""
+    groups = [{*range(first, first + 10, 2)} for first in (0, 1, 10, 11)]
+    names = [f"GPU{index}" for index in range(20)]
+
+    def write(file: str, cell: Callable[[int, int], str]) -> None:
+        rows = [[name, *("X" if a == b else cell(a, b) for b in range(20))] for a, name in enumerate(names)]
+        Path(file).write_text("\n".join("\t".join(row) for row in [["", *names], *rows]), encoding="utf-8")
+
+    write("labels.txt", lambda _a, _b: "NV18")
+    write("p2p.txt", lambda a, b: "OK" if any({a, b} <= group for group in groups) else "NS")
+    files = ("--topology", "labels.txt", "--p2p", "p2p.txt", "--json")
+    chosen = json.loads(program("select", "5", *files).out)
+    assert {device["index"] for device in chosen["devices"]} in groups
+    assert "every set that was tried includes a pair" in json.loads(program("select", "6", *files).out)["reason"]
 
 
 def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,12 @@ def choose_by_labels(
     some_have_peers = len(denied) < math.comb(len(fit), 2)
     problem = replace(problem, failed=places, tied=problem.tied and not (denied and some_have_peers))
     choice = _decided(problem, k, without)
+    if choice.heuristic and denied_peers(paths, choice.members):
+        apart = np.zeros((len(fit), len(fit)), dtype=bool)  # the search then grows sets without such pairs
+        for a, b in places:
+            apart[a, b] = apart[b, a] = True
+        grown = _decided(replace(problem, wired=replace(problem.wired, broken=apart), tied=False), k, without)
+        choice = choice if denied_peers(paths, grown.members) else grown
     reason = choice.reason
     if not choice.tied and choice.band is not None:  # labels have an order, not rates
         between = labels_within(paths, choice.members)
@@ -133,14 +139,16 @@ def choose_by_labels(
             reason = f"{between[0]}; {whose} has {labels_within(paths, fit)[-1]}"
         else:
             same = first.members == choice.members
-            other = f"same as the first {k}" if same else f"the first {k}: {first.band.basis}"
+            basis = "a pair without P2P" if denied_peers(paths, first.members) else first.band.basis
+            other = f"same as the first {k}" if same else f"the first {k}: {basis}"
             reason = f"{', '.join(between)} over {choice.band.basis} ({other})"
         reason += _HEURISTIC if choice.heuristic else ""
     if not some_have_peers and k > 1:
         reason += "; no pair has P2P"
     elif inside := denied_peers(paths, choice.members):
         names = abridged([device_sets([pair], devices) for pair in inside], _FEW_PAIRS)
-        reason += f"; every set includes a pair without P2P, this one {names}"
+        tried = " that was tried" if choice.heuristic else ""
+        reason += f"; every set{tried} includes a pair without P2P, this one {names}"
     elif denied and k > 1:
         reason += f"; without {amount(len(denied), 'pair')} that {verb(len(denied), 'has', 'have')} no P2P"
     return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
