@@ -62,5 +62,5 @@ def test_doctor_warns_of_gpus_without_a_card_on_their_socket() -> None:
     far = {0: {"mlx5_0": "PIX", "mlx5_1": "PIX"}, 1: {"mlx5_0": "SYS", "mlx5_1": "SYS"}}
     finding = named(machine(host={"near_cards": far}), "network affinity")
     assert finding.level is Level.WARN
-    assert "GPU1 reach cards only across sockets" in finding.text
+    assert "GPU1 reaches cards only across sockets" in finding.text
     assert nearest(far[0]) == (("mlx5_0", "mlx5_1"), "PIX"), "two at the same distance are both nearest"
