@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -58,29 +57,6 @@ def test_what_else_changed_stands_above_what_became_slower(
     assert [
         line for line in above if line.startswith(("devices", "differs")) and "matched by UUID" not in line
     ] == lines
-
-
-def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
-    for day in range(1, 5):
-        run = of(copies(seed=day), nccl="2.28.9" if day < 3 else "2.30.1")
-        run = run if day < 3 else scaled(run, 1.25)
-        run_file.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
-    names = [f"day{day}.json" for day in (4, 2, 3, 1)]
-    result = program("compare", "-v", *names)
-    assert result.status == 3
-    assert "\n".join(result.out.splitlines()[1:6]) == (
-        "run 1     2026-03-01T00:00:00Z day1.json\n"
-        "run 2     2026-03-02T00:00:00Z day2.json\n"
-        "run 3     2026-03-03T00:00:00Z day3.json\n"
-        "          NCCL: 2.28.9 → 2.30.1\n"
-        "run 4     2026-03-04T00:00:00Z day4.json"
-    )
-    changes = re.findall(r"^\d +2026-03-0\d 00:00 +[\d.]+ +(\S+)", result.out, re.MULTILINE)
-    assert changes[0] == "-"
-    assert [round(float(change.rstrip("%"))) for change in changes[1:]] == [0, -20, -20]
-    answer = json.loads(program("compare", *names, "--json").out)
-    assert [len(run["differences"]) for run in answer["runs"]] == [0, 0, 1, 0]
-    assert answer["runs"][2]["differences"] == [{"what": "NCCL", "base": "2.28.9", "new": "2.30.1"}]
 
 
 def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:

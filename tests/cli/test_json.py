@@ -25,7 +25,7 @@ MEASURING = ("--quick", "--seed", "1", "--sizes", "1M", "-o", "out.json")
 @pytest.fixture
 def saved(program: Program) -> Program:
     """The program, two runs, and a recorded job."""
-    for name in ("run.json", "other.json", "third.json"):
+    for name in ("run.json", "other.json"):
         save_run(Path(name), gpus(4))
     job_file.save(data_parallel(2, (2**28, 2**27)), Path("job.json"))
     return program
@@ -51,7 +51,6 @@ PRINTED = [
     ("collbench-job-report", ("show", "job.json")),
     ("collbench-ranking", ("show", "--ranking", "run.json")),
     ("collbench-comparison", ("compare", "run.json", "other.json")),
-    ("collbench-trend", ("compare", "run.json", "other.json", "third.json")),
     ("collbench-reference", ("compare", "run.json", "--reference")),
     ("collbench-references", ("reference", "H100")),
     ("collbench-prediction", ("predict", "run.json", "--params", "12B", "--strategy", "fsdp")),

@@ -205,7 +205,7 @@ COMMANDS = {
     "check-run-json": "check slow-4.json --json",
     "compare": "compare h200x4-earlier.json h200x4-later.json",
     "compare-slower": "compare again-4.json slow-4.json --verbose",
-    "compare-trend": "compare h200x4-earlier.json h200x4.json h200x4-later.json",
+    "error-compare-three": "compare h200x4-earlier.json h200x4.json h200x4-later.json",
     "compare-history": "compare again-4.json slow-4.json --history pairs-4.json",
     "compare-staged": "compare h200x4-allreduce.json h200x4-staged.json --fail-below 3% --operation allreduce",
     "compare-reference": "compare h200x4.json --reference",

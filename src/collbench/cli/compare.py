@@ -20,7 +20,7 @@ from collbench.runfile import run_file
 
 
 @click.command()
-@click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=options.RUN)
+@click.argument("files", metavar="BASE.JSON NEW.JSON", nargs=-1, type=options.RUN)
 @click.option(
     "--fail-below",
     metavar="SHARE",
@@ -50,9 +50,9 @@ def compare(
     """Show what became faster or slower from one run to another.
 
     The page first lists other differences between the runs: NCCL, driver, variables. Then it lists the changes that are
-    statistically significant, then counts. Three runs or more give a trend by date, and the newest is compared with the
-    oldest. --reference says whether one run is normal for its kind of machine. Exit status: 0; 3 for a regression; 1 if
-    nothing could be judged or data points are missing; 1 or 4 if the new run failed.
+    statistically significant, then counts. --reference says whether one run is normal for its kind of machine. Exit
+    status: 0; 3 for a regression; 1 if nothing could be judged or data points are missing; 1 or 4 if the new run
+    failed.
 
     \b
     Examples:
@@ -70,7 +70,8 @@ def compare(
     if reference:
         status = _reference(runs[0], operation, as_json=as_json)
     else:
-        status = _changes(runs, run_files, limit, operation, earlier, as_json=as_json)
+        (base, new), (base_file, new_file) = runs, run_files
+        status = _changes((base, new), (base_file, new_file), limit, operation, earlier, as_json=as_json)
     leave(status)
 
 
@@ -84,6 +85,10 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
         raise UsageError("name the base and the new run, or judge one with --reference; 'collbench runs' lists them")
     if not reference and len(paths) == 1:
         raise UsageError(f"{paths[0]} is one run: name a second run to compare it with, or add --reference")
+    if len(paths) > 2:
+        raise UsageError(
+            f"{len(paths)} runs were given: name a base and a new run, and other runs of the base's GPUs by --history"
+        )
     seen: dict[Path, Path] = {}
     for path in (*paths, *history):
         first = seen.setdefault(path.resolve(), path)
@@ -102,53 +107,41 @@ def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
 
 
 def _changes(
-    runs: Sequence[Run],
-    paths: Sequence[Path],
+    runs: tuple[Run, Run],
+    paths: tuple[Path, Path],
     limit: float,
     wanted: Operation | None,
     history: Sequence[Run],
     *,
     as_json: bool,
 ) -> int:
-    """Print what changed between two runs, in this order, or from date to date of several; return the status."""
+    """Print what changed from the first run to the second; return the status."""
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.judge.compare import compare as compared
-    from collbench.judge.trend import by_date
-    from collbench.judge.trend import trend as trended
     from collbench.report.text import comparison
 
-    trend = None
-    if len(runs) == 2:
-        last = compared(runs[0], runs[1], limit, wanted, history)
-    else:
-        order = by_date(runs)
-        runs, paths = [runs[index] for index in order], [paths[index] for index in order]
-        trend = trended(runs, limit, wanted, history)
-        last = trend.last
-    if not last.changes:
+    found = compared(*runs, limit, wanted, history)
+    if not found.changes:
         _nothing(runs, paths, wanted)
-    names = [one_line(str(path)) for path in paths]
     if as_json:
-        answer = comparison.of_trend(trend, last.status) if trend else comparison.of_comparison(last, last.status)
-        echo(answer, end="")
+        echo(comparison.as_json(found), end="")
     else:
-        show_page(comparison.trend_page(trend, tuple(names)) if trend else comparison.page(last, (names[0], names[1])))
-    return last.status
+        show_page(comparison.page(found, (one_line(str(paths[0])), one_line(str(paths[1])))))
+    return found.status
 
 
-def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:
+def _nothing(runs: tuple[Run, Run], paths: tuple[Path, Path], wanted: Operation | None) -> None:
     """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
     from collbench.report.text.frame import headline  # late: numpy
 
-    ends = (runs[0], paths[0]), (runs[-1], paths[-1])
-    if failed := [f"{path} {headline(run)}" for run, path in ends if outcome(run).troubles]:
+    if failed := [f"{path} {headline(run)}" for run, path in zip(runs, paths, strict=True) if outcome(run).troubles]:
         raise NotTrusted(
             f"no data point{of} was measured in both runs: {'; '.join(failed)}",
-            max(ExitStatus.FAILED, outcome(runs[-1]).status),
+            max(ExitStatus.FAILED, outcome(runs[1]).status),
         )
     raise UsageError(
-        f"{paths[0]} and {paths[-1]} have no data point{of} in common: measure both with the same command and sizes"
+        f"{paths[0]} and {paths[1]} have no data point{of} in common: measure both with the same command and sizes"
     )
 
 

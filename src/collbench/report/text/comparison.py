@@ -1,4 +1,4 @@
-"""The pages and the JSON of `collbench compare`: two runs, or many by date."""
+"""The page and the JSON of `collbench compare`: what differs, what became worse or better, counts, a verdict."""
 
 from __future__ import annotations
 
@@ -9,58 +9,13 @@ from typing import Any
 from rich.text import Text
 
 from collbench.judge.between_runs import FEWEST_LINKS, OF_FEW_LINKS, Origin
-from collbench.judge.compare import STARTED, Change, Comparison, Difference, Group, Kind, Verdict
+from collbench.judge.compare import Change, Comparison, Difference, Group, Kind, Verdict
 from collbench.judge.outcome import outcome
-from collbench.judge.trend import Line, Trend
 from collbench.model.run import Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span, verb
 from collbench.report.text.frame import ALARM, alarm, not_judged, sim
-from collbench.report.text.layout import Lines, Page, Part, both, listed, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, listed, short, table, whole
 from collbench.runfile.codec import document, picked, plain
-
-# The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
-
-
-def trend_page(trend: Trend, names: tuple[str, ...]) -> Page:
-    """Yield the page's blocks; `names` are those of the files, in the order of the runs."""
-    mark = sim(trend.runs[0], "sim: ")
-    yield from alarms(trend.last)
-    yield from short(_verdict(trend.last, mark))
-    yield from both("header", Text(_backend(trend.runs[0])))
-    dates, lines = list[str](), list[str]()
-    for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
-        dates.append(f"run {number:<5} {run.started} {name}")
-        lines += [dates[-1], *(f"          {_differs(one)}" for one in steps)]
-    yield from whole("header", Text("\n".join(lines)))
-    differences = [f"differs   {_differs(one)}" for one in trend.last.differences if one.what != STARTED]
-    yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
-    # The work with the largest loss since its first run comes first.
-    for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
-        several = "" if line.device_sets == 1 else f", {line.device_sets} sets of devices"
-        title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
-        blocks = (Text(f"\n{mark}{title}"), _trend_table(trend, line))
-        yield from both("tables", *blocks) if index == 0 else whole("tables", *blocks)
-    yield from both("tables", Text(f"\nrun {len(trend.runs)} against run 1, each data point"))
-    yield from body(trend.last, (names[0], names[-1]), _FEWEST)
-
-
-def _backend(run: Run) -> str:
-    simulated = sim(run, "sim: SIMULATED machines, nothing here was measured on a GPU")
-    return f"backend   {simulated or run.backend}"
-
-
-def _trend_table(trend: Trend, line: Line) -> Part:
-    left, rows = ("run", "date", "where", "worse than run 1"), []
-    devices = trend.runs[0].devices
-    for point in line.points:
-        where = tags([position for position in point.worst if position >= 0], devices, "-")
-        worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
-        change = f"{point.change:+.1%}" if point.run else "-"
-        date = trend.runs[point.run].started[:16].replace("T", " ")
-        worst = figure(point.worst_gbs)
-        rows.append((str(point.run + 1), date, figure(point.median_gbs), change, worst, where, worse))
-    return table("run", "date", "median", "change", "worst", *left[2:], rows=rows, left=left)
-
 
 # What `collbench compare --json` prints (docs/compare.md).
 
@@ -75,20 +30,10 @@ _OF_A_GROUP = (
 )
 
 
-def of_comparison(comparison: Comparison, status: int) -> str:
+def as_json(comparison: Comparison) -> str:
     """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
-    return document("comparison", {"exit_status": status} | _comparison(comparison))
-
-
-def of_trend(trend: Trend, status: int) -> str:
-    """Return a trend as JSON text: its lines, and the last run compared with the first."""
-    runs = [run_origin(run) | {"differences": plain(steps)} for run, steps in zip(trend.runs, trend.steps, strict=True)]
-    body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
-    return document("trend", {"exit_status": status} | body)
-
-
-def _comparison(comparison: Comparison) -> Json:
-    return {
+    body = {
+        "exit_status": comparison.status,
         "base": run_origin(comparison.base),
         "new": run_origin(comparison.new),
         "devices": matched(comparison),
@@ -101,6 +46,7 @@ def _comparison(comparison: Comparison) -> Json:
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
+    return document("comparison", body)
 
 
 def run_origin(run: Run) -> Json:
@@ -109,11 +55,9 @@ def run_origin(run: Run) -> Json:
     return picked(run, "started", "backend") | machine | {"devices": [device.tag for device in run.devices]}
 
 
-# The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.
-
 _MOST_ROWS = 20  # rows of a verdict; the JSON has all
-_FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
-_FEW_RUNS = 8  # lines about runs on the short page
+_FEW_ROWS = 7  # on the short page
+_FEW_LINES = 8  # about the runs on the short page
 _MOST_NAMES = 6
 _ALL = ": --json has them all"
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
@@ -130,15 +74,14 @@ def page(comparison: Comparison, names: tuple[str, str]) -> Page:
     yield from body(comparison, names)
 
 
-def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Page:
-    """Yield the page without its alarms; tables of the short page have `few` rows."""
+def body(comparison: Comparison, names: tuple[str, str]) -> Page:
+    """Yield the page without its alarms."""
     lines = list(head(comparison, names))
     yield from whole("header", Lines("\n".join(lines)))
-    if few == _FEW_ROWS:
-        yield from short(Lines("\n".join(lines[:_FEW_RUNS])))
+    yield from short(Lines("\n".join(lines[:_FEW_LINES])))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
         yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
-        yield from short(*_groups(comparison, verdict, few), *_points(comparison, verdict, few))
+        yield from short(*_groups(comparison, verdict, _FEW_ROWS), *_points(comparison, verdict, _FEW_ROWS))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
     yield Lines("\n".join(_counts(comparison)))
@@ -171,7 +114,8 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """Yield which runs these are and what differs between them, which may be the cause of a change."""
     base, new = comparison.base, comparison.new
-    yield _backend(base)
+    simulated = sim(base, "sim: SIMULATED machines, nothing here was measured on a GPU")
+    yield f"backend   {simulated or base.backend}"
     for side, run, name in (("base", base, names[0]), ("new", new, names[1])):
         where = run.machine.fabric or run.machine.hostname
         yield f"{side:<9} {name}: {where}, {run.started}"
