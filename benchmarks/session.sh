@@ -53,7 +53,6 @@ commands() {
         step collbench "$operation" --sizes 8:1G:8 --in-place -o "$scratch/$operation.json"
     done
     step collbench allreduce --split 2 --sizes 64M -o "$scratch/split.json"
-    step collbench allreduce --sizes 8,64K,1M,64M,1G --algorithms -o "$scratch/algorithms.json"
     step collbench allreduce -b 8 -e 1G -f 8 --format nccl-tests
     step collbench allreduce --pairs --sizes 16M --dtype bfloat16 --op avg -o "$scratch/pairs.json"
     step torchrun --nproc-per-node "$gpus" -m collbench allreduce --sizes 1M:1G:4 -o "$scratch/world.json"
@@ -133,7 +132,6 @@ staged() {
             step collbench allreduce --devices "$order" --sizes 256M,1G -o "$scratch/staged-$number-${order//,/}.json" | grep -E "^ *(256M|1G)|^--"
         done
     done
-    step collbench allreduce --sizes 256M,1G --algorithms -o "$scratch/staged-algorithms.json" --verbose
     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV step collbench allreduce --sizes 1G -o "$scratch/staged-log.json" > staged-nccl.log 2>&1
     unset NCCL_P2P_DISABLE
     pack staged "staged-*.json"

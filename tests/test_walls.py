@@ -80,8 +80,8 @@ TOUCHES_NCCL = re.compile(
       | \bdel\b.*["']NCCL_""",
     re.VERBOSE,
 )
-# For a process that asks NCCL what it chose, when the user wants to know; it times nothing.
-MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
+# For a process that asks NCCL which transport it takes, for `--map-p2p`; it times nothing.
+MAY_SET = {("nccl_transports.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
 # The plugin that `record` gives the job's NCCL.
 MAY_SET |= {("recording.py", '"NCCL_PROFILER_PLUGIN":')}
 # What `ablate --without p2p` and the like ask for by name, for the children of one arm.

@@ -159,7 +159,7 @@ COMMAND_LINES = (
     "check --sizes 32M",
     "check --quick",
     "allreduce",
-    "allreduce --pairs --sizes 64M -d bfloat16 --op avg --algorithms",
+    "allreduce --pairs --sizes 64M -d bfloat16 --op avg",
     "allreduce --split 2 -b 8 -e 1G -f 2 -n50 --warmup_iters=3 -c 0 -G 7",
     "broadcast --in-place -r 1 -g 2",
     "alltoall --format nccl-tests --iters 5",

@@ -8,7 +8,6 @@ from itertools import combinations
 
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import (
-    Chosen,
     DataPoint,
     Health,
     InterferenceCheck,
@@ -46,10 +45,6 @@ def collective() -> Run:
     points[5].wrong = None
     points.append(_failed(Operation.ALLREDUCE, FOUR, GIB, "hang: no answer in 5 s"))
     run = run_of(gpus(4), points, command=("allreduce", "--in-place"))
-    run.chosen = [
-        Chosen(Operation.ALLREDUCE, 4, MIB, "RING", "LL128", 24),
-        Chosen(Operation.ALLREDUCE, 2, 8, "RING", "SIMPLE", 1),
-    ]
     run.skipped = [left_out("collectives of 1 bytes: smaller than one float32")]
     return run
 

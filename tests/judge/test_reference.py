@@ -18,7 +18,7 @@ from collbench.judge.stats import median_deviation, summarize, trial_noise
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Registration, Variant
-from collbench.model.run import Chosen, Layout, Measurement, Run
+from collbench.model.run import Layout, Measurement, Run
 from tests.builders import GIB, gpus, in_words, measured, paths, run_of
 from tests.judge.checked import h200
 from tests.judge.runs import recorded
@@ -96,22 +96,18 @@ def test_a_figure_of_the_same_nvls_goes_before_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "multicast", "chosen", "state"),
+    ("setting", "multicast", "state"),
     [
-        ("0", True, "", Nvls.OFF),
-        (None, False, "", Nvls.OFF),
-        (None, True, "", Nvls.POSSIBLE),
-        (None, None, "", Nvls.UNKNOWN),
-        (None, True, "NVLS", Nvls.ON),
-        (None, None, "RING", Nvls.OFF),
-        ("0", True, "NVLSTREE", Nvls.ON),
+        ("0", True, Nvls.OFF),
+        (None, False, Nvls.OFF),
+        (None, True, Nvls.POSSIBLE),
+        (None, None, Nvls.UNKNOWN),
     ],
 )
-def test_what_a_run_tells_of_nvls(setting: str | None, multicast: bool | None, chosen: str, state: Nvls) -> None:
+def test_what_a_run_tells_of_nvls(setting: str | None, multicast: bool | None, state: Nvls) -> None:
     run = eight([400.0] * 3)
     run.machine = replace(run.machine, multicast=multicast)
     run.settings.environment.update({} if setting is None else {"NCCL_NVLS_ENABLE": setting})
-    run.chosen = [Chosen(Operation.ALLREDUCE, 8, GIB, chosen, "SIMPLE", 16)] if chosen else []
     assert nvls(run) is state
 
 

@@ -24,7 +24,6 @@ from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
-    Chosen,
     CommandKind,
     DataPoint,
     Health,
@@ -80,7 +79,6 @@ def rich_run() -> Run:
     launches = RankLaunches((0, 3), (9000, 9100), 1500, 900, 32)
     point, flags = DataPoint(Operation.ALLREDUCE, (0, 1), 8), (shared(0),)
     run.latencies.append(Latency(point, (launches, launches), concurrent=True, flags=flags))
-    run.chosen.append(Chosen(Operation.ALLREDUCE, 4, 2**22, "RING", "LL128", 24))
     run.phases.update({"warm-up": 0.5, "trials": 2.0, "timed": 1.5})
     run.machine = dataclasses.replace(run.machine, multicast=True)
     run.skipped.append(Skipped(SkipKind.ROOM, sizes=(2**33,), limit_bytes=2**32, free_bytes=(2**34,) * 4))
@@ -170,7 +168,6 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
         ("a flag that is no flag", put("measurements", 0, "samples", 0, "flags", value=[1])),
         ("a flag of no kind", put("measurements", 0, "samples", 0, "flags", value=[{"kind": "sad", "devices": [0]}])),
         ("an unknown reason to stop", put("measurements", 0, "stop", value="bored")),
-        ("channels in words", put("chosen", 0, "channels", value="many")),
         ("a phase that took less than no time", put("phases", value={"trials": -1})),
         ("a precision of nothing", put("settings", "precision", value=0)),
         ("a variable that is not NCCL's", put("settings", "environment", value={"HOME": "/root"})),

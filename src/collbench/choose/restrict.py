@@ -35,7 +35,6 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             name: [renumbered(result, new) for result in results if inside(result.members)]
             for name, results in run.sections.items()
         },
-        chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
     )

@@ -224,11 +224,6 @@ NCCL_FLAGS = (
 
 
 _pairs = click.option("--pairs", is_flag=True, help="Time each pair instead of all devices together.")
-_algorithms = click.option(
-    "--algorithms",
-    is_flag=True,
-    help="Ask NCCL afterwards which algorithm it chose.",
-)
 _split = click.option(
     "--split",
     metavar="N",
@@ -303,7 +298,7 @@ class CollectiveCommand(MeasuringCommand):
 
 def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-    ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
+    ours = (_pairs, _split, _in_place, _latency, registration, nccl_config)
     text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
 
     @measuring_command(
@@ -324,7 +319,6 @@ def _command(operation: Operation) -> MeasuringCommand:
         latency: int | None,
         registration: str,
         nccl_config: dict[str, int] | None,
-        algorithms: bool,
         layout: str,
         skew: Skew | None = None,
         **flags: Any,
@@ -343,7 +337,6 @@ def _command(operation: Operation) -> MeasuringCommand:
             pairs=pairs,
             split=split,
             latency=latency or 0,
-            algorithms=algorithms,
         )
         return measuring.with_nccl(request, registration, nccl_config, skew)
 

@@ -26,17 +26,14 @@ NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 class Nvls(StrEnum):
     """What a run shows of NVLS. POSSIBLE: NCCL was free to use it."""
 
-    ON = "on"
     OFF = "off"
     POSSIBLE = "possible"
     UNKNOWN = "unknown"
 
 
 def nvls(run: Run) -> Nvls:
-    """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
-    if any(choice.multicast for choice in run.chosen):
-        return Nvls.ON
-    if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
+    """Return whether NCCL could use NVLS: by the variable, then by what the GPUs can do."""
+    if run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF
     return Nvls.UNKNOWN if run.machine.multicast is None else Nvls.POSSIBLE
 

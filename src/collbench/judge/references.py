@@ -479,7 +479,7 @@ def _standing(
 
 def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
     """Return the run's NVLS if it differs from the figure's, else None. POSSIBLE agrees with "on"."""
-    if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
+    if figure.nvls in (None, state.value) or (figure.nvls, state) == ("on", Nvls.POSSIBLE):
         return None
     return state
 

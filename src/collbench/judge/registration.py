@@ -35,8 +35,7 @@ def on_memory(run: Run, kind: Registration) -> Run:
         for one in run.measurements
         if one.point.registration is kind or not one.point.operation.is_collective
     )
-    chosen = [replace(one, registration=Registration.NONE) for one in run.chosen if one.registration is kind]
-    return replace(run, measurements=list(kept), chosen=chosen)
+    return replace(run, measurements=list(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
-from collbench.model.run import CommandKind, Device, Run, Settings, SkipKind, Skipped
+from collbench.model.run import CommandKind, Device, Run, Settings, Skipped
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
@@ -129,30 +128,6 @@ class Session:
                 backend.close()  # what it holds is released while the run is saved and shown
                 self._writer.end()
         _check_success(self.run)
-        if self._request.algorithms:
-            self._ask_nccl()
-
-    def _ask_nccl(self) -> None:
-        """Record what NCCL chose. A separate process finds out; this one frees memory on the GPUs for it."""
-        from collbench.measurement.backends.nccl_choices import ask, probe, questions  # late: only for --algorithms
-
-        self._opened.vacate()
-        planned = (
-            self._plan.step(work, (members,), size)
-            for work, groups in self._plan.groups.items()
-            for members in groups
-            for size in self._plan.sizes[work]
-        )
-        steps, reason = questions(planned) if self.run.machine.nccl else [], ""
-        try:
-            self.run.chosen = ask(
-                partial(probe, self.run.devices, self._request.nccl, self._request.nccl_options), steps
-            )
-        except CollbenchError as error:
-            reason = str(error)
-        if not self.run.chosen:
-            self.run.skipped.append(Skipped(SkipKind.ALGORITHMS, detail=reason))
-        self._writer.end()
 
 
 def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opened:

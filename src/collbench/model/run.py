@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
+from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import amount, counted, format_size
 
@@ -293,7 +293,6 @@ class SkipKind(StrEnum):
     CACHE = "cache"  # the free memory is too little against the reader's: work, members, limit_bytes
     NUMA = "numa"  # the kernel refuses a node's memory: work and members, or neither; detail
     PROCESSES = "processes"  # each device has its own: work, members
-    ALGORITHMS = "algorithms"  # NCCL's choices: detail
     OLD_NCCL = "old NCCL"  # which lacks the kind of memory: work, detail
     WRONG_DATA = "wrong data"  # ended the run: wrong, or members and detail
     OTHER = "other"  # a sentence: work, members, detail
@@ -445,7 +444,6 @@ class Asked:
     latency: Count = 0  # launches of each collective that are timed one by one
     layers: Count = 0  # of the model whose token the page counts, for `latency --collectives`; 0 for all others
     graph: Count = 0  # nccl-tests' -G
-    algorithms: bool = False  # NCCL is asked afterwards, in a separate process, what it chose
     nccl_config: dict[str, int] = field(default_factory=dict, hash=False)  # fields of ncclConfig_t
 
     @property
@@ -471,27 +469,6 @@ class Settings(Asked):
     layout: Layout = Layout.ALL
     sets: tuple[tuple[int, ...], ...] = ()
     fabric: str = ""  # the simulated machine's name, or its file
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used.
-
-    On windows the kernel and "SYMMETRIC"; without a kernel how it copied, and "COPY ENGINE".
-    """
-
-    operation: Operation
-    ranks: Several
-    size_bytes: Ordinal
-    algorithm: str
-    protocol: str
-    channels: Count
-    registration: Registration = Registration.NONE
-
-    @property
-    def multicast(self) -> bool:
-        """Whether NVSwitches reduce or multiply: NVLS, or a symmetric kernel that loads or stores by multicast."""
-        return self.algorithm.startswith("NVLS") or any(part in self.algorithm for part in ("LDMC", "STMC"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,7 +557,6 @@ class Run:
     latencies: list[Latency] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     interference_checks: list[InterferenceCheck] = field(default_factory=list)
-    chosen: list[Chosen] = field(default_factory=list)
     # What annexes measured, by the section's name: a list of the annex's own type, a Result.
     sections: dict[str, list[Any]] = field(default_factory=dict)
     # Seconds of warm-up, interference check, trials and single launches, which are most of `seconds`; of NCCL_START,

@@ -67,8 +67,6 @@ def refuse(request: Request) -> None:
             "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "
             "mpirun, or time collectives: 'pairs --operations allreduce,broadcast', 'allreduce'"
         )
-    if request.algorithms:
-        raise UsageError("--algorithms is for one process: leave it out, or start without torchrun, srun or mpirun")
     if request.devices is not None:
         raise UsageError(
             "--devices is for one process, and here each of several has its own GPU: start fewer processes, or choose "

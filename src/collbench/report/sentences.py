@@ -136,7 +136,6 @@ def skipped(skip: Skipped, run: Run) -> str:
 _SKIPPED_WHAT = {
     SkipKind.NODE_LIMIT: "host copies of {sizes}",
     SkipKind.ROOM: "sizes {sizes}",
-    SkipKind.ALGORITHMS: "algorithms, protocols and channels",
     SkipKind.WRONG_DATA: "all remaining data points",
 }
 _SKIPPED_WHY = {
@@ -153,7 +152,6 @@ _SKIPPED_WHY = {
     SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the cache of the reading device",
     SkipKind.NUMA: "{detail}",
     SkipKind.PROCESSES: "one process times copies; here each device has its own process",
-    SkipKind.ALGORITHMS: "{detail}",
     SkipKind.OLD_NCCL: "{detail}",
     SkipKind.WRONG_DATA: "{detail}",
     SkipKind.OTHER: "{detail}",
@@ -176,7 +174,6 @@ def skipped_reason(skip: Skipped, run: Run) -> str:
     if skip.wrong is not None:
         return wrong_data(skip.wrong, run.devices)
     dtype = run.settings.dtype
-    silent = "nothing here reports these operations" if skip.kind is SkipKind.ALGORITHMS else ""
     return _SKIPPED_WHY[skip.kind].format(
         count=skip.count,
         dtype=dtype,
@@ -184,7 +181,7 @@ def skipped_reason(skip: Skipped, run: Run) -> str:
         size=format_size(skip.limit_bytes or 0),
         limit=format_approximate_size(skip.limit_bytes or 0),
         free=_free(skip, run),
-        detail=skip.detail or silent,
+        detail=skip.detail,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from collbench.measurement.plan import Request
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Chosen, Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
+from collbench.model.run import Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
 from collbench.report.html.content import content
 from collbench.report.html.page import render
 from collbench.report.text.layout import Table
@@ -109,7 +109,6 @@ def hostile() -> Run:
         measurements=[*run.measurements, failed],
         skipped=[left_out(EVIL)],
         interference_checks=[InterferenceCheck(Operation.CE_WRITE, (0, 1), EVIL, 1.0, 0.5, 0.5, 0.02, trusted=False)],
-        chosen=[Chosen(Operation.ALLREDUCE, 2, GIB, EVIL, EVIL, 1)],
         health_before=(state,) * 4,
         health_after=(state,) * 4,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Chosen, Health, Measurement, Run, Sample, StopReason
+from collbench.model.run import Health, Measurement, Run, Sample, StopReason
 from collbench.report.html.content import content
 from collbench.report.text.layout import Found
 from tests.builders import GIB, gpus, in_words, measured, noisy, pair_run, run_of, shared
@@ -150,11 +150,6 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
 def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, sets: list[list[int]]) -> None:
     shown = series(reported(run), name)
     assert (shown["kind"], shown["sets"]) == (kind, sets), what
-
-
-def test_what_nccl_chose_stands_beside_its_message() -> None:
-    run = replace(by_hand(), chosen=[Chosen(Operation.ALLREDUCE, 2, GIB, "RING", "LL128", 24)])
-    assert series(reported(run), "allreduce")["chosen"] == ["RING/LL128, 24 channels"]
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,6 @@ def _open_cuda(
             health=gpus.health,
             flags=gpus.flags,
             close=stack.pop_all().close,
-            vacate=backend.reap,
         )
 
 

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
-from collbench.measurement.backends.nccl_choices import logging_to
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.errors import CollbenchError, DataCorruption, failure_of
 from collbench.model.failures import Failure, WrongData
@@ -35,8 +34,13 @@ class TransportProbe:
     def __init__(self) -> None:
         """Start the process, and return at once."""
         self._folder = tempfile.TemporaryDirectory(prefix="collbench-nccl-")
-        variables = logging_to(Path(self._folder.name), "INIT,P2P,SHM,NET")
-        self._backend = IsolatedBackend(timeouts=OF_PROBES, extra=variables)
+        # Only this process has NCCL_DEBUG. %p: a process that replaces one that died begins a file of its own.
+        log = {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,P2P,SHM,NET",
+            "NCCL_DEBUG_FILE": f"{self._folder.name}/nccl.%p",
+        }
+        self._backend = IsolatedBackend(timeouts=OF_PROBES, extra=log)
         self._backend.start()
 
     def ask(

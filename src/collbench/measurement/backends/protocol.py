@@ -171,14 +171,13 @@ class OpenDevices:
 
 @dataclass(frozen=True)
 class Opened(OpenDevices):
-    """An open backend. `vacate` lets the backend alone go and waits until the devices have their memory back.
+    """An open backend.
 
     `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are not read, as on
     one host.
     """
 
     backend: Backend
-    vacate: Callable[[], None] = lambda: None
     ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
 
 

@@ -184,7 +184,6 @@ def _of_family(
         "tiers": tiers,
         "verdicts": ["" if ranking is None else verdict_of(ranking) for ranking in rankings],
         "failed": [[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
-        "chosen": [_chosen(family, size) for size in sizes],
         "size_names": [*map(format_size, sizes)],
     }
 
@@ -213,19 +212,6 @@ def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measureme
         notes.append("measured concurrently with others")
     notes += sorted({sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags})
     return "; ".join(dict.fromkeys(notes))
-
-
-def _chosen(family: Family, size: int) -> str:
-    """Return the algorithm that NCCL reported for this message, "" if it was not asked."""
-    if not family.work.operation.is_collective:
-        return ""
-    wanted = (family.work.operation, len(family.sets[0]), size, family.work.registration)
-    choices = (
-        one for one in family.run.chosen if (one.operation, one.ranks, one.size_bytes, one.registration) == wanted
-    )
-    return "; ".join(
-        f"{one.algorithm}/{one.protocol}{f', {one.channels} channels' if one.channels else ''}" for one in choices
-    )
 
 
 # Ratios of two runs, data point by data point, with the verdicts of `compare`.
@@ -279,7 +265,6 @@ def _ratios(base: Series, points: Mapping[tuple[int, int], Change]) -> Series:
         **{name: [base[name][column] for column in columns] for name in ("sets", "names", "labels")},
         **none,
         "failed": [[]] * len(rows),
-        "chosen": [""] * len(rows),
         "ways": "",
         "figures": [ratios],
         **_noted(notes, _VERDICT_TEXTS.values()),

@@ -125,7 +125,6 @@ def _columns_legend(run: Run, operation: Operation) -> str:
 
 
 _FIGURES = ("time µs", "launch µs", "algbw", "busbw GB/s", "interval", "wrong")
-_CHOSEN = ("algo", "proto", "ch")
 
 
 def _table(run: Run, measurements: Sequence[Measurement], impossible_points: Mapping[DataPoint, Impossible]) -> Table:
@@ -136,7 +135,7 @@ def _table(run: Run, measurements: Sequence[Measurement], impossible_points: Map
         key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
     )
     rows = (_cells(run, one, impossible=one.point in impossible_points) for one in ordered)
-    heads = ("size", "in place", "memory", "count", *_FIGURES, *_CHOSEN, "flags")
+    heads = ("size", "in place", "memory", "count", *_FIGURES, "flags")
     every = table(
         *heads, rows=rows, left=("in place", "memory", "flags"), keys=3, optional={*heads} - {"size", "wrong"}
     )
@@ -148,10 +147,6 @@ def _cells(run: Run, measurement: Measurement, *, impossible: bool) -> Iterator[
     """Yield a data point's text in each column; of a flag one word, the page's notes say more."""
     point = measurement.point
     blocks = len(point.members) if point.operation.shares else 1
-    wanted = (point.operation, len(point.members), point.size_bytes, point.registration)
-    chosen = next(
-        (one for one in run.chosen if (one.operation, one.ranks, one.size_bytes, one.registration) == wanted), None
-    )
     flags = ["failed"] if measurement.failure else []
     flags += ["impossible"] if impossible else []
     flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
@@ -160,7 +155,6 @@ def _cells(run: Run, measurement: Measurement, *, impossible: bool) -> Iterator[
     yield point.registration.value
     yield str(point.size_bytes // DTYPE_BYTES[run.settings.dtype] // blocks)
     yield from point_figures(measurement)
-    yield from (chosen.algorithm, chosen.protocol, str(chosen.channels or "-")) if chosen else "---"
     yield ", ".join(dict.fromkeys(flags))
 
 

@@ -47,18 +47,15 @@ def sim(run: Run, mark: str = "sim ") -> str:
 
 
 def nvls(run: Run) -> str:
-    """Return the state of NVLS: off, not supported, possible, or chosen; "" without NCCL or if unknown."""
+    """Return the state of NVLS: off, not supported or possible; "" without NCCL or if unknown."""
     setting = run.settings.environment.get(NVLS_VARIABLE)
     if not run.machine.nccl:
         return ""
     state = physics.nvls(run)
     if state is Nvls.OFF and setting == "0":
         return f"NVLS off ({NVLS_VARIABLE}=0)"
-    if state is Nvls.OFF and run.machine.multicast is False:
+    if state is Nvls.OFF:
         return "NVLS not supported by these GPUs"
-    used = sum(choice.multicast for choice in run.chosen)
-    if run.chosen:
-        return f"NVLS {f'chosen for {used}' if used else 'not chosen for any'} of {len(run.chosen)} messages"
     if state is Nvls.UNKNOWN:
         return f"{NVLS_VARIABLE}={setting}" if setting else ""
     asked = f" ({NVLS_VARIABLE}={setting})" if setting else ""
@@ -237,8 +234,6 @@ def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
     lines += nccl_notes(run)
-    if run.chosen:
-        lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
     if health:
         lines += [f"health    {line}" for line in health_lines(run)]
     return list(dict.fromkeys([*lines, *_skipped(run)]))

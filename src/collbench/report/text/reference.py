@@ -173,7 +173,7 @@ def _unknown(answers: Answers) -> Iterator[str]:
             sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
             yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, only for {sizes}"
     if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
-        yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
+        yield "it is unknown whether these GPUs support NVLS"
 
 
 def _name(one: Unjudged) -> str:

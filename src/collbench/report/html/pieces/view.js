@@ -220,7 +220,6 @@ class View {
       ["label", series.labels[set]],
       ["tier", tierText(series.tiers[size]?.[set])],
       ["theory", theory === null ? "" : `${figureText(theory)} GB/s ${series.ways}`],
-      ["NCCL chose", series.chosen[size]],
       ["note", series.words[series.notes[size][set]]],
     ];
     const text = value === null ? this.#missing(set, size) : withUnit(figureText(value, figure.unit), figure.unit);
