@@ -162,12 +162,11 @@ void bind_nccl(py::module_& module) {
         return py::bytes(id);
       });
   py::class_<Collectives>(module, "Collectives")
-      .def(py::init([](Gpus& gpus, const Nccl& nccl, int rank, int world_size, const std::string& unique_id,
-                       const NcclOptions& options) {
-             return std::make_unique<Collectives>(gpus, nccl, World{rank, world_size, unique_id}, options);
+      .def(py::init([](Gpus& gpus, const Nccl& nccl, int rank, int world_size, const std::string& unique_id) {
+             return std::make_unique<Collectives>(gpus, nccl, World{rank, world_size, unique_id});
            }),
-           "gpus"_a, "nccl"_a, "rank"_a = 0, "world_size"_a = 0, "unique_id"_a = py::bytes(),
-           "options"_a = NcclOptions{}, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           "gpus"_a, "nccl"_a, "rank"_a = 0, "world_size"_a = 0, "unique_id"_a = py::bytes(), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
       .def("prepare", &Collectives::prepare, "groups"_a, Unlocked())
       .def("time", &Collectives::time, "round"_a, Unlocked())
       .def("close", &Collectives::close, Unlocked());

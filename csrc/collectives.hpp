@@ -47,10 +47,10 @@ using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_
 
 // What the rounds of a session share.
 struct CollectiveSession {
-  CollectiveSession(Gpus& its_gpus, const Nccl& its_nccl, World world, const NcclOptions& options)
+  CollectiveSession(Gpus& its_gpus, const Nccl& its_nccl, World world)
       : gpus(its_gpus),
         nccl(its_nccl),
-        communicators(gpus, nccl, std::move(world), options),
+        communicators(gpus, nccl, std::move(world)),
         registered(gpus, nccl, communicators.threads()) {}
   // Seeds far from each other, so that their data has nothing in common.
   std::uint64_t next_seed() { return seed += 0x9e3779b97f4a7c15ull; }
@@ -68,9 +68,8 @@ struct CollectiveSession {
 // delays `time`. It does not delay copies, because they share no changing state.
 class Collectives {
  public:
-  // Throws std::invalid_argument for a world that this process cannot be part of, or options that NCCL does not have.
-  Collectives(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options = {})
-      : session_(gpus, nccl, std::move(world), options) {}
+  // Throws std::invalid_argument for a world that this process cannot be part of.
+  Collectives(Gpus& gpus, const Nccl& nccl, World world) : session_(gpus, nccl, std::move(world)) {}
 
   // Makes the groups' communicators, see Communicators::prepare.
   void prepare(const std::vector<Group>& groups);

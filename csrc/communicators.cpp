@@ -46,12 +46,10 @@ void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, cons
     throw HangError("NCCL is still in progress with a call of " + std::to_string(deadline_seconds) + " s ago");
 }
 
-Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options)
+Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world)
     : gpus_(gpus),
       nccl_(nccl),
       world_(std::move(world)),
-      configured_(!options.empty()),
-      config_(config_of(options, nccl.version())),
       everyone_(distributed() ? static_cast<std::size_t>(world_.size) : gpus.size()),
       threads_(new DeviceThreads(gpus)) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
@@ -92,13 +90,6 @@ std::vector<ncclComm_t> Communicators::make_all(const char* action,
   return made;
 }
 
-// Without options NCCL gets no config, because even an empty one takes another NCCL function.
-ncclResult_t Communicators::init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
-  if (!configured_) return NCCL_CHECK(nccl_, ncclCommInitRank, made, ranks, id, rank);
-  NcclConfig config = config_;
-  return NCCL_CHECK(nccl_, ncclCommInitRankConfig, made, ranks, id, rank, &config);
-}
-
 void Communicators::make_world() {
   if (made_.count(everyone_) != 0) return;
   const std::string shared = distributed() ? world_.unique_id : nccl_.unique_id();
@@ -108,7 +99,7 @@ void Communicators::make_world() {
   const auto rank = [this](int position) { return distributed() ? world_.rank : position; };
   const std::vector<ncclComm_t> handles = make_all("NCCL's start", [&](int position) {
     ncclComm_t handle = nullptr;  // on this thread's stack: NCCL may still write it after the job was abandoned
-    const ncclResult_t result = init_rank(&handle, ranks, id, rank(position));
+    const ncclResult_t result = NCCL_CHECK(nccl_, ncclCommInitRank, &handle, ranks, id, rank(position));
     finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;
   });
@@ -129,9 +120,8 @@ void Communicators::split(const std::vector<Group>& groups, ByGroup& made) {
     const Communicator& whole = world[static_cast<std::size_t>(position)];
     const auto rank = static_cast<std::size_t>(whole.rank);
     ncclComm_t handle = nullptr;
-    NcclConfig config = config_;
-    const ncclResult_t result = NCCL_CHECK(nccl_, ncclCommSplit, whole.handle, color[rank], key[rank], &handle,
-                                           configured_ ? &config : nullptr);
+    const ncclResult_t result =
+        NCCL_CHECK(nccl_, ncclCommSplit, whole.handle, color[rank], key[rank], &handle, nullptr);
     finish(nccl_, whole.handle, result, *threads_, kStartSeconds);  // only then does `handle` exist
     if (handle != nullptr) finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;

@@ -38,9 +38,8 @@ struct Communicator {
 // [method/collectives.md 1, 4 × H200], so only close() does it; a process that ends leaves them to the driver.
 class Communicators {
  public:
-  // `options` apply to the world and to all splits; without any, NCCL uses its defaults. Throws std::invalid_argument
-  // for a world that this process cannot be part of, and for options that NCCL does not have.
-  Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options);
+  // Throws std::invalid_argument for a world that this process cannot be part of.
+  Communicators(Gpus& gpus, const Nccl& nccl, World world);
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
@@ -76,7 +75,6 @@ class Communicators {
   using ByGroup = std::map<Group, std::vector<Communicator>>;
 
   int position_of(int rank) const;
-  ncclResult_t init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
   std::vector<ncclComm_t> make_all(const char* action, const std::function<ncclComm_t(int position)>& make);
   void make_world();
   void split_missing(const std::vector<Group>& groups, ByGroup& made);
@@ -85,8 +83,6 @@ class Communicators {
   Gpus& gpus_;
   const Nccl& nccl_;
   const World world_;
-  const bool configured_;
-  const NcclConfig config_;
   Group everyone_;
   ByGroup made_, for_launches_;
   // For calls in which ranks wait for each other. Where NCCL hangs in its start, these hang with it, and the threads of

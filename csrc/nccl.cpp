@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "library.hpp"
 
@@ -11,37 +10,6 @@ namespace collbench {
 namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
-constexpr unsigned kConfigMagic = 0xcafebeef;  // NCCL_CONFIG_INITIALIZER
-constexpr int kNewestConfig = 23099;           // later versions have fields that NcclConfig lacks
-
-struct ConfigField {
-  const char* name;  // in nccl.h
-  int NcclConfig::* member;
-};
-constexpr ConfigField kConfigFields[] = {
-    {"cgaClusterSize", &NcclConfig::cga_cluster_size},
-    {"minCTAs", &NcclConfig::min_ctas},
-    {"maxCTAs", &NcclConfig::max_ctas},
-    {"splitShare", &NcclConfig::split_share},
-    {"trafficClass", &NcclConfig::traffic_class},
-    {"collnetEnable", &NcclConfig::collnet_enable},
-    {"CTAPolicy", &NcclConfig::cta_policy},
-    {"nvlsCTAs", &NcclConfig::nvls_ctas},
-    {"nChannelsPerNetPeer", &NcclConfig::channels_per_net_peer},
-    {"nvlinkCentricSched", &NcclConfig::nvlink_centric_sched},
-    {"graphUsageMode", &NcclConfig::graph_usage_mode},
-    {"numRmaCtx", &NcclConfig::rma_contexts},
-    {"maxP2pPeers", &NcclConfig::max_p2p_peers},
-    {"graphStreamOrdering", &NcclConfig::graph_stream_ordering},
-};
-
-// sizeof(ncclConfig_t) in that version's nccl.h.
-std::size_t config_size(int version) {
-  if (version < 22700) return offsetof(NcclConfig, comm_name);
-  if (version < 22800) return offsetof(NcclConfig, channels_per_net_peer);
-  if (version < 22900) return offsetof(NcclConfig, graph_usage_mode);
-  return version < 23000 ? offsetof(NcclConfig, max_p2p_peers) : sizeof(NcclConfig);
-}
 
 void* open_library(const std::string& path) {
   void* library = path.empty() ? dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD) : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -68,17 +36,6 @@ std::string format_version(int version) {
 }
 
 }  // namespace
-
-NcclConfig config_of(const NcclOptions& options, int version) {
-  NcclConfig config{config_size(version), kConfigMagic, static_cast<unsigned>(std::min(version, kNewestConfig))};
-  for (const auto& [name, value] : options) {
-    const auto* field = std::find_if(std::begin(kConfigFields), std::end(kConfigFields),
-                                     [&name = name](const ConfigField& one) { return name == one.name; });
-    if (field == std::end(kConfigFields)) throw std::invalid_argument("ncclConfig_t has no field " + name);
-    config.*(field->member) = value;
-  }
-  return config;
-}
 
 Nccl::Nccl(const std::string& path) {
   void* library = open_library(path);

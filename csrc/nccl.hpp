@@ -2,9 +2,7 @@
 // Prototypes and values as nccl.h 2.18.1 declares them, the first with ncclCommSplit; only what collbench calls.
 #pragma once
 
-#include <climits>
 #include <cstddef>
-#include <map>
 #include <string>
 
 #include "driver.hpp"
@@ -33,7 +31,6 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclGetLastError, const char*, (ncclComm_t))                                                        \
   X(ncclGetUniqueId, ncclResult_t, (NcclUniqueId*))                                                     \
   X(ncclCommInitRank, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int))                              \
-  X(ncclCommInitRankConfig, ncclResult_t, (ncclComm_t*, int, NcclUniqueId, int, void*))                 \
   X(ncclCommSplit, ncclResult_t, (ncclComm_t, int, int, ncclComm_t*, void*))                            \
   X(ncclCommAbort, ncclResult_t, (ncclComm_t))                                                          \
   X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*))                                   \
@@ -62,40 +59,6 @@ constexpr int kOldestNcclVersion = 21800;
 #define COLLBENCH_NCCL_WINDOW_FUNCTIONS(X)                                              \
   X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void*, std::size_t, void*, int)) \
   X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, void*))
-
-// ncclConfig_t, as nccl.h 2.30.7 declares it; fields were only ever added at the end. NCCL reads `size` bytes, and
-// ignores fields that are newer than `version` [NCCL 2.30.7, init.cc, parseCommConfig], so newer libraries accept it
-// too.
-struct NcclConfig {
-  std::size_t size;
-  unsigned magic;
-  unsigned version;
-  int blocking = INT_MIN;  // NCCL_CONFIG_UNDEF_INT: NCCL's own choice, or its environment's
-  int cga_cluster_size = INT_MIN;
-  int min_ctas = INT_MIN;
-  int max_ctas = INT_MIN;
-  const char* net_name = nullptr;
-  int split_share = INT_MIN;
-  int traffic_class = INT_MIN;      // 2.26, where older libraries have padding
-  const char* comm_name = nullptr;  // this and the next four 2.27
-  int collnet_enable = INT_MIN;
-  int cta_policy = INT_MIN;
-  int shrink_share = INT_MIN;
-  int nvls_ctas = INT_MIN;
-  int channels_per_net_peer = INT_MIN;  // this and the next 2.28
-  int nvlink_centric_sched = INT_MIN;
-  int graph_usage_mode = INT_MIN;  // this and the next 2.29
-  int rma_contexts = INT_MIN;
-  int max_p2p_peers = INT_MIN;          // 2.30
-  int graph_stream_ordering = INT_MIN;  // 2.30.5, where 2.30.3 has padding
-};
-
-// By nccl.h's names of the fields. Which NCCL has which field is known to model/nccl_options.py, which refuses the
-// others.
-using NcclOptions = std::map<std::string, int>;
-
-// Returns the config for an NCCL of this version. Throws std::invalid_argument for a field that none has.
-NcclConfig config_of(const NcclOptions& options, int version);
 
 // One opened libnccl.so.2; it stays open for the life of the process, because its threads do.
 class Nccl {

@@ -231,7 +231,6 @@ NOT_MEANT: dict[str, list[dict[str, Any]]] = {
         *({"command": "show"}, {"command": 7}, {"backend": "gpu"}, {"fabric": "dgx-1v"}, {"sizes": 1.5}, {"sizes": []}),
         *({"devices": [None]}, {"precision": "1%"}, {"precision": 1}, {"budget": -1}, {"budget": 1, "quick": True}),
         *({"quick": "yes"}, {"seed": -1}, {"nccl": 2}, {"dtype": 32}, {"redop": "all"}),
-        {"nccl_config": {"maxCTAs": True}},
         {"command": "allreduce", "latency": 0},
         {"command": "allreduce", "latency": True},
         {"command": "latency", "sizes": "1M"},
@@ -267,7 +266,6 @@ SOME_TAKE = {
     "dtype": "float16",
     "redop": "max",
     "registration": "buffer",
-    "nccl_config": {"maxCTAs": 8},
     "latency": 4,
     "layers": 80,
     "skew": "zipf:1",
@@ -513,7 +511,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
         "measure": (
             {"command": "allreduce", "quick": True, **ON_TITAN},
             "command devices sizes backend fabric dtype redop precision budget quick latency layers nccl seed "
-            "registration nccl_config skew output",
+            "registration skew output",
         ),
         "select": ({"k": 2, "backend": "sim", "fabric": "titan-rtx-nv2"}, "k run exclude size job backend fabric"),
         "overlap": (

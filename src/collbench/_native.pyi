@@ -1,6 +1,5 @@
 """Types of the compiled extension (csrc/bindings.cpp)."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 class LibraryError(RuntimeError): ...
@@ -162,7 +161,6 @@ class Nccl:
 
 class Collectives:
     # world_size 0: this process holds all ranks, one for each of its GPUs; otherwise it is one rank with one GPU.
-    # `options` are fields of ncclConfig_t for all communicators, by nccl.h's names.
     def __init__(
         self,
         gpus: Gpus,
@@ -170,7 +168,6 @@ class Collectives:
         rank: int = 0,
         world_size: int = 0,
         unique_id: bytes = b"",
-        options: Mapping[str, int] = ...,
     ) -> None: ...
     def prepare(self, groups: list[list[int]]) -> None: ...
     def time(self, round: CollectiveRound) -> CollectiveTimes: ...

@@ -82,28 +82,3 @@ def test_the_three_registrations_take_turns_on_one_communicator(collectives: _na
     _supported(Registration.WINDOW)
     for _, kind, operation in itertools.product(range(3), _KINDS, ("allreduce", "allgather")):
         _time(collectives, kind, operation, 2**22, in_place=False)
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize(
-    "options", [{"maxCTAs": 4}, {"minCTAs": 8, "maxCTAs": 8}, {"CTAPolicy": 0}, {"CTAPolicy": _CTA_POLICY_ZERO}]
-)
-def test_communicators_take_a_config(kind: Registration, options: dict[str, int]) -> None:
-    _supported(kind)
-    if "CTAPolicy" in options and NCCL.version < 22800:
-        pytest.skip(f"NCCL {NCCL.version} has no such policy")
-    configured_collectives = _native.Collectives(open_gpus(ORDINALS, 2**26), NCCL, options=options)
-    for operation in ("allgather", "alltoall", "allreduce"):
-        _time(configured_collectives, kind, operation, 2**22, in_place=False)
-    configured_collectives.close()
-
-
-def test_fewer_channels_are_slower() -> None:
-    """One CTA is slower than 16, so the config reaches NCCL."""
-    best_seconds = {}
-    for max_ctas in (1, 16):
-        limited_collectives = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL, options={"maxCTAs": max_ctas})
-        times = _time(limited_collectives, Registration.NONE, "allreduce", 2**26, in_place=False)
-        best_seconds[max_ctas] = min(itertools.chain.from_iterable(times.seconds))
-        limited_collectives.close()
-    assert best_seconds[1] > 1.5 * best_seconds[16]

@@ -349,14 +349,11 @@ def by_name(found: Sequence[Difference]) -> dict[str, tuple[str, str]]:
 def test_every_subject_has_words_for_what_a_run_holds() -> None:
     """Also for what is not known: an imported or an old run has no value there."""
     base, new = copies(), copies()
-    new.settings = replace(
-        new.settings, precision=0.01, budget_seconds=2.0, iterations=7, warmup=3, nccl_config={"maxCTAs": 4}
-    )
+    new.settings = replace(new.settings, precision=0.01, budget_seconds=2.0, iterations=7, warmup=3)
     new.machine = replace(new.machine, multicast=None if base.machine.multicast else True)
     found = by_name(compare(base, new, FAIL).differences)
     assert found["precision"] == ("default", "1.00%")
     assert found["budget"] == ("default", "2.0 s")
-    assert found["NCCL config"] == ("none", "maxCTAs=4")
     assert (found["iterations"], found["warm-up"]) == (("default", "7"), ("default", "3"))
     assert set(found["multicast (NVLS)"]) <= {"yes", "no", "unknown"}
 

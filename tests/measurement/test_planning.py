@@ -2,15 +2,15 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from collbench.measurement.plan import (
     Plan,
     Request,
-    check_nccl_options,
+    check_registrations,
     default_copy_sizes,
     default_sizes,
     default_stopping_rule,
@@ -320,24 +320,39 @@ def test_every_pass_measures_every_kind_of_registration() -> None:
         (k, s) for k in Registration for s in (8, MIB)
     }
     assert len(steps) == 6
-    assert request.nccl_options.registrations == (Registration.BUFFER, Registration.WINDOW)
+    assert request.registrations == (Registration.BUFFER, Registration.WINDOW)
+
+
+def test_cores_have_no_nccl_that_registers_memory() -> None:
+    on_windows = (Work(Operation.ALLREDUCE, registration=Registration.WINDOW),)
+    with pytest.raises(UsageError, match="registers no memory"):
+        check_registrations(replace(ALL, backend="host", collectives=on_windows))
+    check_registrations(replace(ALL, backend="sim", collectives=on_windows))
 
 
 @pytest.mark.parametrize(
-    ("backend", "options", "message"),
+    ("kind", "nccl", "message"),
     [
-        (
-            "host",
-            {"collectives": (Work(Operation.ALLREDUCE, registration=Registration.WINDOW),)},
-            "registers no memory",
-        ),
-        ("host", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
-        ("sim", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
+        (Registration.BUFFER, "2.18.6", "--registration buffer needs NCCL 2.19, and this is 2.18.6"),
+        (Registration.BUFFER, "2.19.0", ""),
+        (Registration.WINDOW, "2.26.2", "--registration window needs NCCL 2.27, and this is 2.26.2"),
+        (Registration.WINDOW, "2.27.3", ""),
     ],
 )
-def test_what_has_no_nccl_refuses_its_options(backend: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_nccl_options(replace(ALL, backend=backend, **options))
+def test_memory_that_an_old_nccl_lacks_is_refused_by_name_and_left_out_of_small_allreduces(
+    kind: Registration, nccl: str, message: str
+) -> None:
+    request = replace(
+        ALL, collectives=tuple(Work(Operation.ALLREDUCE, registration=one) for one in (Registration.NONE, kind))
+    )
+    if message:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            request.supported_by(nccl)
+    else:
+        assert request.supported_by(nccl) == (request, [])
+    small, skipped = replace(request, layers=80).supported_by(nccl)
+    assert len(small.collectives) == (1 if message else 2)
+    assert [one.kind for one in skipped] == ([SkipKind.OLD_NCCL] if message else [])
 
 
 def test_only_host_copies_know_numa_nodes() -> None:

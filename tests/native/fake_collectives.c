@@ -239,20 +239,6 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   return begun(comm);
 }
 
-// What rank 0 of NCCL 2.28.9, or of 2.29 by copy engine, writes to NCCL_DEBUG_FILE of a collective that its tuner or
-// its policy decides, under NCCL_DEBUG=INFO.
-static void log_choice(const char* function, int kind, unsigned long long bytes, bool by_copy_engine) {
-  FILE* file = kind > kReducescatter && !by_copy_engine ? NULL : debug_file();
-  if (file == NULL) return;
-  if (by_copy_engine)
-    fprintf(file, "vm:%d:%d [0] NCCL INFO %s [Copy Engine]: %llu Bytes -> cudaMemcpy\n", getpid(), getpid(),
-            function + strlen("nccl"), bytes);
-  else
-    fprintf(file, "vm:%d:%d [0] NCCL INFO %s: %llu Bytes -> Algo RING proto %s channel{Lo..Hi}={0..%d}\n", getpid(),
-            getpid(), function + strlen("nccl"), bytes, bytes > 4096 ? "LL128" : "LL", bytes > 4096 ? 23 : 0);
-  fclose(file);
-}
-
 static int refused(int dtype) {
   if (dtype < 0 || dtype > 11) return failed(kNcclInvalidArgument, "unknown type");
   if (dtype >= 10 && by_gpu("FAKE_NCCL", -1, 22809) < 22400) return failed(kNcclInvalidArgument, "no 8-bit floats\n");
@@ -277,10 +263,7 @@ static int collective(const char* function, int kind, const void* send, void* re
   const uint64_t receives = count * (uint64_t)(which->receives == kOfAllRanks ? ranks : which->receives);
   if (!which->root_sends || comm->rank == root) add_transfer(&op, true, send, sends, -1);
   if (!which->root_receives || comm->rank == root) add_transfer(&op, false, receive, receives, -1);
-  const bool moves = kind == kAllgather || kind == kAlltoall || kind == kGather || kind == kScatter;
-  const bool on_window = note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
-  const bool by_copy_engine = moves && on_window && zero_policy() && by_gpu("FAKE_NCCL", -1, 22809) >= 22900;
-  if (comm->rank == 0) log_choice(function, kind, count * number_width((unsigned)dtype), by_copy_engine);
+  note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
   return queue(comm, stream, kind, &op);
 }
 

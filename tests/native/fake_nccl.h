@@ -31,10 +31,6 @@ bool in_group(void);
 // Queues what the thread's group has sent and received, if anything, or forgets it.
 int finish_exchange(void);
 void drop_exchange(void);
-// Notes a config's fields; refuses what NCCL refuses.
-int read_config(const void* given);
-// Whether the last config asked for collectives by copy engine.
-bool zero_policy(void);
 // Notes a collective on registered memory, and whether its ranks have it at the same offsets. Returns whether all of
 // it lies in windows.
 bool note_registered(Comm* comm, uint64_t send, uint64_t receive);

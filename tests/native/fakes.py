@@ -56,8 +56,8 @@ def copies(gpus, links, **changes):
 def chase(gpus, links, **changes):
     plan = dict(accesses=100, batches=1, warmup=0, deadline=30.0)
     return gpus.time_chase(native.ChaseRound(links=links, **(plan | changes)))
-def session(gpus, **options):
-    return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]), options=options)
+def session(gpus):
+    return native.Collectives(gpus, native.Nccl(os.environ["NCCL"]))
 OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall alltoallv sendrecv gather scatter".split()
 # Dtypes and reductions by NCCL's numbers.
 # Of an all-to-all-v: none, half and all of an even share, differently to every rank.

@@ -69,24 +69,3 @@ def test_where_one_process_is_as_good_nothing_is_said(
     run.machine = replace(run.machine, multicast=multicast)
     run.settings = replace(run.settings, **changes)  # type: ignore[arg-type]
     assert list(nccl_notes(run)) == [], title
-
-
-@pytest.mark.parametrize(
-    ("policy", "works", "named"),
-    [
-        (2, [(Operation.ALLREDUCE, _WINDOW)], "allreduce window"),
-        (2, [(Operation.ALLGATHER, _WINDOW)], None),
-        (2, [(Operation.ALLGATHER, _BUFFER), (Operation.GATHER, _WINDOW)], "allgather buffer"),
-        (3, [(Operation.REDUCE, _WINDOW)], "reduce window"),  # a bit, beside that of another policy
-        (1, [(Operation.ALLREDUCE, _WINDOW)], None),
-    ],
-)
-def test_what_copy_engines_cannot_run_is_named(
-    policy: int, works: list[tuple[Operation, Registration]], named: str | None
-) -> None:
-    run = _run(*works)
-    run.settings = replace(run.settings, processes=2, nccl_config={"CTAPolicy": policy})
-    expected = (
-        [] if named is None else [f"kernels   CTAPolicy={policy} does nothing for {named}: NCCL has copy engines"]
-    )
-    assert [line.partition(" only for ")[0] for line in nccl_notes(run)] == expected

@@ -189,7 +189,7 @@ def numbers(part: Any, data: Any, place: tuple[str | int, ...] = ()) -> Iterator
     part = next((one for one in part.get("anyOf", []) if one != {"type": "null"}), part)
     if isinstance(data, dict):
         for key, value in data.items():
-            if key not in ("format_version", "nccl_config"):
+            if key != "format_version":
                 inner = part.get("properties", {}).get(key) or part.get("additionalProperties")
                 yield from numbers(inner or {}, value, (*place, key))
     elif isinstance(data, list):

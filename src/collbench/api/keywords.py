@@ -119,13 +119,6 @@ def listed(name: str, value: object) -> str:
     return ",".join(texts)
 
 
-def mapping(name: str, value: object) -> Mapping[str, Any]:
-    """Return a mapping whose keys are texts."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise UsageError(f"{name}={value!r} is not a dict: write {{'maxCTAs': 8}}")
-    return value
-
-
 def check_run(value: object, what: str, call: str = "") -> None:
     """Raise UsageError if `value` is not a run, most often a file name. `call` is the function's name if not `what`."""
     from collbench.model.run import Run  # late, as what other checks need: the command line checks numbers and words

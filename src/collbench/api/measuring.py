@@ -132,10 +132,8 @@ def pairs(request: Request, operations: Sequence[Operation] | None = None, *, ra
     return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
 
 
-def with_nccl(
-    request: Request, registration: str, nccl_config: Mapping[str, int] | None, skew: Skew | None = None
-) -> Request:
-    """Return the request with its collectives on registered memory, communicators of this config, and blocks so cut.
+def with_memory(request: Request, registration: str, skew: Skew | None = None) -> Request:
+    """Return the request with its collectives on registered memory, and blocks so cut.
 
     With "all" they run on each kind of registered memory side by side.
     """
@@ -145,7 +143,7 @@ def with_nccl(
         for kind in kinds
         for work in request.collectives
     )
-    return replace(request, collectives=works, nccl_config=dict(nccl_config or {}))
+    return replace(request, collectives=works)
 
 
 PATTERNS = {

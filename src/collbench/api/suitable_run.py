@@ -285,7 +285,7 @@ def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
 
 def _nccl_of_the_job(criteria: RunCriteria) -> str:
     from collbench.machine.nccl import find_nccl
-    from collbench.model.nccl_options import format_version
+    from collbench.model.nccl_versions import format_version
 
     return format_version(find_nccl(named_nccl(criteria.request.nccl)).version)
 
@@ -349,7 +349,7 @@ def _unfit(run: Run) -> str:
     from collbench.judge.registration import kinds_of
 
     kinds = kinds_of(run)
-    if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
+    if kinds and Registration.NONE not in kinds:
         special = "registered memory or a configuration"
         return f"it used NCCL settings ({special}) that a job has only if it sets them, too"
     if not any(

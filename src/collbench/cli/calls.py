@@ -45,7 +45,6 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     registration: str | None = None,
-    nccl_config: Mapping[str, int] | None = None,
     skew: str | None = None,
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
@@ -54,15 +53,13 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
     `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
     `latency` a number of single launches, as the options of these names; None is the command's default. `registration`
-    ("none", "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, apply to collectives and pairs;
-    `skew` ("uniform", "zipf:1.2" or a matrix file) to alltoallv. With a model's `layers`, "latency" measures what
-    `--collectives` does. A worker process uses the GPUs; this process does not
-    start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error;
-    partial failures are in the run (docs/run-file.md).
+    ("none", "buffer", "window", "all") applies to collectives and pairs; `skew` ("uniform", "zipf:1.2" or a matrix
+    file) to alltoallv. With a model's `layers`, "latency" measures what `--collectives` does. A worker process uses the
+    GPUs; this process does not start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless
+    `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
     keywords.check_only_process("measure")
     command = keywords.named("command", command, _COMMANDS)
-    config = keywords.mapping("nccl_config", nccl_config or {})
     request = _request(
         command,
         {
@@ -81,7 +78,6 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
             "nccl": keywords.optional(keywords.file_name, nccl),
             "seed": keywords.optional(keywords.listed, "seed", seed),
             "registration": keywords.optional(keywords.text, "registration", registration),
-            "nccl_config": ",".join(f"{name}={value}" for name, value in config.items()) or None,
             "skew": keywords.optional(keywords.text, "skew", skew),
         },
     )

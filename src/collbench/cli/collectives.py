@@ -13,7 +13,7 @@ from collbench.api import measuring
 from collbench.api.keywords import MOST_COUNT
 from collbench.api.measuring import parse_skew, present_devices
 from collbench.cli import options
-from collbench.cli.measuring import MeasuringCommand, measuring_command, nccl_config, registration
+from collbench.cli.measuring import MeasuringCommand, measuring_command, registration
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
@@ -57,7 +57,7 @@ REFUSED_FLAGS = (
         "-x",
         "--cta_policy",
         _OFF,
-        "write --nccl-config CTAPolicy=N; NCCL_CTA_POLICY is obeyed, too",
+        "set NCCL_CTA_POLICY=N, which is obeyed",
     ),
     _Flag("-D", "--device_implementation", _OFF, "only NCCL's collectives are measured; leave it out"),
     _Flag("-V", "--device_cta_count", None),
@@ -298,7 +298,7 @@ class CollectiveCommand(MeasuringCommand):
 
 def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-    ours = (_pairs, _split, _in_place, _latency, registration, nccl_config)
+    ours = (_pairs, _split, _in_place, _latency, registration)
     text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
 
     @measuring_command(
@@ -318,7 +318,6 @@ def _command(operation: Operation) -> MeasuringCommand:
         in_place: bool,
         latency: int | None,
         registration: str,
-        nccl_config: dict[str, int] | None,
         layout: str,
         skew: Skew | None = None,
         **flags: Any,
@@ -338,7 +337,7 @@ def _command(operation: Operation) -> MeasuringCommand:
             split=split,
             latency=latency or 0,
         )
-        return measuring.with_nccl(request, registration, nccl_config, skew)
+        return measuring.with_memory(request, registration, skew)
 
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
     for option in command.params:

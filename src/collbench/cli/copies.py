@@ -10,7 +10,7 @@ import click
 from collbench.api import measuring
 from collbench.api.measuring import PATTERNS
 from collbench.cli import options
-from collbench.cli.measuring import measuring_command, nccl_config, registration
+from collbench.cli.measuring import measuring_command, registration
 from collbench.measurement.plan import Request
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
@@ -106,13 +106,12 @@ _operations = click.option(
 )
 
 
-@measuring_command(_operations, options.dtype, options.redop, registration, nccl_config, sized=options.survey_sizes)
+@measuring_command(_operations, options.dtype, options.redop, registration, sized=options.survey_sizes)
 def pairs(
     request: Request,
     *,
     operations: tuple[Operation | None, ...],
     registration: str,
-    nccl_config: dict[str, int] | None,
 ) -> Request:
     """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
 
@@ -128,4 +127,4 @@ def pairs(
     """
     on_pairs = [operation for operation in operations if operation is not None]
     request = measuring.pairs(request, on_pairs, raw=None in operations)
-    return measuring.with_nccl(request, registration, nccl_config)
+    return measuring.with_memory(request, registration)

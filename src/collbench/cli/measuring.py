@@ -22,7 +22,6 @@ from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, UsageError
-from collbench.model.nccl_options import parse_config
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run, StopReason
@@ -56,12 +55,6 @@ registration = click.option(
     default=Registration.NONE.value,
     show_default=True,
     help="Registered memory: none, buffer, window, or all (each in turn).",
-)
-nccl_config = click.option(
-    "--nccl-config",
-    metavar="LIST",
-    callback=options.parsed(parse_config),
-    help="Set in ncclConfig_t: maxCTAs=8,CTAPolicy=2.",
 )
 
 # Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so

@@ -34,7 +34,7 @@ from collbench.jobs.streams import (
     Stream,
     bucket_median,
 )
-from collbench.model.nccl_options import format_version
+from collbench.model.nccl_versions import format_version
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS
 

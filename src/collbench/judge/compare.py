@@ -394,10 +394,6 @@ _OF_REQUESTS: dict[str, Fact] = {
     "warm-up": (lambda run: run.settings.warmup, _or_default()),
     "verification": (lambda run: run.settings.verify, _yes),
     "root": (lambda run: run.settings.root, str),
-    "NCCL config": (
-        lambda run: sorted(run.settings.nccl_config.items()),
-        lambda config: _listed(f"{name}={value}" for name, value in config),
-    ),
     "devices": (lambda run: tuple(device.name for device in run.devices), counted),
 }
 _OF_RUNS: dict[str, Fact] = {

@@ -10,7 +10,7 @@ from typing import Any
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.nccl_options import NcclOptions, lacking
+from collbench.model.nccl_versions import lacking
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     Asked,
@@ -364,16 +364,23 @@ class Request(Asked):
         return replace(self, copies=(Variant.HOST,), collectives=()) if self.kind is CommandKind.CHECK else self
 
     @property
-    def nccl_options(self) -> NcclOptions:
-        """What the collectives ask of NCCL beyond its defaults."""
+    def registrations(self) -> tuple[Registration, ...]:
+        """The kinds of registered memory that the collectives need."""
         kinds = {work.registration for work in self.collectives}
-        registered = tuple(one for one in Registration if one in kinds - {Registration.NONE})
-        return NcclOptions(registered, required=not self.layers, config=self.nccl_config)
+        return tuple(one for one in Registration if one in kinds - {Registration.NONE})
 
     def supported_by(self, nccl: str) -> tuple[Request, list[Skipped]]:
-        """Return the request without kinds of memory that this version of NCCL lacks ("" for no NCCL), and these."""
+        """Return the request without kinds of memory that this version of NCCL lacks ("" for no NCCL), and these.
+
+        Raises UsageError where they were asked for by name: only small all-reduces are on what there is.
+        """
         why = {work: lacking(work.registration, nccl) if nccl else "" for work in self.collectives}
-        skipped = [Skipped(SkipKind.OLD_NCCL, work, detail=reason) for work, reason in why.items() if reason]
+        skipped = [Skipped(SkipKind.OLD_NCCL, work, detail=f"it {reason}") for work, reason in why.items() if reason]
+        if skipped and not self.layers:
+            work, reason = next((work, reason) for work, reason in why.items() if reason)
+            raise UsageError(
+                f"--registration {work.registration} {reason}: leave it out, or name a newer library with --nccl PATH"
+            )
         return replace(self, collectives=tuple(work for work, reason in why.items() if not reason)), skipped
 
     def stopping_rule(self) -> StoppingRule:
@@ -450,12 +457,10 @@ def _layout(request: Request) -> Layout:
     return Layout.SPLIT if request.split > 1 else Layout.ALL
 
 
-def check_nccl_options(request: Request) -> None:
-    """Raise UsageError if the request's backend has no NCCL to apply the options."""
-    row, options = capabilities(request.backend), request.nccl_options
-    if options.config and not row.nccl:
-        raise UsageError(f"the {row.name} backend has no NCCL: leave out --nccl-config")
-    if options.registrations and not (row.nccl or row.simulated):
+def check_registrations(request: Request) -> None:
+    """Raise UsageError if the request's backend has no NCCL to register memory with."""
+    row = capabilities(request.backend)
+    if request.registrations and not (row.nccl or row.simulated):
         raise UsageError(f"the {row.name} backend registers no memory: leave out --registration")
 
 

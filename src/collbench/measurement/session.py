@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.confirm import confirm
-from collbench.measurement.plan import Plan, Request, check_nccl_options, device_words, make_plan, settings_of
+from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
@@ -63,7 +63,7 @@ class Session:
         self._request, self._warn = request, warn
         with ExitStack() as undo:
             previous = Previous.locked(path, undo) if path is not None and request.resume else None
-            check_nccl_options(request)
+            check_registrations(request)
             self._opened = _opened(request, ranks, begun)
             undo.callback(self._opened.close)
             supported, lacking = request.supported_by(self._opened.machine.nccl)
@@ -142,7 +142,7 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opene
         request.nccl,
         collectives=collectives,
         begun=begun,
-        options=request.nccl_options,
+        registrations=len(request.registrations),
         fewest=request.fewest_devices,
     )
 

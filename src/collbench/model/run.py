@@ -444,7 +444,6 @@ class Asked:
     latency: Count = 0  # launches of each collective that are timed one by one
     layers: Count = 0  # of the model whose token the page counts, for `latency --collectives`; 0 for all others
     graph: Count = 0  # nccl-tests' -G
-    nccl_config: dict[str, int] = field(default_factory=dict, hash=False)  # fields of ncclConfig_t
 
     @property
     def command_name(self) -> str:

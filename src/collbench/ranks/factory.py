@@ -19,7 +19,7 @@ from collbench.machine import cuda_variables, lifeline
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.backends.worker_messages import Call, Facts
-from collbench.measurement.plan import Request, check_nccl_options
+from collbench.measurement.plan import Request, check_registrations
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.run import Machine
@@ -59,7 +59,7 @@ def _in_silence(_text: str) -> None:
 
 def refuse(request: Request) -> None:
     """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
-    check_nccl_options(request)
+    check_registrations(request)
     if capabilities(request.backend).nvml:
         cuda_variables.refuse(cuda_variables.Use.NATIVE)
     if request.copies or request.chase:
@@ -304,7 +304,7 @@ def _open_rank_worker(launch: LaunchEnvironment, request: Request, store: Store)
         return HostRankWorker(launch)
     from collbench.ranks.rank_worker import CudaRankWorker
 
-    return CudaRankWorker(launch, store, request.nccl, request.nccl_options)
+    return CudaRankWorker(launch, store, request.nccl, len(request.registrations))
 
 
 def _ends(peer: socket.socket) -> tuple[str, str]:

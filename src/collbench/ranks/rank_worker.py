@@ -27,7 +27,6 @@ from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.measurement.backends.worker_messages import Call, Facts, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
-from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply
@@ -106,10 +105,14 @@ class CudaRankWorker(RankWorker):
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
     def __init__(
-        self, launch: LaunchEnvironment, store: Store, nccl_path: str | None, options: NcclOptions | None = None
+        self,
+        launch: LaunchEnvironment,
+        store: Store,
+        nccl_path: str | None,
+        registrations: int = 0,
     ) -> None:
         """Start the worker, which takes a moment, and wait for nothing. Raises MachineError without a driver."""
-        self._options = options
+        self._registrations = registrations
         self._launch, self._store, self._nccl_path = launch, store, nccl_path
         self._stack = ExitStack()
         self._backend = IsolatedBackend()
@@ -140,7 +143,7 @@ class CudaRankWorker(RankWorker):
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
         world = World(opening.index, len(devices), unique_id)
-        self._backend.open(devices, self._nccl_path, collectives=True, world=world, options=self._options)
+        self._backend.open(devices, self._nccl_path, collectives=True, world=world, registrations=self._registrations)
         return replace(self._backend.facts, operations={})  # copies: not for a world
 
     def reserve(self, largest_bytes: int) -> None:

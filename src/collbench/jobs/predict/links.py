@@ -154,5 +154,4 @@ def _check(name: str, base: Run, other: str, run: Run) -> None:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    config = {name: str(value) for name, value in run.settings.nccl_config.items()}
-    return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING} | config
+    return {name: value for name, value in run.settings.environment.items() if name != _SAYS_NOTHING}

@@ -23,7 +23,6 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
 from collbench.model.units import DTYPE_BYTES, format_size
@@ -142,12 +141,12 @@ class CudaBackend(Backend):
         *,
         peers: bool = True,
         world: World | None = None,
-        options: NcclOptions | None = None,
+        registrations: int = 0,
     ) -> None:
         """Open the GPUs, and meanwhile call `find_nccl`, None if no collective will be timed.
 
-        Raises MachineError, and UsageError for options that NCCL lacks.
-        `peers` False leaves peer access off. With a `world`, positions are its ranks, and this rank's GPU is opened.
+        Raises MachineError. `peers` False leaves peer access off. With a `world`, positions are its ranks, and this
+        rank's GPU is opened. Each of so many `registrations`, kinds of registered memory, has buffers of its own.
         """
         self._devices = tuple(devices)
         self._ours = self._devices if world is None else (self._devices[world.rank],)
@@ -159,12 +158,9 @@ class CudaBackend(Backend):
         self._peers, self._refused = self._gpus.peer_access(), self._gpus.peer_refusals()
         self._largest_cache = max(self._gpus.cache_bytes)
         membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
-        self._options, self._alone = options or NcclOptions(), world is None
+        self._registrations, self._alone = registrations, world is None
         self.nccl = loading.result() if loading else None
-        if self.nccl is not None:
-            self._options.check(self.nccl.version)
-        config = self._options.config
-        self._collectives = _native.Collectives(self._gpus, self.nccl, *membership, config) if self.nccl else None
+        self._collectives = _native.Collectives(self._gpus, self.nccl, *membership) if self.nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
     @property
@@ -194,7 +190,7 @@ class CudaBackend(Backend):
         """Return the largest message in bytes that fits every GPU's buffers, beside CUDA's and NCCL's own needs."""
         communicators = len(self._devices) if self._collectives else 0
         room = min(self._free) - _ROOM_FOR_CUDA - communicators * _ROOM_A_COMMUNICATOR
-        buffers = _BUFFERS + _REGISTERED_BUFFERS * len(self._options.registrations)
+        buffers = _BUFFERS + _REGISTERED_BUFFERS * self._registrations
         return max(0, room // buffers - _ROOM_IN_A_BUFFER)
 
     def numa_nodes(self) -> tuple[int, ...]:

@@ -18,7 +18,6 @@ from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
 from collbench.model.capabilities import HOST, capabilities
 from collbench.model.errors import MachineError
-from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
@@ -185,12 +184,12 @@ def open_backend(
     *,
     collectives: bool,
     begun: Begun | None = None,
-    options: NcclOptions | None = None,
+    registrations: int = 0,
     fewest: int = 2,
 ) -> Opened:
     """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
 
-    `options` are those of NCCL's communicators, for which one device is too few. Raises UsageError, MachineError.
+    `registrations` is how many kinds of registered memory collectives will need. Raises UsageError, MachineError.
     """
     if capabilities(name).cores:
         return _open_host(wanted)
@@ -198,7 +197,8 @@ def open_backend(
     def chosen(present: tuple[Device, ...]) -> tuple[Device, ...]:
         return choose_devices(present, wanted, fewest)
 
-    return _open_cuda(cast("Begun", begun or begin(name)), chosen, nccl_path, collectives=collectives, options=options)
+    begun = cast("Begun", begun or begin(name))
+    return _open_cuda(begun, chosen, nccl_path, collectives=collectives, registrations=registrations)
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -318,7 +318,12 @@ def _open_host(wanted: str | None) -> Opened:
 
 
 def _open_cuda(
-    begun: Begun, chosen: Choice, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
+    begun: Begun,
+    chosen: Choice,
+    nccl_path: str | None,
+    *,
+    collectives: bool,
+    registrations: int,
 ) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     from collbench.machine.nvml import Nvml
@@ -333,7 +338,7 @@ def _open_cuda(
         visible = backend.list_gpus()
         devices = chosen(tuple(device for device in present if device.uuid in visible))
         gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
-        backend.open(devices, nccl_path, collectives=collectives, options=options)
+        backend.open(devices, nccl_path, collectives=collectives, registrations=registrations)
         machine, paths = here(nvml), nvml.paths(devices)
         begun.meanwhile()
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then

@@ -15,7 +15,6 @@ from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply, World
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
 from collbench.model.failures import Cause, Failure
-from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Refusal
 
@@ -348,12 +347,12 @@ class IsolatedBackend(Backend):
         *,
         collectives: bool,
         world: World | None = None,
-        options: NcclOptions | None = None,
+        registrations: int = 0,
     ) -> None:
         """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
         self._devices = devices
-        requested = options or NcclOptions()
-        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=requested))
+        opening = Open(devices, nccl_path, collectives=collectives, world=world, registrations=registrations)
+        self._worker.open(opening)
         self._staging.plan(Open(devices, None, collectives=False, peers=False))
 
     def open_staging(self) -> None:

@@ -53,13 +53,15 @@ class CudaSource:
         return find_nccl(nccl_path).unique_id()
 
     def open(self, opening: Open) -> tuple[Backend, Facts]:
-        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
+        """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
         from collbench.machine.nccl import find_nccl
         from collbench.measurement.backends.cuda import CudaBackend
-        from collbench.model.nccl_options import format_version
+        from collbench.model.nccl_versions import format_version
 
         find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
-        backend = CudaBackend(opening.devices, find, peers=opening.peers, world=opening.world, options=opening.options)
+        backend = CudaBackend(
+            opening.devices, find, peers=opening.peers, world=opening.world, registrations=opening.registrations
+        )
         return backend, Facts.of(
             backend,
             kernel_image=backend.kernel_image,

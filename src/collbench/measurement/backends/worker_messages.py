@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from collbench.measurement.backends.protocol import Backend, Timing
 from collbench.model.errors import CollbenchError
-from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Refusal
 
@@ -37,7 +36,8 @@ class Open:
     """Which GPUs to open, and how; the answer is Facts. Positions in all later requests are indices of `devices`.
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
-    and only this rank's own GPU is opened. `options` are those of the communicators.
+    and only this rank's own GPU is opened. `registrations` is how many kinds of registered memory
+    collectives will need.
     """
 
     devices: tuple[Device, ...]
@@ -45,7 +45,7 @@ class Open:
     collectives: bool
     peers: bool = True
     world: World | None = None
-    options: NcclOptions = field(default_factory=NcclOptions)
+    registrations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

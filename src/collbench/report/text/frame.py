@@ -15,7 +15,7 @@ from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import (
     NCCL_START,
     CommandKind,
@@ -106,8 +106,7 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
             hosts = ", ".join(dict.fromkeys(device.host for device in run.devices if device.host))
             where = f"; hosts {hosts}" if hosts else ""
             yield "processes", f"{run.settings.processes} ({run.settings.launcher}), one for each device{where}"
-    config = {name: str(value) for name, value in run.settings.nccl_config.items()}
-    if changed := settings(run.settings.environment | config):
+    if changed := settings(run.settings.environment):
         yield "settings", f"{changed}{mark}"
     sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
     took = f", {run.seconds:.1f} s of simulated time" if kind.simulated else f" in {run.seconds:.1f} s"
@@ -432,40 +431,13 @@ def not_judged(why: str) -> Text:
     return Lines(f"not judged: {why}", style=ALARM)
 
 
-# What NCCL did not do although the user may expect it: notes below the figures of a page.
-
-
-_CTA_POLICY_ZERO = 2  # NCCL_CTA_POLICY_ZERO: a bit of CTAPolicy since NCCL 2.30
-# What NCCL has in copy engines, on windows of one host [2.28.9 to 2.30.7, ce_coll.cc].
-_BY_COPY_ENGINE = (Operation.ALLGATHER, Operation.ALLTOALL, Operation.GATHER, Operation.SCATTER)
 # By which NCCL registers buffers for NVLS although ranks share a process [2.28.3, init.cc].
 _IN_ONE_PROCESS = "NCCL_SINGLE_PROC_MEM_REG_ENABLE"
 
 
 def nccl_notes(run: Run) -> Iterator[str]:
-    """Yield a line for each such thing."""
+    """Yield a note that in a job's processes NVLS could use registered buffers (docs/method/collectives.md 1)."""
     works = [work for work in dict.fromkeys(one.point.work for one in run.measurements) if work.operation.is_collective]
-    yield from _without_copy_engines(run, works)
-    yield from _not_registered_for_nvls(run, works)
-
-
-def _without_copy_engines(run: Run, works: list[Work]) -> Iterator[str]:
-    """Yield which collectives ran kernels although the user asked NCCL for copy engines."""
-    policy = run.settings.nccl_config.get("CTAPolicy", 0)
-    names = [
-        str(work)
-        for work in works
-        if work.operation not in _BY_COPY_ENGINE or work.registration is not Registration.WINDOW
-    ]
-    if policy & _CTA_POLICY_ZERO and names:
-        yield (
-            f"kernels   CTAPolicy={policy} does nothing for {abridged(names, _MOST_NAMES)}: NCCL has copy engines only "
-            "for allgather, alltoall, gather and scatter, on --registration window"
-        )
-
-
-def _not_registered_for_nvls(run: Run, works: list[Work]) -> Iterator[str]:
-    """Yield that a job gets more than one process: NVLS could use registered buffers (docs/method/collectives.md 1)."""
     kinds = dict.fromkeys(work.registration for work in works if work.registration is not Registration.NONE)
     environment = run.settings.environment
     possible = run.machine.multicast is True and environment.get(NVLS_VARIABLE) != "0"
