@@ -2,7 +2,7 @@
 # Measures everything on a machine with two or more GPUs, into the folder OUT. Needs no network.
 # Usage: COMMIT=$(git rev-parse --short HEAD) [PEERS=DIR] benchmarks/session.sh OUT [PART …] > OUT/session.log 2>&1
 #   PART (about so many minutes on 4 × H200); without one, all parts:
-#     commands 3   every command, an interrupted run that is resumed, one process per GPU
+#     commands 3   every command, an interrupted run, one process per GPU
 #     repeat   2   ten runs of `pairs`: time and answer, positions of batches; growth over 2, 4, 8 GPUs
 #     judging  3   does it find a competing job, a full GPU, NCCL without P2P; `select` from a shell and from Python
 #     choice   5   regret of `select` against all sets, measured, on a disturbed machine (chosen_sets.py)
@@ -58,7 +58,7 @@ commands() {
     step torchrun --nproc-per-node "$gpus" -m collbench allreduce --sizes 1M:1G:4 -o "$scratch/world.json"
     step collbench train --auto-select 2 "$here/benchmarks/ddp_ranks.py"
     step timeout --preserve-status -s INT 3 collbench pairs -o "$scratch/cut.json"
-    step collbench pairs --resume "$scratch/cut.json" --verbose | grep -E "^points|^time|^--"
+    step collbench show "$scratch/cut.json" --verbose | grep -E "^points|^time|^--"
     pack commands "*.json"
 }
 

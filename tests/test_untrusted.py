@@ -75,7 +75,6 @@ READERS = (
     "check run.json --topology odd",
     "check run.json --p2p odd",
     "pairs --backend sim --fabric ./odd",
-    "pairs --resume odd",
     "nodes --backend sim --fabric-cluster ./odd",
     "alltoallv --backend host --skew odd",
 )
@@ -172,35 +171,15 @@ def test_a_line_that_the_run_cannot_have_is_dropped_by_name_and_the_others_count
     assert run_file.loads(run_file.dumps(loaded), "x").measurements == loaded.measurements
 
 
-def test_a_resumed_run_keeps_its_journal_until_the_result_reads_back(program: Program, tmp_path: Path) -> None:
-    options = "pairs --backend host --sizes 8 --operations copy --quick -o run.json"
-    assert program(*options.split()).status in (0, 1)
-    path = tmp_path / "run.json"
-    run = replace(run_file.load(path), complete=False)
-    first, second, *_ = run.measurements
-    Journal(path, run_file.save(replace(run, measurements=[first]), path, replace=True)).close()
-    with journal_of(path).open("a", encoding="utf-8") as journal:
-        journal.write(changed([0, 0]) + "\n")
-    result = program("pairs", "--resume", "run.json")
-    assert "trial.point.members is [0, 0]" in result.err.splitlines()[0]
-    resumed = run_file.load(path)
-    assert {measurement.point for measurement in resumed.measurements} >= {first.point, second.point}
-    assert not journal_of(path).exists()
-
-    with pytest.raises(RunFileError):  # the same run with a measurement that no file can have
-        run_file.loads(run_file.dumps(replace(resumed, measurements=[replace(first, samples=[])])), "x")
-
-
 def test_a_result_that_cannot_be_read_back_leaves_the_older_file_and_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run = keep(path, 4)
     before = path.read_bytes(), journal_of(path).read_bytes()
     run.measurements[0].samples.clear()
-    for journal in (Journal(path), None):
-        writer = run_file.RunWriter(run, path, pytest.fail, journal=journal, replace=True)
-        writer.end()
-        assert "has no batch times" in str(writer.failure)
-        assert (path.read_bytes(), journal_of(path).read_bytes()) == before
+    writer = run_file.RunWriter(run, path, pytest.fail, replace=True)
+    writer.end()
+    assert "has no batch times" in str(writer.failure)
+    assert (path.read_bytes(), journal_of(path).read_bytes()) == before
 
 
 def test_a_number_that_json_has_not_is_never_written(tmp_path: Path) -> None:
@@ -273,11 +252,10 @@ def test_a_journal_that_another_user_may_have_written_is_refused(
     keep(path, 5)
     before = path.read_bytes()
     spoil(journal_of(path), monkeypatch)
-    for command in ("show run.json", "pairs --resume run.json"):
-        result = program(*command.split())
-        assert (result.status, result.out) == (2, "")
-        assert "run.json.journal" in result.line
-        assert command.startswith("pairs") or why in result.line
+    result = program("show", "run.json")
+    assert (result.status, result.out) == (2, "")
+    assert "run.json.journal" in result.line
+    assert why in result.line
     assert path.read_bytes() == before
     assert os.path.lexists(journal_of(path))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from collbench.api.peer_mapping import Examined, examine
 from collbench.model.errors import MachineError
-from collbench.model.run import Run
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program, on_gpus
@@ -113,26 +110,6 @@ def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, mon
     status, page, _ = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5), "--force")
     assert status == 3, "the worse status"
     assert "NV_DEGRADED  GPU2, GPU5" in page
-
-
-def test_a_resumed_run_does_not_say_what_p2p_does_now(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated(program, None)
-    known: list[Run | None] = []
-
-    def recorded(
-        devices: str, backend: str, fabric: str | None, nccl: str | None, seed: int, *, measured: Run | None
-    ) -> Examined:
-        known.append(measured)
-        return examine(devices, backend, fabric, nccl, seed, measured)
-
-    monkeypatch.setattr("collbench.api.peer_mapping.examine", recorded)
-    run = run_file.load(Path("run.json"))
-    run_file.save(replace(run, measurements=run.measurements[:-1]), Path("old.json"))
-    result = program("check", "--resume", "old.json", "--fabric", "mine.json")
-    assert "P2P works on all 56 links" in result.out, result.err
-    simulated(program, None, "--force")
-    assert known[0] is None
-    assert known[1] is not None
 
 
 def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_path: Path) -> None:

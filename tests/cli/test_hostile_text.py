@@ -14,7 +14,7 @@ import pytest
 from collbench.model.run import Flag, FlagKind, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, pair_run
-from tests.cli.program import Program
+from tests.cli.program import Program, save_run
 from tests.sim.made import fabric_text
 
 # Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines there.
@@ -83,7 +83,6 @@ READERS = [
     ("export evil.json --format nccl-tests", ""),
     ("export evil.json --format csv -o out.csv", "out.csv"),
     ("report evil.json -o out.html", "out.html"),
-    ("pairs --resume evil.json", ""),
 ]
 
 
@@ -115,7 +114,7 @@ def test_no_command_prints_a_runs_control_characters(program: Program, args: str
             "report",
             "compare good.json",
         ),
-        *("select 2 --any-machine", "pairs --resume"),
+        *("select 2 --any-machine",),
     ],
 )
 def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
@@ -169,3 +168,12 @@ def test_nothing_in_cli_prints_around_the_console_module() -> None:
         text = (folder / name).read_text(encoding="utf-8")
         drawn = sum(text.count(start) for start in ('click.echo("\\r', 'click.echo(f"\\r'))
         assert text.count("click.echo(") == text.count(f"click.echo({by_hand.get(name, '?')})") + drawn, name
+
+
+@pytest.mark.parametrize("layout", ["env", "docker", "apptainer"])
+def test_shell_output_has_no_text_of_a_foreign_run(program: Program, tmp_path: Path, layout: str) -> None:
+    """`eval "$(collbench select …)"` runs what is printed."""
+    save_run(tmp_path / "run.json", [replace(gpu, uuid=f"GPU-{gpu.index}'; touch owned; '") for gpu in gpus(4)])
+    result = program("select", "2", "run.json", "--any-machine", "--format", layout)
+    assert (result.status, "touch" in result.out) == (2, False)
+    assert "which is not a UUID" in result.err

@@ -55,8 +55,20 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     assert not run.complete
     assert one_line(done.stderr) == (
         f"interrupted: {len(run.measurements)} data points measured so far are saved as run.json: "
-        "'collbench show run.json' prints them, 'collbench pairs --resume run.json' continues"
+        "'collbench show run.json' prints them"
     )
+    shown = program("show", "run.json")
+    assert (shown.status, shown.err) == (0, "")
+    assert "(interrupted)" in shown.out
+
+
+def test_after_sigkill_every_finished_trial_is_there(fakes: Fakes, program: Program, tmp_path: Path) -> None:
+    late = len(on_gpus(fakes, tmp_path, PAIRS).lines("cuGraphLaunch")) * 3 // 4
+    (tmp_path / "run.json").unlink()
+    killed = on_gpus(fakes, tmp_path, PAIRS, interrupt=f"cuGraphLaunch={late}", signal=signal.SIGKILL, **IN_THE_WORKER)
+    assert killed.code == -signal.SIGKILL
+    assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json", "run.json.journal"]
+    assert sum(len(measurement.samples) for measurement in run_file.load(tmp_path / "run.json").measurements) > 0
     shown = program("show", "run.json")
     assert (shown.status, shown.err) == (0, "")
     assert "(interrupted)" in shown.out
@@ -94,7 +106,7 @@ def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: sign
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (128 + number, "")
-    assert one_line(err).endswith("'collbench pairs --resume run.json' continues")
+    assert one_line(err).endswith("'collbench show run.json' prints them")
     assert run_file.load(tmp_path / "run.json").measurements
     assert not (tmp_path / "run.json.journal").exists(), "all of it is in the file"
 

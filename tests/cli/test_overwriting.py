@@ -182,10 +182,3 @@ def test_a_named_pipe_is_written_to(program_in_folder: Program, tmp_path: Path) 
     reader.join(10)
     assert output[0].count("\n") > 1
     assert (tmp_path / "pipe").is_fifo()
-
-
-def test_resume_replaces_only_its_own_file(program_in_folder: Program, tmp_path: Path) -> None:
-    args = f"pairs {FAST} --sizes 8 --seed 1"
-    assert program_in_folder(*args.split(), "-o", "run2.json").status == 0
-    assert program_in_folder("pairs", "--resume", "run2.json", "--force").status == 2  # what would it replace?
-    assert program_in_folder("pairs", "--resume", "run2.json").status == 0

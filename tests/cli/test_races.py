@@ -109,7 +109,7 @@ def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: P
     assert sorted(tmp_path.iterdir()) == sorted([path, writer.path])
 
 
-def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: Path) -> None:
+def test_a_run_that_is_being_measured_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     writer = RunWriter(unfinished(1), path, pytest.fail)
     writer.finished(unfinished(0).measurements[0])

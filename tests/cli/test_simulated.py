@@ -52,19 +52,6 @@ def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
     )
 
 
-def test_an_interrupted_simulation_is_finished_under_its_options(program: Program) -> None:
-    assert program("pairs", *SIM, "--sizes", "1M", "--output", "run.json").status == 0
-    path = pathlib.Path("run.json")
-    run = run_file.load(path)
-    whole = len(run.measurements)
-    del run.measurements[10:]
-    run.complete = False
-    run_file.save(run, path, replace=True)
-    result = program("pairs", "--resume", "run.json")
-    assert result.status == 0, result.err
-    assert len(run_file.load(path).measurements) == whole
-
-
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
     for name, value in {**ranks, "LOCAL_WORLD_SIZE": "2"}.items():

@@ -125,11 +125,6 @@ def copies_of_cores(slow: tuple[int, int]) -> Run:
     return run_of(cores, points, paths(4, "NODE"), backend="host")
 
 
-def test_a_run_that_is_resumed_and_fails_again_ends_as_at_first(program: Program) -> None:
-    assert program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS)).status == 4
-    assert program("pairs", "--resume", "run.json", "--fabric", "mine.json").status == 4
-
-
 def saved(run: Run, name: str = "run.json") -> None:
     run_file.save(run, Path(name))
 

@@ -286,7 +286,6 @@ COMMANDS = {
     "error-fabric": "pairs --backend sim --fabric dgx-2",
     "error-fabric-alone": "allreduce --fabric dgx-1v",
     "error-device": "pairs @2 --devices 0,9",
-    "error-resume": "pairs --resume pairs-2.json",
     "error-file": "show missing.json",
     "error-no-run": "show",
     "error-damaged": "show damaged.json",

@@ -105,7 +105,7 @@ def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_o
 def test_a_request_asks_for_no_more_than_it_says() -> None:
     plan = plan_of(ALL)
     assert (plan.asked.root, plan.launches, plan.asked.verify, plan.isolated) == (0, 0, True, frozenset())
-    assert (ALL.resume, ALL.isolated, ALL.quick, ALL.chase) == (False,) * 4
+    assert (ALL.isolated, ALL.quick, ALL.chase) == (False,) * 3
 
 
 @pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])

@@ -1,4 +1,4 @@
-"""Single launches in a run: what is timed, saved and resumed, and how failures are recorded."""
+"""Single launches in a run: what is timed and saved, and how failures are recorded."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Counting:
                 yield step, time_step(self._backend, step)
 
 
-def time_missing_singles(run: Run, backend: Counting) -> list[Measurement | Latency]:
-    """Time the single launches that the run lacks; return what was finished."""
+def singles_of(run: Run, backend: Counting) -> list[Measurement | Latency]:
+    """Time the run's single launches; return what was finished."""
     finished: list[Measurement | Latency] = []
     work = Work(Operation.ALLREDUCE)
     plan = Plan(8, {work: (tuple(range(8)),)}, {work: (8, 2**20)}, 2**27, dataclasses.replace(ASKED, latency=100))
@@ -113,25 +113,10 @@ def time_missing_singles(run: Run, backend: Counting) -> list[Measurement | Late
     return finished
 
 
-def test_a_resumed_run_times_only_what_it_lacks() -> None:
-    run = measured_run(None, request())
-    missing = run.latencies.pop()
-    backend = Counting()
-    time_missing_singles(run, backend)
-
-    assert [step.size_bytes for step in backend.steps] == [2**20]
-    assert {latency.point for latency in run.latencies} == {
-        missing.point,
-        DataPoint(Operation.ALLREDUCE, tuple(range(8)), 8),
-    }
-    time_missing_singles(run, backend)
-    assert len(backend.steps) == 1
-
-
 def test_a_failed_data_point_ends_the_single_launches() -> None:
     run = measured_run(None, request(latency=0))
     backend = Counting(fails_at=1)
-    finished = time_missing_singles(run, backend)
+    finished = singles_of(run, backend)
     failed = [measurement for measurement in run.measurements if measurement.failure]
 
     assert len(backend.steps) == len(failed) == 1

@@ -1,4 +1,4 @@
-"""What failed steps cost, and what a resumed run still has to measure."""
+"""What failed steps cost."""
 
 import random
 from dataclasses import replace
@@ -101,37 +101,6 @@ def test_every_finished_trial_and_every_failure_is_reported_at_once() -> None:
     reported: list[Measurement] = []
     run = measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
     assert len(reported) == sum(len(measurement.samples) for measurement in run.measurements) + 1
-
-
-def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
-    run = measure(FakeBackend(4), empty(4))
-    missing = {DataPoint(Operation.CE_WRITE, (0, 1), 8), DataPoint(Operation.ALLREDUCE, (1, 2), MIB)}
-    interrupted = run.measurements[5]
-    interrupted.samples, interrupted.stop = interrupted.samples[:1], StopReason.INTERRUPTED
-    failed = run.measurements[7]
-    failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, in_words("hang")
-    run.measurements[:] = [measurement for measurement in run.measurements if measurement.point not in missing]
-    trials_before = {measurement.point: len(measurement.samples) for measurement in run.measurements}
-    resumed = measure(FakeBackend(4), run)
-    changed = {
-        measurement.point
-        for measurement in resumed.measurements
-        if len(measurement.samples) != trials_before.get(measurement.point, 0)
-    }
-    assert changed == missing | {interrupted.point, failed.point}
-    (tried_again,) = (measurement for measurement in resumed.measurements if measurement.point == failed.point)
-    assert len(interrupted.samples) == len(tried_again.samples) == 3
-    assert tried_again.failure is None
-    assert [measurement.point for measurement in resumed.measurements] == list(plan_for(4).points())
-    assert {measurement.stop for measurement in resumed.measurements} == {StopReason.PRECISION}
-
-
-def test_a_settled_run_is_not_touched() -> None:
-    done = measure(FakeBackend(3), empty(3))
-    backend = FakeBackend(3)
-    measure(backend, done)
-    assert backend.steps == []
-    assert done.complete
 
 
 def test_samples_carry_the_flags_of_their_devices() -> None:

@@ -16,14 +16,13 @@ from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
-from collbench.measurement.plan import Request, requested
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, Device
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import parse_sizes
-from collbench.runfile import run_file
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
@@ -52,13 +51,10 @@ def request_of(
 ) -> Request:
     """Return what options that measuring commands share ask for, by name, of a command.
 
-    Names and values are a Request's; besides these `budget` is in seconds, and `resume` a run's file: then it is the
-    whole request of that run. A notice says where "auto" takes CPU cores. Raises UsageError, RunFileError.
+    Names and values are a Request's; besides these `budget` is in seconds. A notice says where "auto" takes CPU cores.
+    Raises UsageError.
     """
     fabric, precision, budget = values.get("fabric"), values.get("precision"), values.get("budget")
-    if (file := values.get("resume")) is not None:
-        request = _resumed(command, file, values.get("nccl"), fabric)
-        return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
     alike = ("devices", "sizes", "dtype", "redop", "quick", "force", "fabric", "precision")
     return Request(
         backend=resolved_backend(values["backend"], fabric, notices),
@@ -95,28 +91,6 @@ def check_no_launcher(command: str) -> None:
     launch = find_launch(os.environ)
     if launch is not None:
         raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
-
-
-def _resumed(command: str, file: Path, nccl: str | None, fabric: str | None) -> Request:
-    """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
-
-    The file may come from somebody else, so nothing that it names is loaded, read or written: the user names it again.
-    """
-    run = run_file.load(file)
-    name = run.settings.command_name
-    if not name:
-        raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
-    if run.settings.kind is CommandKind.NODES:
-        raise UsageError(f"{file} was measured by 'collbench nodes', which continues no run: start it again")
-    if name != command:
-        raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
-    if fabric is None and run.settings.fabric:
-        from collbench.sim.fabrics import names  # late: other backends need none
-
-        fabric = run.settings.fabric
-        if fabric not in names():
-            raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
-    return requested(run, nccl, fabric)
 
 
 # What the commands time.

@@ -73,7 +73,7 @@ class RequestSession(OpenSession):
 
     With `ranks`, which opens them, this process is rank 0 of several that measure. `meanwhile` is called while the
     worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot
-    be written, or its run cannot be resumed.
+    be written.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from collbench.api import measuring
 from collbench.api.checking import refuse_cores, shortfall, with_texts
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, MeasuringCommand, file_of, make_request, measured, measuring_options
+from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page
 from collbench.machine import nvidia_smi
 from collbench.measurement.backends import factory
@@ -125,7 +125,7 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
 
 def _measured_and_mapped(values: Mapping[str, Any]) -> tuple[Run, Examined | None, str]:
     """Measure this machine; return the run, what P2P does on its devices, and why that is not known, if it is not."""
-    if values["quick"] or values["resume"] is not None:  # what is resumed may have another backend
+    if values["quick"]:
         run = _measured(values)
         return run, *_peers_of(run, values)
     from collbench.api.peer_mapping import prepared  # late, as in _map_peers
@@ -138,12 +138,11 @@ def _measured_and_mapped(values: Mapping[str, Any]) -> tuple[Run, Examined | Non
 
 def _measured(values: Mapping[str, Any]) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
-    if values["resume"] is None:  # its run says the backend
-        refuse_cores(values["backend"])
+    refuse_cores(values["backend"])
     request = make_request("check", values, measuring.check)
     begun: list[OpenSession] = []
     try:
-        run = measured(request, file_of(values), SILENTLY, begun)
+        run = measured(request, values["output"], SILENTLY, begun)
     except (DataCorruption, BackendError) as error:
         runs = [runfile_run_file.again(session.run) for session in begun]
         if not runs or not _fails(runs[0]):
@@ -154,10 +153,7 @@ def _measured(values: Mapping[str, Any]) -> Run:
 
 
 def _peers_of(run: Run, values: Mapping[str, Any], probe: TransportProbe | None = None) -> tuple[Examined | None, str]:
-    """Return what P2P does on the devices of the run measured just now, or why that is not known.
-
-    A run that was resumed may be old: then every link is tried again.
-    """
+    """Return what P2P does on the devices of the run measured just now, or why that is not known."""
     if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
         return None, ""
     from collbench.api.peer_mapping import examine  # late, as in _map_peers
@@ -165,7 +161,7 @@ def _peers_of(run: Run, values: Mapping[str, Any], probe: TransportProbe | None 
     devices = ",".join(str(device.index) for device in run.devices)
     of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
     try:
-        return examine(*of_run, measured=None if values["resume"] else run, probe=probe), ""
+        return examine(*of_run, measured=run, probe=probe), ""
     except CollbenchError as error:
         return None, f"P2P could not be examined: {error}"
 

@@ -24,7 +24,7 @@ from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, UsageError
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run, StopReason
+from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
 
@@ -57,15 +57,10 @@ registration = click.option(
     help="Registered memory: none, buffer, window, or all (each in turn).",
 )
 
-# Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so
-# it names no file to be loaded, read or written: these options are given again, as are those for printing.
-_SAID_AGAIN = ("nccl", "fabric", "topology", "p2p", "layout", "as_json", "expect", "verbose")
-
-
 # The options of every command that measures links or collectives, as far as it has them; others are a command's own.
 _SHARED = frozenset(
     {
-        *("devices", "sizes", "backend", "fabric", "output", "force", "resume", "nccl", "seed"),
+        *("devices", "sizes", "backend", "fabric", "output", "force", "nccl", "seed"),
         *("precision", "budget", "quick", "dtype", "redop"),
     }
 )
@@ -81,15 +76,10 @@ class MeasuringCommand(click.Command):
         self.plan = plan
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options. Raises UsageError for two that exclude each other, and for one that --resume answers."""
+        """Read the options. Raises UsageError for two that exclude each other."""
         rest = super().parse_args(ctx, args)
-        if ctx.resilient_parsing:  # a shell completes the line
-            return rest
-        typed = options.typed(ctx)
-        options.check_together(ctx)
-        others = [word for name, word in typed.items() if name not in ("resume", *_SAID_AGAIN)]
-        if others and "resume" in typed:
-            raise UsageError(f"--resume takes all options from {ctx.params['resume']}: leave out {', '.join(others)}")
+        if not ctx.resilient_parsing:  # a shell completes the line
+            options.check_together(ctx)
         return rest
 
 
@@ -98,18 +88,12 @@ def own_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _SHARED}
 
 
-def file_of(values: Mapping[str, Any]) -> Path | None:
-    """Return the run's file, None if it has no name yet."""
-    file: Path | None = values["resume"] or values["output"]
-    return file
-
-
 def measuring_options(
     *own: options.Command, sized: options.Command | None = options.sizes
 ) -> Callable[[options.Command], options.Command]:
     """Return the options of every command that measures, with the command's own after the sizes."""
     first = (options.devices,) if sized is None else (options.devices, sized)
-    run = (options.backend, options.fabric, options.output, options.force, options.resume, options.nccl, options.seed)
+    run = (options.backend, options.fabric, options.output, options.force, options.nccl, options.seed)
     return options.apply(*first, *own, *_stopping, *run, verbose_option)
 
 
@@ -132,7 +116,7 @@ def measuring_command(
         def command(*, as_json: bool, **values: Any) -> None:
             printer = RunPrinter.of(values.get("layout", TABLE), as_json=as_json)
             request = make_request(command_name, values, functools.partial(plan, **own_options(values)))
-            measure_and_show(request, file_of(values), printer)
+            measure_and_show(request, values["output"], printer)
 
         return click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
 
@@ -140,12 +124,8 @@ def measuring_command(
 
 
 def make_request(command: str, values: Mapping[str, Any], plan: Plan) -> Request:
-    """Return what the shared options ask for and the plan adds, or what the run to resume was asked for.
-
-    Raises UsageError, RunFileError.
-    """
-    request = request_of(command, values, options.command_line(command), NOTICES)
-    return request if request.resume else plan(request)
+    """Return what the shared options ask for and the plan adds. Raises UsageError, RunFileError."""
+    return plan(request_of(command, values, options.command_line(command), NOTICES))
 
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
@@ -220,12 +200,8 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
     """Measure to the end, print the run, and return it: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
-    is measured. A resumed file that is complete is only printed. `begun` gets the session once it is open.
+    is measured. `begun` gets the session once it is open.
     """
-    if request.resume and path is not None and nothing_left(run := run_file.load(path)):
-        say(f"{path} is complete: there is nothing left to measure")
-        printer.show(run)
-        return run
     ranks, launch = None, find_launch(os.environ)
     if launch is not None:
         from collbench.cli.launched import launched  # late: few processes are launched with others
@@ -285,11 +261,6 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
         raise
 
 
-def nothing_left(run: Run) -> bool:
-    """Return whether every data point of a run was measured: none is missing, and none failed."""
-    return run.complete and not any(measurement.stop is StopReason.FAILED for measurement in run.measurements)
-
-
 def leave_with(run: Run) -> None:
     """End the command with the run's exit status, and repeat its reason at the end of the output.
 
@@ -318,6 +289,4 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
         return f"{what} lost: {session.failure}"
     if session.path is None:
         return f"{what} lost: they could not be saved"
-    command, path = session.run.settings.command_name, session.path
-    goes_on = f", 'collbench {command} --resume {path}' continues" if session.run.measurements else ""  # others cannot
-    return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
+    return f"{what} saved as {session.path}: 'collbench show {session.path}' prints them"

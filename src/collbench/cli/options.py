@@ -95,13 +95,6 @@ operation = click.option(
     help="Only this operation: allreduce, ce-write, …  [default: all]",
 )
 
-resume = click.option(
-    "--resume",
-    metavar="FILE",
-    type=FILE,
-    help="Finish this interrupted run, with its options, in its file. Nothing is measured twice.",
-)
-
 
 def typed(context: click.Context) -> dict[str, str]:
     """Return the options that were typed, by their parameters' names; of an argument its value."""

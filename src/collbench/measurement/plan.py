@@ -17,7 +17,6 @@ from collbench.model.run import (
     CommandKind,
     DataPoint,
     Layout,
-    Run,
     Settings,
     SkipKind,
     Skipped,
@@ -329,7 +328,7 @@ class Request(Asked):
 
     `collectives` run on all devices, on each pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets`
     of equal size, which may overlap: each isolated, in turn, at least six trials. `fabric` is the name or file of the
-    sim backend's machine, `nccl` a library. `resume` continues the saved run, `force` overwrites another file.
+    sim backend's machine, `nccl` a library. `force` overwrites another file.
     `around_faults`: measuring goes on after wrong data and hangs, without the devices where they came.
     """
 
@@ -344,7 +343,6 @@ class Request(Asked):
     sets: tuple[Members, ...] | None = None
     nccl: str | None = None
     fabric: str | None = None
-    resume: bool = False
     force: bool = False
     around_faults: bool = False
 
@@ -418,7 +416,7 @@ def settings_of(
     trials: int,
     environment: dict[str, str],
 ) -> Settings:
-    """Return the settings that a run stores of its request and plan: `requested` rebuilds the request from them."""
+    """Return the settings that a run stores of its request and plan."""
     return Settings(
         operations=operations,
         sizes=sizes,
@@ -430,22 +428,6 @@ def settings_of(
         sets=request.sets or (),
         fabric=request.fabric or "",
         **_asked(request),
-    )
-
-
-def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
-    """Return the request that continues a saved run, without its files (the library and the fabric)."""
-    settings = run.settings
-    return Request(
-        backend=run.backend,
-        devices=",".join(settings.devices) or None,
-        sizes=settings.requested_sizes,
-        pairs=settings.layout is Layout.PAIRS,
-        sets=settings.sets or None,
-        nccl=nccl,
-        fabric=fabric,
-        resume=True,
-        **_asked(settings),
     )
 
 

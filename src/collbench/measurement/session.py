@@ -21,8 +21,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
 from collbench.model.run import CommandKind, Device, Run, Settings, Skipped
-from collbench.runfile import atomic_write, run_file
-from collbench.runfile.journal import Journal
+from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 
@@ -45,8 +44,8 @@ class Session:
     """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
 
     A save that fails on the way is reported once through `warn` and stays in `failure`; measuring continues. Without a
-    path (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError,
-    MachineError, and RunFileError if `path` cannot be written or taken up here, all before the first trial.
+    path (None) nothing is saved. Opening raises UsageError, MachineError, and RunFileError if `path` cannot be written,
+    all before the first trial.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class Session:
     ) -> None:
         """Open the request's devices, of `ranks` each one's; `begun` is what `opening.begin` returned."""
         if path is not None:
-            run_file.check_writable(path, replace=request.force or request.resume)
+            run_file.check_writable(path, replace=request.force)
         self._request, self._warn = request, warn
         with ExitStack() as undo:
-            previous = Previous.locked(path, undo) if path is not None and request.resume else None
             check_registrations(request)
             self._opened = _opened(request, ranks, begun)
             undo.callback(self._opened.close)
@@ -73,15 +71,11 @@ class Session:
             self._opened.backend.reserve(self._plan.largest_bytes())
             collective = (groups for work, groups in self._plan.groups.items() if work.operation.is_collective)
             self._opened.backend.prepare(tuple(dict.fromkeys(members for groups in collective for members in groups)))
-            if previous is None:
-                self.run = empty_run(request, self._opened, self._plan, skipped)
-                if ranks is not None:
-                    settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
-                    self.run.settings = settings
-                self._writer = RunWriter(self.run, path, warn, replace=request.force)
-            else:
-                self.run = taken_up(previous, self._opened, skipped)
-                self._writer = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+            self.run = empty_run(request, self._opened, self._plan, skipped)
+            if ranks is not None:
+                settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
+                self.run.settings = settings
+            self._writer = RunWriter(self.run, path, warn, replace=request.force)
             undo.pop_all()
 
     @property
@@ -145,45 +139,6 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opene
         registrations=len(request.registrations),
         fewest=request.fewest_devices,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Previous:
-    """A saved run to continue: the run, its file as it was read, and its journal, now locked by this process."""
-
-    run: Run
-    path: Path
-    stood: atomic_write.Identity | None
-    journal: Journal
-
-    @classmethod
-    def locked(cls, path: Path, undo: ExitStack) -> Previous:
-        """Load the run from a file that no other process is measuring into. Raises RunFileError."""
-        try:
-            journal = Journal(path)
-        except OSError as error:
-            raise run_file.cannot_save(path, error) from error
-        undo.callback(journal.close)
-        stood = atomic_write.identity(path)
-        return cls(run_file.load(path), path, stood, journal)
-
-
-def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
-    """Return the saved run, to continue with. Raises RunFileError if it is another machine's."""
-    from collbench.choose.freshness import Here, mismatch  # late: few runs are resumed
-
-    backend, run = opened.backend, previous.run
-    devices = backend.devices()
-    reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
-    if not reason and [device.uuid for device in run.devices] != [device.uuid for device in devices]:
-        reason = "its devices are in a different order"
-    if reason:
-        other = capabilities(backend.name).nccl and run.machine.nccl != opened.machine.nccl
-        # A run file names no library to load: the user repeats --nccl.
-        nccl = "add --nccl PATH to name the one that it was measured with, or " if other else ""
-        raise RunFileError(f"{previous.path} cannot be resumed here: {reason}; {nccl}measure again, without --resume")
-    run.skipped, run.complete = skipped, False
-    return run
 
 
 def _check_success(run: Run) -> None:

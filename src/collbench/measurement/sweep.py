@@ -110,7 +110,6 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
 
 # The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.
 
-_SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
 # One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
 # that does not start says nothing about copies.
 _FAILURES_IN_A_ROW = 4
@@ -152,22 +151,13 @@ class Trials:
     """
 
     def __init__(self, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher) -> None:
-        """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
+        """Begin with every data point of the plan, into a run that holds none."""
         self.plan = plan
         self._run, self._rule, self._watcher = run, rule, watcher
         self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
-        # A failed one without samples leaves the run until it is measured again: Ctrl-C may come before that.
-        run.measurements[:] = [one for one in run.measurements if one.samples or one.stop in _SETTLED]
-        self._results = {measurement.point: measurement for measurement in run.measurements}
-        self._required: dict[DataPoint, int] = {}  # trials that a point gets even after the deadline
-        for point in plan.points():
-            measurement = self._results.get(point)
-            if measurement is None or measurement.stop not in _SETTLED:
-                trials = rule.deciding if plan.decides(point) else rule.screening
-                self._required[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
-        for measurement in run.measurements:
-            if measurement.stop not in _SETTLED:
-                measurement.stop, measurement.failure = None, None
+        self._results: dict[DataPoint, Measurement] = {}
+        # Trials that a point gets even after the deadline.
+        self._required = {point: rule.deciding if plan.decides(point) else rule.screening for point in plan.points()}
         self.wanted = set(self._required)
         self.timed_seconds = 0.0
         # By whether they are collectives: failures in a row, and whether the others are left unmeasured.
@@ -367,14 +357,13 @@ def _readable(seconds: float) -> float:
 
 
 def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
-    """Time `plan.asked.latency` launches of each collective's data point that lacks them, into the run.
+    """Time `plan.asked.latency` launches of each collective's data point, into the run.
 
     Groups run alone, unless the user wants them together. A step that fails is its data points' failure, and the last
     one: each of the others may take a watchdog's time.
     """
-    done = {one.point for one in run.latencies if one.count == plan.asked.latency}
-    done |= {one.point for one in run.measurements if one.failure}
-    steps = list(_single_steps(plan, done))
+    failed = {one.point for one in run.measurements if one.failure}
+    steps = list(_single_steps(plan, failed))
     rng.shuffle(steps)
     for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
         points = points_of(step)
@@ -386,7 +375,7 @@ def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, wat
         flags = watcher.flags(tuple(member for members in step.groups for member in members))
         for point, ranks in zip(points, outcome.singles, strict=True):
             latency = latency_of(point, ranks, run.devices, concurrent=len(points) > 1, flags=flags)
-            run.latencies = [*(one for one in run.latencies if one.point != point), latency]
+            run.latencies.append(latency)
             watcher.finished(latency)
         watcher.progress(number, len(steps))
 
@@ -415,13 +404,13 @@ def latency_of(
     return Latency(point, launches, common, concurrent, flags)
 
 
-def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
+def _single_steps(plan: Plan, failed: set[DataPoint]) -> Iterator[Step]:
     for work, groups in plan.groups.items():
         if not work.operation.is_collective:
             continue
         for together in [groups] if plan.together else [(members,) for members in groups]:
             for size in plan.sizes[work]:
-                if any(point_of(work, members, size) not in done for members in together):
+                if any(point_of(work, members, size) not in failed for members in together):
                     step = plan.step(work, together, size)
                     yield replace(step, batches=1, warmup=0, singles=plan.asked.latency)
 
@@ -436,25 +425,24 @@ _WARM_BYTES = 16 * 2**20
 def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: random.Random, watcher: Watcher) -> None:
     """Measure the plan into `run`, which always holds all finished trials, also after an interruption.
 
-    Data points that `run` has settled are not measured again. Raises BackendError if no step works any more.
+    Raises BackendError if no step works any more.
     """
-    clock, before = watcher.clock, run.seconds
+    clock = watcher.clock
     with _phase(run, NCCL_START, clock):
         backend.ready()
     begin = clock()
     paths = {frozenset(path.devices): path for path in run.paths}
     trials = Trials(plan, run, rule, watcher)
     try:
-        if trials.wanted:
-            with _phase(run, "warm-up", clock):
-                trials.around_faults(lambda: warm_up(backend, trials.plan, rng))
-            with _phase(run, "interference check", clock):
-                run.interference_checks[:], trials.timed_seconds = trials.around_faults(
-                    lambda: check_interference(backend, trials.plan, paths, rng)
-                )
-            trials.plan = distrusted(trials.plan, run.interference_checks, paths)
-            with _phase(run, "trials", clock):
-                trials.make(backend, rng, deadline=begin + rule.budget_seconds)
+        with _phase(run, "warm-up", clock):
+            trials.around_faults(lambda: warm_up(backend, trials.plan, rng))
+        with _phase(run, "interference check", clock):
+            run.interference_checks[:], trials.timed_seconds = trials.around_faults(
+                lambda: check_interference(backend, trials.plan, paths, rng)
+            )
+        trials.plan = distrusted(trials.plan, run.interference_checks, paths)
+        with _phase(run, "trials", clock):
+            trials.make(backend, rng, deadline=begin + rule.budget_seconds)
         if plan.asked.latency:
             with _phase(run, "single launches", clock):
                 time_singles(backend, plan, run, rng, watcher)
@@ -467,8 +455,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
         for measurement in run.measurements:
             measurement.stop = measurement.stop or stop_reason(measurement, rule.precision) or StopReason.INTERRUPTED
         marked(run)
-        run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
-        run.seconds = round(before + clock() - begin, 3)
+        run.phases["timed"] = round(trials.timed_seconds, 6)
+        run.seconds = round(clock() - begin, 3)
 
 
 def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
@@ -498,9 +486,9 @@ def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], 
 
 @contextmanager
 def _phase(run: Run, name: str, clock: Callable[[], float]) -> Iterator[None]:
-    """Add the seconds inside to the run's phase `name`."""
+    """Record the seconds inside as the run's phase `name`."""
     begin = clock()
     try:
         yield
     finally:
-        run.phases[name] = round(run.phases.get(name, 0.0) + clock() - begin, 3)
+        run.phases[name] = round(clock() - begin, 3)

@@ -455,7 +455,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Asked):
-    """What was asked for, with what was planned of it: enough to ask for the same again."""
+    """What was asked for, with what was planned of it."""
 
     operations: tuple[Operation, ...]  # of the plan
     sizes: tuple[Ordinal, ...]  # of the plan

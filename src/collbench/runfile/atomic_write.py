@@ -75,7 +75,7 @@ class OwnFile:
 
     Then, and if the first write finds a file that was not there before, the content goes to a new file next to it:
     `path` is that file, and `warn` reports it. `refusal` are `doing` and `option` of `write`. `force` replaces an older
-    file; `stood` is the identity of the file that is continued.
+    file.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class OwnFile:
         warn: Callable[[str], None],
         *,
         force: bool = False,
-        stood: Identity | None = None,
         mode: int = 0o666,
     ) -> None:
         self.path = path
-        self._refusal, self._warn, self._force, self._written, self._mode = refusal, warn, force, stood, mode
+        self._refusal, self._warn, self._force, self._mode = refusal, warn, force, mode
+        self._written: Identity | None = None
 
     def write(self, content: str) -> None:
         """Write it whole. Raises RunFileError as the function `write`."""

@@ -127,7 +127,7 @@ def _build(fields: dict[str, Any]) -> Run:
 
 
 def _check_settings(run: Run) -> None:
-    """Raise ValueError where settings make no sense: --resume asks for them again, as if they were typed."""
+    """Raise ValueError where settings make no sense, so that no reader of the run has to check them."""
     settings = run.settings
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
@@ -235,10 +235,9 @@ class RunWriter:
     """Writes the run whole with its first finished trial, then a journal line for each, and whole again at the end.
 
     Nothing is written until there is something to keep. A stream (/dev/null) gets the run at the end only; without a
-    path the run is kept nowhere. `replace` replaces an older file. Of a run that is resumed, `resumed` is the identity
-    of its file, and `journal` its journal. If another file has appeared at `path` meanwhile, the run goes to a new file
-    next to it, which is then `path`. A failure is reported once through `warn` and stays in `failure`; the run stays in
-    memory, and the end tries again.
+    path the run is kept nowhere. `replace` replaces an older file. If another file has appeared at `path` meanwhile,
+    the run goes to a new file next to it, which is then `path`. A failure is reported once through `warn` and stays in
+    `failure`; the run stays in memory, and the end tries again.
     """
 
     def __init__(
@@ -248,15 +247,10 @@ class RunWriter:
         warn: Callable[[str], None],
         *,
         replace: bool = False,
-        resumed: atomic_write.Identity | None = None,
-        journal: Journal | None = None,
     ) -> None:
-        self._run, self._warn, self._journal = run, warn, journal
-        self._file = (
-            None
-            if path is None
-            else atomic_write.OwnFile(path, _REFUSAL, warn, force=replace, stood=resumed, mode=_MODE)
-        )
+        self._run, self._warn = run, warn
+        self._journal: Journal | None = None
+        self._file = None if path is None else atomic_write.OwnFile(path, _REFUSAL, warn, force=replace, mode=_MODE)
         self._begun = False
         self._streams = path is None or atomic_write.is_stream(path)
         self.failure: RunFileError | None = None
@@ -324,12 +318,9 @@ class RunWriter:
         self._journal = None
 
     def _begin(self, file: atomic_write.OwnFile) -> None:
-        before, text = file.path, dumps(self._run)
+        text = dumps(self._run)
         file.write(text)
-        if self._journal is None or file.path != before:
-            self.close()
-            self._journal = Journal(file.path)
-        self._journal.begin(text)
+        self._journal = Journal(file.path, text)
 
     def _give_up(self, error: RunFileError) -> None:
         self.failure = error

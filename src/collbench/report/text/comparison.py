@@ -104,11 +104,9 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     elif comparison.lost:
         lost = len(comparison.lost)
         points = f"{lost} of {amount(lost + len(comparison.changes), 'data point')} of the base"
-        yield not_judged(
-            f"{points} {verb(lost, 'is', 'are')} missing in the new run: measure it again, or finish it with --resume"
-        )
+        yield not_judged(f"{points} {verb(lost, 'is', 'are')} missing in the new run: measure it again")
     elif not comparison.new.complete:
-        yield not_judged("the new run is incomplete: measure it again, or finish it with --resume")
+        yield not_judged("the new run is incomplete: measure it again")
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:

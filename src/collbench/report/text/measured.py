@@ -18,9 +18,7 @@ def page(run: Run) -> Page:
     yield from alarm(run)
     if not run.complete and not headline(run):
         _, timed = timed_points(run)
-        resumable = run.measurements and run.settings.kind is not CommandKind.NODES
-        goes_on = "; --resume RUN.JSON measures the others" if resumable else ""
-        yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured{goes_on}", style=ALARM)
+        yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured", style=ALARM)
     judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
     if judged and (contradicting := contradiction(run)):
         yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)

@@ -50,7 +50,7 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
     yield from alarm(run)
     if not is_judged(works):
         few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
-        yield not_judged(f"{few}: measure it again, or finish the run with --resume")
+        yield not_judged(f"{few}: measure it again")
     yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
     if rankings:
