@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,14 +22,12 @@ CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
-def command(
-    line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, python: str = "py", *, bind: bool = False
-) -> list[str]:
+def command(line: str, backend: str = "cuda", inherited: dict[str, str] | None = None, python: str = "py") -> list[str]:
     devices = CORES if backend == "host" else GPUS
     arguments = script(["--auto-select", "2", *shlex.split(line)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)
-        return torchrun.start_command(arguments, devices, inherited or {}, backend=backend, bind=bind)
+        return torchrun.start_command(arguments, devices, inherited or {}, backend=backend)
 
 
 def options_in(args: list[str]) -> list[str]:
@@ -83,38 +79,6 @@ def test_ranks_stay_on_the_chosen_cores() -> None:
 def test_contradictions_get_one_clear_line(line: str, backend: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         command(line, backend=backend)
-
-
-def test_ranks_are_bound_to_their_numa_nodes_on_request_with_torchs_option() -> None:
-    args = command("a.py", bind=True)
-    assert args == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
-    run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    assert run.get_args_parser().parse_args(options_in(args)).numa_binding == "node"
-
-
-@pytest.mark.parametrize(
-    ("title", "torch", "numactl", "reason"),
-    [
-        ("the first that can", "2.9.0", "/usr/bin/numactl", ""),
-        ("a later one", "2.13.0+cu130", "/usr/bin/numactl", ""),
-        ("a nightly of a major version to come", "3.0.0.dev20270101", "/usr/bin/numactl", ""),
-        ("one that is too old", "2.8.0", "/usr/bin/numactl", "torch 2.8.0 cannot bind them, 2.9 or newer can"),
-        ("a version that is no number", "git", "/usr/bin/numactl", "torch git cannot bind them, 2.9 or newer can"),
-        ("no numactl: ranks would not start", "2.9.0", None, "torchrun needs the command numactl for this"),
-        ("a torch that nobody installed", None, "/usr/bin/numactl", "torch's version is unknown"),
-    ],
-)
-def test_whether_torchrun_can_bind(
-    monkeypatch: pytest.MonkeyPatch, title: str, torch: str | None, numactl: str | None, reason: str
-) -> None:
-    def version(_name: str) -> str:
-        if torch is None:
-            raise metadata.PackageNotFoundError
-        return torch
-
-    monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(shutil, "which", lambda _name: numactl)
-    assert torchrun.cannot_bind() == reason, title
 
 
 def test_a_rendezvous_in_the_environment_is_not_overridden() -> None:
@@ -187,9 +151,6 @@ def test_the_choice_is_one_line_with_names_and_evidence() -> None:
     )
     assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
         "using core 2, core 5 (host backend): fastest (quick probe)"
-    )
-    assert choice(GPUS, "fastest", QUICK_PROBE, backend="cuda", binding="bound to X").endswith(
-        ": fastest (quick probe); bound to X"
     )
 
 

@@ -61,27 +61,6 @@ def test_usable_nodes(
     assert numa.usable_nodes(machine(tmp_path, cpus, memory, allowed), mask) == expected, title
 
 
-@pytest.mark.parametrize(
-    ("title", "text", "expected"),
-    [
-        ("a node", "1\n", 1),
-        ("unknown, which torchrun takes for the first", "-1\n", 0),
-        ("no word", None, None),
-        ("no number", "?\n", None),
-    ],
-)
-def test_where_torchrun_would_bind(tmp_path: pathlib.Path, title: str, text: str | None, expected: int | None) -> None:
-    folder = tmp_path / "sys/bus/pci/devices/0000:db:00.0"
-    folder.mkdir(parents=True)
-    if text is not None:
-        (folder / "numa_node").write_text(text)
-    assert numa.node_of("00000000:DB:00.0", tmp_path) == expected, title
-
-
-def test_a_device_without_an_address_is_nowhere() -> None:
-    assert numa.node_of("") is None
-
-
 def test_the_kernel_writes_no_more_digits_of_a_domain_than_it_needs() -> None:
     assert kernel_bus_id("00000000:DB:00.0") == "0000:db:00.0"
     assert kernel_bus_id("00010000:06:00.0") == "10000:06:00.0", "of a root complex behind a VMD, say"

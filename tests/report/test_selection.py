@@ -25,7 +25,6 @@ FULL = Selection(
     decided_by="fewest NUMA nodes",
     heuristic=True,
     left_out=(Omitted("GPU1", "busy: 1 other process"),),
-    binding="GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node",
 )
 
 

@@ -46,8 +46,8 @@ def prepare(
     _check(train, change, notices)
     path, logs = _output_paths(asked, dry_run=dry_run)
     present = factory.look(train.backend)
-    devices, binding = _choose(train, asked.against, present, notices)
-    train_arguments = (*train.script.options, *binding, "--", *train.script.program)
+    devices = _choose(train, asked.against, present, notices)
+    train_arguments = (*train.script.options, "--", *train.script.program)
     plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, asked.force)
     experiment = experiments.Experiment(_begun(train, asked, change, present.backend, devices), plan, reported)
     for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
@@ -123,10 +123,10 @@ def _output_paths(asked: AblateOptions, *, dry_run: bool) -> tuple[Path, Path]:
 
 def _choose(
     train: TrainRequest, against: str | None, present: Present, notices: Notices
-) -> tuple[tuple[Sequence[Device], Sequence[Device]], tuple[str, ...]]:
+) -> tuple[Sequence[Device], Sequence[Device]]:
     """Return the devices of both arms as `collbench train` chooses them, once, and report why.
 
-    With them, the torchrun options that follow from the choice. Raises the same errors.
+    Raises the same errors.
     """
     chosen = training.choose(train, lambda: present, notices)
     if len(chosen.devices) < 2:
@@ -143,11 +143,10 @@ def _choose(
             raise UsageError(
                 f"--against {against} names the same devices as the other arm: both would train the same way"
             )
-    binding = training.numa_binding(train.script, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
-    notices.say(chosen.line(present, binding))
-    return (chosen.devices, others), ("--numa-binding", "node") if binding.bind else ()
+    notices.say(chosen.line(present))
+    return chosen.devices, others
 
 
 def _begun(

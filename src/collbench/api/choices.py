@@ -90,7 +90,7 @@ class Selected:
         return self.selection
 
 
-def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
+def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selection:
     """Return the choice among these devices, whose positions it holds, by name."""
     from collbench.choose.select import Finalist, Omitted, Selection
 
@@ -121,6 +121,5 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: st
         heuristic=choice.heuristic,
         estimated=choice.estimated,
         left_out=tuple(Omitted(devices[left.member].tag, left.reason) for left in choice.left_out),
-        binding=binding,
         failed=tuple(failure(members) for members in choice.failed),
     )

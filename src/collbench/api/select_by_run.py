@@ -184,11 +184,10 @@ def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bo
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None = None) -> Selected:
-    from collbench.report.text import selection, verdicts
+    from collbench.report.text import verdicts
 
-    binding = selection.line(run, choice.members)
     status = outcome(run).status if choice.failed else ExitStatus.DONE
-    selected = named(choice, run.devices, origin, binding)
+    selected = named(choice, run.devices, origin)
     return Selected(replace(selected, job=decision, contradiction=verdicts.contradiction(run)), status)
 
 

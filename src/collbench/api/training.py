@@ -1,4 +1,4 @@
-"""A training job before its start: which devices it takes and why, whether it binds them, and what is started."""
+"""A training job before its start: which devices it takes and why, and what is started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.arguments import Script
-from collbench.machine import numa, visible_devices
+from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
-from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.run import Device, Run, device_sets
 
@@ -58,12 +57,12 @@ def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
         looking = pool.submit(factory.look, request.backend)
         chosen = choose(request, looking.result, notices)
     present = looking.result()
-    devices, binding = chosen.devices, numa_binding(script, chosen.run, chosen.members)
+    devices = chosen.devices
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(script, os.environ)
-    command = torchrun.start_command(script, devices, os.environ, backend=present.backend, bind=binding.bind)
+    command = torchrun.start_command(script, devices, os.environ, backend=present.backend)
     notes = (chosen.note, rendezvous.override_note(script, os.environ, len(devices)))
-    return Launch(changes, command, tuple(filter(None, notes)), chosen.line(present, binding))
+    return Launch(changes, command, tuple(filter(None, notes)), chosen.line(present))
 
 
 # Which devices are chosen, and why the others are not.
@@ -83,10 +82,10 @@ class Chosen:
     members: tuple[int, ...] = ()
     note: str = ""
 
-    def line(self, present: Present, binding: NumaBinding) -> str:
+    def line(self, present: Present) -> str:
         """Return the line that says which devices train, why, and on what evidence."""
         of, among = present.backend, present.among
-        return torchrun.choice(self.devices, self.why, self.source, backend=of, among=among, binding=binding.text)
+        return torchrun.choice(self.devices, self.why, self.source, backend=of, among=among)
 
 
 def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices) -> Chosen:
@@ -133,49 +132,3 @@ def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: No
     failed = suitable_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
     anyway = ", ".join(filter(None, (wrong, failed)))
     return Chosen(devices, "chosen by hand", "--devices", note=f"used anyway: {anyway}" if anyway else "")
-
-
-# Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
-
-
-@dataclass(frozen=True, slots=True)
-class NumaBinding:
-    """Whether to bind, and the text for stderr, "" for none."""
-
-    bind: bool = False
-    text: str = ""
-
-
-def numa_binding(script: Script, run: Run | None, members: Sequence[int]) -> NumaBinding:
-    """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
-
-    They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
-    run does not compare nodes, or where nodes tie.
-    """
-    if run is None or not capabilities(run.backend).nvml or script.has("--numa-binding"):
-        return NumaBinding()
-    from collbench.choose.numa_binding import bindings  # late: numpy
-    from collbench.report.text.selection import node_of, numactl
-
-    bound = [binding for binding in bindings(run) if binding.member in members]
-    wrong = [binding for binding in bound if binding.agrees is False]
-    if wrong:
-        return NumaBinding(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
-    if len(bound) < len(members) or not all(binding.agrees for binding in bound):
-        return NumaBinding()
-    nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
-    reason = torchrun.cannot_bind() or _forbidden(nodes)
-    if reason:
-        return NumaBinding(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
-    return NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
-
-
-def _forbidden(nodes: dict[str, int]) -> str:
-    """Return why torchrun would not bind to these nodes (by PCI bus id), "" if it would: else ranks do not start."""
-    usable = numa.usable_nodes()
-    for pci_bus_id, node in nodes.items():
-        if node not in usable:
-            return f"this process may not use node {node}"
-        if numa.node_of(pci_bus_id) != node:
-            return f"torchrun asks the kernel, which does not report that {pci_bus_id} is on node {node}"
-    return ""

@@ -460,11 +460,10 @@ class Selection:
 
     `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
-    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" if the evidence
-    does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
-    are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst that
-    `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded job
-    showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
+    alone, nothing was measured. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
+    `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst
+    that `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded
+    job showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
     """
 
     devices: tuple[Device, ...]
@@ -480,7 +479,6 @@ class Selection:
     heuristic: bool = False
     estimated: bool = False
     left_out: tuple[Omitted, ...] = ()
-    binding: str = ""
     failed: tuple[str, ...] = ()
     contradiction: str = ""
     job: Decision | None = None

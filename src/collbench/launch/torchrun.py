@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -47,20 +46,17 @@ def saved_run(started: str, path: str) -> str:
     return f"run of {when}, saved at {one_line(path)}"
 
 
-def choice(
-    devices: Sequence[Device], reason: str, source: str, *, backend: str, among: str = "", binding: str = ""
-) -> str:
+def choice(devices: Sequence[Device], reason: str, source: str, *, backend: str, among: str = "") -> str:
     """Return the line that says which devices train, why (`reason`), and on what evidence (`source`).
 
-    `among` is a clause on what limited the choice and `binding` one on NUMA nodes, "" for none.
+    `among` is a clause on what limited the choice, "" for none.
     """
     if capabilities(backend).cores:
         device_text = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
     else:
         names = ", ".join(f"GPU{device.index}" for device in devices)
         device_text = f"{names} ({', '.join(device.uuid for device in devices)})"
-    clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
-    return f"using {device_text}: {''.join(clauses)}"
+    return f"using {device_text}: {f'{reason}, {among}' if among else reason} ({source})"
 
 
 def against(used: Sequence[tuple[Device, str]]) -> str:
@@ -80,13 +76,12 @@ def start_command(
     inherited: Mapping[str, str],
     *,
     backend: str,
-    bind: bool = False,
 ) -> list[str]:
     """Return the command that starts training with local rank r on GPU `devices[r]`, or on these cores together.
 
     It is `python -m torch.distributed.run`, not the torchrun on PATH, which may belong to another installation than the
     one whose torch and NCCL were measured. `inherited` is read for torchrun's PET_* defaults and for Slurm's variables.
-    `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node. Raises UsageError.
+    Raises UsageError.
     """
     _check_process_count(script, len(devices))
     start = []
@@ -96,8 +91,6 @@ def start_command(
     start += [sys.executable, "-P", "-m", "torch.distributed.run", *rendezvous.options(script, inherited)]
     if not script.has("--nproc-per-node"):
         start += ["--nproc-per-node", str(len(devices))]
-    if bind:
-        start += ["--numa-binding", "node"]
     return [*start, *script.options, "--", *_escaped(script.program, is_executable=script.has("--no-python"))]
 
 
@@ -155,24 +148,6 @@ def find_torch() -> str:
             "install torch', or start collbench from the environment that has it"
         )
     return spec.origin
-
-
-def cannot_bind() -> str:
-    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" if it can.
-
-    Reads the version that torch was installed with: importing it takes 2-4 s.
-    """
-    from importlib import metadata  # late: 10 ms
-
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "torch's version is unknown"
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < (2, 9):  # [pytorch#149334, July 2025]
-        return f"torch {version} cannot bind them, 2.9 or newer can"
-    # [torch 2.13, torch/numa/binding.py, _raise_if_binding_invalid]: without it the ranks do not start.
-    return "" if shutil.which("numactl") else "torchrun needs the command numactl for this"
 
 
 def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection, Iterable
 from itertools import combinations
 
-from collbench.machine.kernel import kernel_bus_id, read
+from collbench.machine.kernel import read
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Path
 from collbench.model.units import number_ranges
@@ -63,18 +63,6 @@ def cpus_by_node(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[i
         if cpus:
             nodes[int(folder.name.removeprefix("node"))] = cpus
     return dict(sorted(nodes.items()))
-
-
-def node_of(pci_bus_id: str, root: pathlib.Path = _ROOT) -> int | None:
-    """Return the node to which `torchrun --numa-binding` binds the rank of this GPU; None if it would fail.
-
-    It reads the kernel's word for the PCI device and takes -1, which is "unknown", for 0
-    [torch 2.13, torch/numa/binding.py, _get_numa_node_index_for_gpu_index].
-    """
-    try:
-        return max(0, int(read(root / f"sys/bus/pci/devices/{kernel_bus_id(pci_bus_id)}/numa_node")))
-    except ValueError:
-        return None
 
 
 # The CPU cores that are the devices of the host backend, and what the NUMA layout says of the paths between them.

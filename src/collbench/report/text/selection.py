@@ -1,72 +1,14 @@
-"""The page of `collbench select`: the chosen devices, the reasons, and the NUMA nodes for their processes."""
+"""The page of `collbench select`: the chosen devices, and the reasons."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from collbench.choose.select import Finalist, Origin, Selection
 from collbench.judge.stats import DELTA
 from collbench.model.operations import Operation
-from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
 from collbench.report.prose import named
-
-if TYPE_CHECKING:
-    from collbench.choose.numa_binding import Binding
-
-# On which NUMA nodes the processes of the chosen GPUs belong.
-
-
-def line(run: Run, devices: Sequence[int]) -> str:
-    """Return the NUMA nodes for these positions, by host copies; "" if the run does not compare nodes."""
-    from collbench.choose.numa_binding import bindings  # late, as the next: labels compare no nodes
-    from collbench.report.text.frame import sim
-
-    numa_bindings, mark = [one for one in bindings(run) if one.member in devices], sim(run, " (sim)")
-    if not numa_bindings:
-        return ""
-    if all(one.tied for one in numa_bindings):
-        return f"NUMA nodes tie: no binding is needed{mark}"
-    wrong = [one for one in numa_bindings if one.agrees is False]
-    if wrong:
-        return "; ".join(f"{node_of(one, run)}: {numactl(one)}" for one in wrong) + mark
-    if all(one.agrees for one in numa_bindings):
-        tags: dict[int, list[str]] = defaultdict(list)
-        for one in numa_bindings:
-            tags[one.best[0]].append(run.devices[one.member].tag)
-        nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
-        return f"{nodes}, as NVML reports: torchrun --numa-binding=node{mark}"
-    return "; ".join(node_of(one, run) for one in numa_bindings if not one.tied) + mark
-
-
-def node_of(binding: Binding, run: Run) -> str:
-    """Return a clause: the NUMA node for a device's process, the rates that show it, and what NVML reports."""
-    tag, labelled = run.devices[binding.member].tag, binding.labelled
-    figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in binding.rates)
-    if binding.tied:
-        return f"{tag}: its NUMA nodes tie ({figures} GB/s)"
-    if binding.agrees is False:
-        faster = " or ".join(map(str, binding.best))
-        return f"{tag}: node {faster} is faster than node {labelled}, which NVML reports ({figures} GB/s)"
-    if len(binding.best) > 1:
-        return f"{tag}: no NUMA node is significantly faster ({figures} GB/s)"
-    if binding.agrees:
-        source = "as NVML reports"
-    elif labelled is None:
-        source = "NVML reports none"
-    else:
-        source = f"NVML reports node {labelled}, which was not measured"
-    return f"{tag}: node {binding.best[0]}, {source} ({figures} GB/s)"
-
-
-def numactl(binding: Binding) -> str:
-    """Return the command that runs a process on the best nodes of its GPU."""
-    return f"numactl --cpunodebind={','.join(map(str, binding.best))}"
-
-
-# Which devices, and why.
 
 # On the short page.
 _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
@@ -122,8 +64,6 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     yield from (f"left out  {excluded.device}: {excluded.reason}" for excluded in left_out)
     if len(left_out) < len(selection.left_out):
         yield f"left out  {len(selection.left_out) - len(left_out)} more: --verbose shows them"
-    if selection.binding:
-        yield f"binding   {selection.binding}"
     yield f"evidence  {origin.source}"
     if origin.verification:
         yield f"measured  finalists saved at {origin.verification}"
