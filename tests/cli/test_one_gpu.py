@@ -81,4 +81,4 @@ def test_the_only_device_that_is_left_is_chosen(program: Program) -> None:
     assert program("allreduce", "--quick", *EIGHT, "-o", "run.json").status == 0
     chosen = program("select", "1", "run.json", "--any-machine", "--exclude", "0,1,2,3,4,5,6")
     assert chosen.out.startswith("GPU7 "), chosen.err
-    assert "the 1 of 8 devices that are left" in chosen.out
+    assert "the 1 of 8 devices that is left" in chosen.out

@@ -111,7 +111,7 @@ def test_a_killed_rank_is_reported_and_kept(tmp_path: Path) -> None:
     command = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
     done = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", command)
     assert done.returncode == 137
-    assert "1 of 2 ranks were killed" in done.stderr
+    assert "1 of 2 ranks was killed" in done.stderr
     endings = [rank.ending for rank in job_file.load(tmp_path / "killed.json").ranks]
     assert endings == [Ending.COMPLETE, Ending.CUT_OFF]
 

@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "measured so far are saved" in err
+    assert "measured so far is saved" in err
     run = run_file.load(path)
     assert replays_of(run)[0].trials
     assert not run.complete
