@@ -214,9 +214,13 @@ def _matrix(text: str, source: _Source) -> tuple[_Header, list[_Row]]:
 
 
 def _is_header(line: str) -> bool:
-    """Return whether a line begins with a GPU's name and has no label: a row that was cut before its X has others."""
+    """Return whether a line begins with a GPU's name and has no label: a row that was cut before its X has others.
+
+    N/A alone is none: an affinity below the matrix may be unknown.
+    """
     columns = _COLUMN.findall(line)
-    is_row = any(_CELL.fullmatch(column) or _GLUED.fullmatch(column) for column in columns)
+    known = [column for column in columns if column != machine_labels.UNKNOWN]
+    is_row = any(_CELL.fullmatch(column) or _GLUED.fullmatch(column) for column in known)
     return bool(columns) and _GPU.fullmatch(columns[0]) is not None and not is_row
 
 
