@@ -6,10 +6,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.judge.peer_causes import PeerCause, causes
@@ -25,9 +25,6 @@ from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.peer_map import CAPABILITIES, Crossing, Link, PeerLink, PeerMap
 from collbench.model.run import Device, Health, PeerStatus, Run
-
-if TYPE_CHECKING:
-    from collbench.measurement.backends.nccl_transports import TransportProbe
 
 # Free memory in which two processes may open a GPU at once: each takes its context, and three buffers of up to 1 GiB.
 # With less, the one for copies through the host opens when it is needed, and may find no room.
@@ -51,34 +48,17 @@ def examine(
     nccl: str | None = None,
     seed: int | None = None,
     measured: Run | None = None,
-    probe: TransportProbe | None = None,
 ) -> Examined:
     """Return what every link does by peer access, and why. Raises UsageError, MachineError.
 
-    The copies of a run that was `measured` here just now are not repeated where they delivered. `probe` asks NCCL, if
-    its process was started before.
+    The copies of a run that was `measured` here just now are not repeated where they delivered.
     """
     if capabilities(backend).cores:
         raise UsageError("CPU cores have no P2P: --map-p2p needs GPUs, or --backend sim")
     known = measurement.crossings_of(measured) if measured else {}
     if capabilities(backend).simulated:
         return _simulated(devices, fabric, new_seed() if seed is None else seed, known)
-    return _on_gpus(devices, named_nccl(nccl), known, measured, probe)
-
-
-@contextmanager
-def prepared(backend: str) -> Iterator[TransportProbe | None]:
-    """Start the process in which NCCL is asked later: Python and the driver take it half a second; None for no GPUs.
-
-    It is on no GPU until then.
-    """
-    if not capabilities(backend).nvml:
-        yield None
-        return
-    from collbench.measurement.backends.nccl_transports import TransportProbe  # late, as in _on_gpus
-
-    with closing(TransportProbe()) as probe:
-        yield probe
+    return _on_gpus(devices, named_nccl(nccl), known, measured)
 
 
 def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Known) -> Examined:
@@ -115,9 +95,7 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     return Examined(peer_map, causes(peer_map, facts))
 
 
-def _on_gpus(
-    wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None, probe: TransportProbe | None
-) -> Examined:
+def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: Run | None) -> Examined:
     from collbench.machine.doctor import collect  # late: pynvml
     from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
     from collbench.measurement.backends.nccl_transports import TransportProbe
@@ -131,7 +109,7 @@ def _on_gpus(
         devices = factory.choose_devices(factory.may_use(nvml), wanted)
         nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
         free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
-    probe = probe or TransportProbe()  # its process starts while links are examined
+    probe = TransportProbe()  # its process starts while links are examined
     try:
         with LiveTools(commands=[("topo", "-p2p", letter) for letter in CAPABILITIES]) as tools:
 

@@ -26,7 +26,6 @@ from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
     from collbench.api.peer_mapping import Examined
-    from collbench.measurement.backends.nccl_transports import TransportProbe
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _topology = click.option(
@@ -87,15 +86,14 @@ def check(
         _map_peers(values, as_json=as_json)
     labels = None if topology is None else nvidia_smi.read_topology(topology)
     access = None if p2p is None else nvidia_smi.read_p2p(p2p)
-    examined: Examined | None = None
-    unexamined = ""
     if run_file is None:
-        run, examined, unexamined = _measured_and_mapped(values)
+        run = _measured(values)
     elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)
+    examined, unexamined = (None, "") if run_file else _peers_of(run, values)
     lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
     _show(with_texts(run, labels, access), lacking, examined, as_json=as_json)
 
@@ -123,19 +121,6 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
-def _measured_and_mapped(values: Mapping[str, Any]) -> tuple[Run, Examined | None, str]:
-    """Measure this machine; return the run, what P2P does on its devices, and why that is not known, if it is not."""
-    if values["quick"]:
-        run = _measured(values)
-        return run, *_peers_of(run, values)
-    from collbench.api.peer_mapping import prepared  # late, as in _map_peers
-
-    backend, _ = factory.resolve(values["backend"])
-    with prepared(backend) as probe:
-        run = _measured(values)
-        return run, *_peers_of(run, values, probe)
-
-
 def _measured(values: Mapping[str, Any]) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
     refuse_cores(values["backend"])
@@ -152,7 +137,7 @@ def _measured(values: Mapping[str, Any]) -> Run:
     return runfile_run_file.again(run)
 
 
-def _peers_of(run: Run, values: Mapping[str, Any], probe: TransportProbe | None = None) -> tuple[Examined | None, str]:
+def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str]:
     """Return what P2P does on the devices of the run measured just now, or why that is not known."""
     if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
         return None, ""
@@ -161,7 +146,7 @@ def _peers_of(run: Run, values: Mapping[str, Any], probe: TransportProbe | None 
     devices = ",".join(str(device.index) for device in run.devices)
     of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
     try:
-        return examine(*of_run, measured=run, probe=probe), ""
+        return examine(*of_run, measured=run), ""
     except CollbenchError as error:
         return None, f"P2P could not be examined: {error}"
 
