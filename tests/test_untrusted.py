@@ -353,7 +353,7 @@ def test_phases_that_share_bytes_are_no_stream(recording: bytearray) -> None:
     header = dict(streams.HEADER.fields or {})
     places = {name: struct.unpack_from("<Q", recording, header[name][1])[0] for name in ("phases_at", "arena_at")}
     phases = 4_000
-    table = struct.pack("<8Q4I", 1, 0, *[places["arena_at"], 0] * 2, 0, 0, 2**15, 0, 0, 0) * phases
+    table = struct.pack("<6Q6I", 1, 0, *[places["arena_at"]] * 2, 0, 0, 2**15, *[0] * 5) * phases
     lying = recording[:] + table
     struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
     for name in ("phases", "phases_max"):
@@ -369,7 +369,7 @@ def test_a_tail_or_phase_that_would_be_searched_for_hours_is_no_stream(recording
     struct.pack_into("<Q", lying, header["tail_at"][1], len(recording))
     with pytest.raises(streams.StreamError, match="its tail is longer than it can be"):
         streams.parse(lying)
-    lying = recording[:] + struct.pack("<8Q4I", 1, 0, *[4096, 0] * 2, 0, 0, 2**16, 0, 0, 0)
+    lying = recording[:] + struct.pack("<6Q6I", 1, 0, *[4096] * 2, 0, 0, 2**16, *[0] * 5)
     struct.pack_into("<Q", lying, header["phases_at"][1], len(recording))
     for name in ("phases", "phases_max"):
         struct.pack_into("<I", lying, header[name][1], 1)

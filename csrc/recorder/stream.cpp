@@ -41,25 +41,6 @@ void keep_environment(char* room, size_t bytes) {
   }
 }
 
-// 8 buckets an octave from 2^8 ns on: the exponent and the three bits below the leading one.
-uint32_t bucket_of(uint64_t nanoseconds) {
-  if (nanoseconds < 256) return 0;
-  const uint32_t exponent = 63 - static_cast<uint32_t>(__builtin_clzll(nanoseconds));
-  const uint32_t bucket = (exponent - 8) * 8 + static_cast<uint32_t>(nanoseconds >> (exponent - 3) & 7);
-  return std::min(bucket, BUCKETS - 1);
-}
-
-void add_time(Times& times, uint64_t nanoseconds) {
-  times.least = times.count ? std::min(times.least, nanoseconds) : nanoseconds;
-  times.most = std::max(times.most, nanoseconds);
-  times.sum += static_cast<double>(nanoseconds);
-  ++times.count;
-  uint16_t& bucket = times.buckets[bucket_of(nanoseconds)];
-  if (++bucket == UINT16_MAX) {
-    for (uint16_t& any : times.buckets) any /= 2;
-  }
-}
-
 }  // namespace
 
 int Stream::open(const char* folder, uint32_t index, int device, int abi, int nccl, bool wants_gpu_times) {
@@ -509,18 +490,8 @@ void Stream::add_run(uint32_t phase, uint32_t repetitions) {
 // Adds one repetition to the phase, whose calls begin at index `from` of the tail.
 void Stream::repeat(Phase& phase, uint32_t from) {
   sample(phase, from);
-  Times* times = phase.times ? at<Times>(phase.times) : nullptr;
-  Times* gpu_times = phase.gpu_times ? at<Times>(phase.gpu_times) : nullptr;
-  uint64_t before = header_->before_tail;
-  for (uint32_t place = 0; place < phase.length; ++place) {
-    const uint64_t start = tail(from + place).start;
-    if (times && before) add_time(times[place], start > before ? start - before : 0);
-    before = start;
-    const uint32_t gpu = tail(from + place).gpu;
-    if (gpu_times && gpu) add_time(gpu_times[place], gpu * GPU_UNIT);
-  }
-  header_->before_tail = before;
   const TailCall& last = tail(from + phase.length - 1);
+  header_->before_tail = last.start;
   last_ = {last.begin, last.gpu * GPU_UNIT};
   ++phase.repetitions;
 }
@@ -530,7 +501,7 @@ void Stream::repeat(Phase& phase, uint32_t from) {
 void Stream::sample(Phase& phase, uint32_t from) {
   const uint64_t number = phase.repetitions, block = std::max(phase.slots / 4, 1u);
   if (!phase.slots || number / block % phase.stride) return;
-  const uint64_t words = 1 + phase.length;
+  const uint64_t words = 2 + phase.length;
   uint64_t* samples = at<uint64_t>(phase.samples);
   uint32_t* gpu_samples = phase.gpu_samples ? at<uint32_t>(phase.gpu_samples) : nullptr;
   char* gpu_begins = phase.gpu_begins ? at<char>(phase.gpu_begins) : nullptr;
@@ -559,8 +530,9 @@ void Stream::sample(Phase& phase, uint32_t from) {
     memcpy(gpu_begins + phase.used * begin_bytes, &before, sizeof before);
     begins = reinterpret_cast<uint64_t*>(gpu_begins + phase.used * begin_bytes + sizeof before);
   }
+  slot[1] = header_->before_tail;
   for (uint32_t place = 0; place < phase.length; ++place) {
-    slot[1 + place] = tail(from + place).start;
+    slot[2 + place] = tail(from + place).start;
     if (gpu_samples) gpu_samples[uint64_t{phase.used} * phase.length + place] = tail(from + place).gpu;
     const uint64_t begin = tail(from + place).begin;
     if (begins) begins[place] = begin ? begin + ahead : 0;
@@ -577,14 +549,14 @@ void* Stream::allocate(uint64_t bytes, uint64_t* offset) {
   return at<char>(place);
 }
 
-// Returns the phase of these symbols, made if it is new; NONE where the file is full. Only a phase that repeats has
-// Times.
+// Returns the phase of these symbols, made if it is new; NONE where the file is full. One that repeats keeps more
+// samples.
 int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats) {
   uint64_t hash = 0;
   for (uint32_t place = 0; place < length; ++place) hash = hash * BASE + symbols[place] + 1;
   for (uint32_t known = 0; known < header_->phases; ++known) {
     const Phase& one = phases_[known];
-    if (one.hash == hash && one.length == length && (one.times || !repeats) &&
+    if (one.hash == hash && one.length == length && (one.repeats || !repeats) &&
         !memcmp(at<uint32_t>(one.symbols), symbols, length * sizeof *symbols)) {
       return known;
     }
@@ -592,12 +564,11 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   if (header_->phases == PHASES) return NONE;
   const uint32_t most = repeats ? SAMPLES : 4;
   const uint32_t slots = std::clamp((repeats ? SAMPLED_CALLS : SAMPLED_CALLS / 8) / length, 1u, most);
-  const uint64_t sample_bytes = static_cast<uint64_t>(slots) * (1 + length) * sizeof(uint64_t);
-  const uint64_t times_bytes = repeats ? length * sizeof(Times) : 0;
+  const uint64_t sample_bytes = static_cast<uint64_t>(slots) * (2 + length) * sizeof(uint64_t);
   const bool gpu = !kernels_.empty();
   const uint64_t gpu_bytes = gpu ? uint64_t{slots} * length * sizeof(uint32_t) : 0;
   const uint64_t begin_bytes = gpu ? slots * (sizeof(Begins) + length * sizeof(uint64_t)) : 0;
-  const uint64_t all = length * sizeof *symbols + times_bytes * (gpu ? 2 : 1) + sample_bytes + gpu_bytes + begin_bytes;
+  const uint64_t all = length * sizeof *symbols + sample_bytes + gpu_bytes + begin_bytes;
   if (header_->arena_at + header_->arena_used + all + 64 > header_->file_bytes) return NONE;
   const uint32_t number = header_->phases;
   Phase& made = phases_[number];
@@ -606,12 +577,11 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   made.length = length;
   made.slots = slots;
   made.stride = 1;
+  made.repeats = repeats;
   memcpy(allocate(length * sizeof *symbols, &made.symbols), symbols, length * sizeof *symbols);
   allocate(sample_bytes, &made.samples);
   if (gpu) allocate(gpu_bytes, &made.gpu_samples);
   if (gpu) allocate(begin_bytes, &made.gpu_begins);
-  if (repeats) allocate(times_bytes, &made.times);
-  if (repeats && gpu) allocate(times_bytes, &made.gpu_times);
   store(header_->phases, number + 1);
   if (repeats) {
     Known known{number, symbols[length - 1], 0, (RELOCK + length - 1) / length, 0};

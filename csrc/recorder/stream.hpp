@@ -12,7 +12,7 @@
 
 namespace recorder {
 
-constexpr uint32_t VERSION = 4;
+constexpr uint32_t VERSION = 5;
 constexpr uint64_t FILE_BYTES = 16u << 20;
 constexpr uint64_t GPU_TIMES_BYTES = 8u << 20;  // more, where GPU times are recorded
 constexpr uint32_t COMMUNICATORS = 512;
@@ -24,7 +24,6 @@ constexpr uint32_t PENDING = 4096;            // calls that wait for their peer 
 constexpr uint32_t SEARCH_EVERY = 4096;       // calls between two searches: 16 comparisons a call on average
 constexpr uint32_t EVIDENCE = 2048;           // calls that must repeat before a period counts as one
 constexpr uint32_t RELOCK = 256;              // calls that must repeat a known phase before it is resumed
-constexpr uint32_t BUCKETS = 192;             // of a histogram: 8 an octave, from 256 ns to 4.3 s
 constexpr uint32_t SAMPLED_CALLS = 1u << 15;  // of all samples of one phase
 constexpr uint32_t SAMPLES = 128;             // of one phase, in blocks of consecutive repetitions
 constexpr int32_t NONE = -1;
@@ -65,36 +64,26 @@ struct Call {
 };
 static_assert(sizeof(Call) == 24);
 
-// Times of one position of a phase over its repetitions, ns.
-struct Times {
-  uint64_t count;
-  uint64_t least;
-  uint64_t most;
-  double sum;
-  uint16_t buckets[BUCKETS];
-};
-static_assert(sizeof(Times) == 416);
-
 // A sequence of symbols. A symbol is a call's number × 2, + 1 where the call was grouped with the one before it.
 struct Phase {
   uint64_t repetitions;
   uint64_t hash;
   uint64_t symbols;      // offset of uint32_t[length]
-  uint64_t times;        // offset of Times[length], of the pauses; 0: none
-  uint64_t samples;      // offset of `slots` × (uint64_t repetition; uint64_t starts[length])
-  uint64_t gpu_times;    // offset of Times[length], of the calls on the GPU; 0: none
+  uint64_t samples;      // offset of `slots` × (uint64_t repetition, before; uint64_t starts[length])
   uint64_t gpu_samples;  // offset of `slots` × uint32_t[length], as TailCall.gpu; 0: none
   uint64_t gpu_begins;   // offset of `slots` × Begins and uint64_t[length]; 0: none
   uint32_t length;
   uint32_t slots;
   uint32_t used;
   uint32_t stride;
+  uint32_t repeats;  // 0: calls that came once, before or between what repeats
+  uint32_t reserved;
 };
-static_assert(sizeof(Phase) == 80);
+static_assert(sizeof(Phase) == 72);
 
-// Of one sample: when the call before its first one began, and how long that ran, ns; 0: unknown. It is followed by
-// when each of the sample's calls began. GPU times are moved to the host's clock by one offset, so their distances stay
-// exact.
+// Of one sample, `before` is the start of the call before its first one, 0 if there was none. On the GPU: when the call
+// before its first one began, and how long that ran, ns; 0: unknown. It is followed by when each of the sample's calls
+// began. GPU times are moved to the host's clock by one offset, so their distances stay exact.
 struct Begins {
   uint64_t before;
   uint64_t before_took;

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from collbench.jobs.job import (
     JobRank,
     PointToPoint,
     Source,
-    Spread,
     Unknown,
 )
 from collbench.jobs.repeats import Folded, PartialPhase, Times, sample, spreads
@@ -32,7 +29,6 @@ from collbench.jobs.streams import (
     Numbers,
     Repeated,
     Stream,
-    bucket_median,
 )
 from collbench.model.nccl_versions import format_version
 from collbench.model.operations import Operation
@@ -272,7 +268,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         if places[phase].at:
             partials[phase] = folded.add(places[phase].symbols, repetitions)
     for phase, partial in partials.items():
-        _add_sums(partial, stream.phases[phase], places[phase], clock)
+        _add_samples(partial, stream.phases[phase], places[phase], clock)
     tail = _places(stream.tail, calls, tables)
     folded.fold(np.array(tail.symbols, int))
     unknown = sum(places[phase].unknown * repetitions for phase, repetitions in stream.runs) + tail.unknown
@@ -343,18 +339,12 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
     return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
 
 
-def _add_sums(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
-    """Add the sums and samples of a phase that the plugin folded."""
+def _add_samples(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
+    """Add the repetitions that the plugin kept of a phase, and how their times spread."""
     kept = [one for one in repeated.samples if one.repetition < partial.repetitions]
-    length = len(repeated.symbols)
-
-    def spread(sums: Numbers | None, times: Iterable[Numbers]) -> list[Spread | None]:
-        return [*map(_summed, sums)] if sums is not None else spreads(np.array([*times]).reshape(-1, length))
-
-    pauses = spread(repeated.times, (np.diff(one.starts, prepend=np.nan).clip(min=0.0) / 1e3 for one in kept))
-    gpu = spread(repeated.gpu_times, (_micro(one.gpu) for one in kept))
-    partial.pauses = [pauses[at.start] for at in places.at]
-    partial.gpu = [_longest(gpu[at]) for at in places.at]
+    pauses = [np.diff(one.starts, prepend=one.before or np.nan).clip(min=0.0) / 1e3 for one in kept]
+    rows = [np.array(times).reshape(-1, len(repeated.symbols)) for times in (pauses, [_micro(one.gpu) for one in kept])]
+    partial.pauses, partial.gpu = spreads(places.first(rows[0])), spreads(places.over(np.max, rows[1]))
     partial.samples += [
         sample(
             one.repetition,
@@ -381,20 +371,6 @@ def _tail_times(stream: Stream, places: _Places, clock: int) -> Times:
     )
 
 
-def _longest(parts: Sequence[Spread | None]) -> Spread | None:
-    known = [part for part in parts if part is not None]
-    return max(known, key=lambda part: part.mean) if len(known) == len(parts) else None
-
-
 def _micro(times: Numbers, clock: int = 0) -> Numbers:
     """Return ns as µs on the job's clock, NaN where they are 0: unknown."""
     return np.where(times > 0, times / 1e3 + clock / 1e3, np.nan)
-
-
-def _summed(times: Any) -> Spread | None:
-    count = int(times["count"])
-    if not count or not math.isfinite(float(times["sum"])):
-        return None
-    least, most = float(times["least"]), float(times["most"])
-    figures = (least, bucket_median(times), float(times["sum"]) / count, most)
-    return Spread(count, *(round(figure / 1e3, 3) for figure in figures))

@@ -7,7 +7,7 @@ not fit together raise StreamError.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from collbench import untrusted
 from collbench.jobs.job import MOST_RANKS
 from collbench.model.printable import one_line
 
-MAGIC, VERSION = b"CBSTREAM", 4
+MAGIC, VERSION = b"CBSTREAM", 5
 NO_RANK = -1
 
 # The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
@@ -88,12 +88,10 @@ _CALL = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-_BUCKETS = 192
-_TIMES = np.dtype([("count", "<u8"), ("least", "<u8"), ("most", "<u8"), ("sum", "<f8"), ("buckets", "<u2", _BUCKETS)])
 _PHASE = np.dtype(
     [
-        *_each("<u8", "repetitions", "hash", "symbols", "times", "samples", "gpu_times", "gpu_samples", "gpu_begins"),
-        *_each("<u4", "length", "slots", "used", "stride"),
+        *_each("<u8", "repetitions", "hash", "symbols", "samples", "gpu_samples", "gpu_begins"),
+        *_each("<u4", "length", "slots", "used", "stride", "repeats", "reserved"),
     ]
 )
 _RUN = np.dtype([("phase", "<u4"), ("repetitions", "<u4")])
@@ -144,6 +142,7 @@ class Repetition:
     """One repetition of a sequence of calls, whole: times in ns, 0 if unknown."""
 
     repetition: int
+    before: int  # when the host made the call before the first one
     starts: Numbers  # when the host made each call
     gpu: Numbers  # how long each call ran on the GPU
     begins: Numbers  # when each call began there, on the clock of the starts
@@ -155,8 +154,6 @@ class Repeated:
 
     symbols: Numbers  # a call × 2, + 1 where grouped with the one before it
     samples: tuple[Repetition, ...]
-    times: Numbers | None = None  # the pauses before each call; None if they were not summed up
-    gpu_times: Numbers | None = None  # how long each call ran on the GPU; None likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +355,7 @@ def _phase(file: _File, phase: Fields) -> Repeated:
     length, used = phase["length"], phase["used"]
     if not 0 < length <= _MOST_CALLS or used > phase["slots"]:
         raise StreamError("a phase is empty, or has more calls or samples than it can have")
-    times, gpu_times = (_times(file, phase[name], length) for name in ("times", "gpu_times"))
-    samples = file.at(phase["samples"], "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
+    samples = file.at(phase["samples"], "<u8", used * (2 + length)).reshape(used, 2 + length).astype(np.int64)
     gpu: Numbers = np.zeros((used, length), np.int64)
     if phase["gpu_samples"]:
         gpu = file.at(phase["gpu_samples"], "<u4", used * length).reshape(used, length).astype(np.int64)
@@ -370,22 +366,8 @@ def _phase(file: _File, phase: Fields) -> Repeated:
     sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
     return Repeated(
         file.at(phase["symbols"], "<u4", length).astype(np.int64),
-        tuple(Repetition(int(sample[0]), sample[1:], took, began) for sample, took, began in sampled),
-        times,
-        gpu_times,
+        tuple(Repetition(int(sample[0]), int(sample[1]), sample[2:], took, began) for sample, took, began in sampled),
     )
-
-
-def _times(file: _File, offset: int, length: int) -> Numbers | None:
-    times = file.at(offset, _TIMES, length) if offset else None
-    if times is None:
-        return None
-    with np.errstate(all="ignore"):
-        means = times["sum"] / times["count"]
-    inside = (times["least"] <= means * 1.001) & (means <= times["most"] * 1.001)  # sums are rounded
-    if not np.all(inside | (times["count"] == 0)):
-        raise StreamError("a phase's mean time is not between its least and its most")
-    return times
 
 
 def _waiting(file: _File, header: Fields, first: int, known: int) -> tuple[Numbers, Numbers]:
@@ -423,21 +405,6 @@ def _environment(data: Any) -> dict[str, str]:
 
 def _or_none(number: int) -> int | None:
     return None if number < 0 else number  # NO_RANK, or damage
-
-
-def bucket_median(times: Any) -> float:
-    """Return the median that a position's histogram holds, ns: within a bucket as if spread evenly over its octave."""
-    counts = times["buckets"].astype(np.int64)
-    total = int(counts.sum())
-    least, most = float(times["least"]), float(times["most"])
-    if not total:
-        return least
-    sums = np.cumsum(counts)
-    bucket = int(np.searchsorted(sums, total / 2))
-    inside = (total / 2 - (sums[bucket] - counts[bucket])) / counts[bucket]
-    edge: Callable[[int], float] = lambda index: 2.0 ** (8 + index // 8) * (1 + index % 8 / 8)  # noqa: E731
-    low = 0.0 if bucket == 0 else edge(bucket)
-    return float(min(max(low + inside * (edge(bucket + 1) - low), least), most))
 
 
 def marks(files: Iterable[Path]) -> dict[tuple[str, int], list[int]]:
