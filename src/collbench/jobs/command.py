@@ -138,7 +138,8 @@ def _summary(job: Job, path: Path, done: str = "recorded") -> str:
     longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
     repeated = f"no step was found ({job.steps.why})"
     if longest_step is not None:
-        repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
+        doubt = f" ({job.steps.why})" if job.steps.why else ""
+        repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times{doubt}"
     return f"{done} {calls:,} calls of {amount(len(job.ranks), 'rank')}; {repeated}: {one_line(str(path))}"
 
 
