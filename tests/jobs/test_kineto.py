@@ -162,6 +162,23 @@ def test_the_first_steps_wait_is_in_no_figure(number: int) -> None:
     assert ("few       all figures are of" in "\n".join(remarks(found))) == (len(timed) < 5)
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_loss_after_every_fifth_step_is_between_steps(marked: bool) -> None:
+    events, at, number = [], 1e6, 0
+    for step in range(30):
+        events += [mark(step, at)] if marked else []
+        for lasted, nelems in ((100.0, 2**20), (50.0, 2**10), (5.0, 1) if step % 5 == 1 else (0.0, 0)):
+            if nelems:
+                number += 1
+                events += [event("gemm", at, lasted), *call(number, at + 1, at + lasted, 20.0, nelems=nelems)]
+                at += lasted + 21
+        at += 40
+    found = report(job_of([trace_of(events)]))
+    assert found is not None
+    assert (found.repeats, len(found.phase.positions)) == (True, 2)
+    assert "between   allreduce of 4 B after every 5 steps, 6 times" in [*remarks(found)]
+
+
 @pytest.mark.parametrize(("steps", "micro"), [(4, 2), (4, 4), (60, 1), (10, 2), (30, 2)])
 def test_a_micro_batch_is_told_from_a_step_or_the_page_says_that_it_may_be_one(steps: int, micro: int) -> None:
     """Micro-batches of two all-reduces each, and after the last one of a step an optimizer that takes 50 µs."""
