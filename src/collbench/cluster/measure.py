@@ -199,7 +199,7 @@ def quiet(nodes: int, sharing: Sharing, rng: random.Random, turn: int, confirm: 
         # Never all of them: those under one switch would always share its uplink.
         for node in rng.sample(suspects, min((len(suspects) + 1) // 2, max(2, nodes // _FEW))):
             unmet = {b for a, b in sharing.strangers if a == node} & (rest | mate.keys())
-            others = sorted(unmet or rest & {*sharing.most} or mate.keys() & {*sharing.most})
+            others = sorted(unmet or (rest | mate.keys()) & {*sharing.most})
             if others:
                 partner = rng.choice(others)
                 pairs.append((node, partner))

@@ -34,7 +34,7 @@ _THIRD, _WIDE, _NEAR, _MIN_SIGMA = 3, 0.12, 0.08, 0.003
 # A single slow uplink explains slow pairs of up to this share of the nodes.
 _FEW_BEHIND = 3 / 8
 # Measurements of a node that decide about it, how many of them in quiet rounds, and how many of these are tried.
-_ENOUGH, _ENOUGH_QUIET, _MAX_QUIET = 4, 2, 12
+_ENOUGH, _ENOUGH_QUIET, _MAX_QUIET = 4, 3, 12
 # A node alone under an oversubscribed switch is as fast as the slowest pairs, within this.
 _LIKE_SLOWEST = 0.1
 
