@@ -118,6 +118,13 @@ def test_in_quiet_rounds_pairs_that_are_fast_stay_and_no_node_has_two_partners()
     assert all(len({node for pair in planned.pairs for node in pair}) == 2 * len(planned.pairs) for planned in quiet)
 
 
+@pytest.mark.parametrize(("sizes", "seed"), [((4,) * 12, 1), ((8,) * 6, 4)])
+def test_a_node_that_was_once_as_fast_as_others_is_not_slow(sizes: tuple[int, ...], seed: int) -> None:
+    """Its own leaf is busy in most quiet rounds, too, with others that are suspects."""
+    found = surveyed(sizes, 1.5, {}, seed, noise=lambda rng: rng.lognormvariate(0, 0.03)).judgement
+    assert found.slow_nodes == ()
+
+
 def test_a_slow_node_is_measured_again_before_the_survey_ends() -> None:
     done = surveyed((16,), 1.0, {5: 0.8}, 1)
     again: list[Round] = [planned for planned in done.rounds if planned.kind is RoundKind.CONFIRMING]

@@ -130,12 +130,14 @@ def find_sharing(seen: Sequence[Observation], nodes: int) -> Sharing | None:
         count = sum(is_quiet for _, is_quiet in with_fast)
         enough = len(top) >= _ENOUGH and sum(is_quiet for _, is_quiet in top) >= _ENOUGH_QUIET
         met_all = all(end[1] != node for node, _ in strangers)
+        # Once as fast as others, it may be so again.
+        decided = enough and met_all and best[end] <= -DELTA - sigma
         return Reached(
             mean,
             max(1, len(top)),
             fast=False,
-            slow=enough and met_all and abs(mean - slowest) > _LIKE_SLOWEST,
-            open=not (enough and met_all) and (count < _MAX_QUIET or not met_all),
+            slow=decided and abs(mean - slowest) > _LIKE_SLOWEST,
+            open=not decided and (count < _MAX_QUIET or not met_all),
         )
 
     levels = {end: found for end in product((False, True), range(nodes)) if (found := level(end)) is not None}
