@@ -72,7 +72,7 @@ def on_fakes(folder: Path, gpus: int) -> dict[str, str]:
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\nsleep {NVIDIA_SMI_S[gpus]}\n", encoding="utf-8")
     tool.chmod(0o755)
-    slow = {**WAITS, "ncclCommInitRankConfig": nccl, "ncclCommInitRank": nccl}
+    slow = {**WAITS, "ncclCommInitRank": nccl}
     variables = fakes.environment(
         gpus=gpus,
         memory=room(gpus),

@@ -130,13 +130,6 @@ EXPORT int ncclCommInitRank(Comm** comm, int count, Id id, int rank) {
   return join(comm, count, id, rank);
 }
 
-// Every NCCL has it, and an extension that was built before may look for it.
-EXPORT int ncclCommInitRankConfig(Comm** comm, int count, Id id, int rank, const void* config) {
-  CALLED;
-  if (config != NULL) return failed(kNcclInvalidArgument, "not simulated: a config");
-  return join(comm, count, id, rank);
-}
-
 // Makes the new communicators once all ranks have called: the last one's thread makes those of all ranks.
 static int finish_splits(Comm* parent) {
   const int ranks = splits[0].parent->clique->ranks;
