@@ -41,7 +41,7 @@ def _denied(seen: Seen) -> PeerMap:
         (NOT_ENABLED.map, ExitStatus.CONTRADICTION, "are offered by the driver, which then refuses them"),
         (_denied(NO), ExitStatus.DONE, "No P2P: the driver offers it for no link (GNS: GPU not supported)."),
         (_denied(HEALTHY), ExitStatus.CONTRADICTION, "P2P works on all 2 links"),
-        (STAGED.map, ExitStatus.DONE, "NCCL does not use it for GPU0→GPU1, GPU1→GPU0."),
+        (STAGED.map, ExitStatus.DONE, "NCCL uses it on none."),
         (replace(HEALTHY.map, nccl_failure=_ERROR), ExitStatus.FAILED, "NCCL fails."),
         (
             replace(HEALTHY.map, nccl_failure=WrongData(COPY_ENGINE, 8, (0, 1))),

@@ -182,7 +182,8 @@ def _nccl(peer_map: PeerMap) -> str:
         return "NCCL fails"
     working = [link for link in peer_map.links if link.state is PeerState.WORKS]
     if unused := _unused(peer_map):
-        return f"NCCL does not use it for {_names(unused, peer_map)}"
+        where = "on none" if len(unused) == len(working) else f"on all but {_names(unused, peer_map)}"
+        return f"NCCL uses it {where}"
     return "NCCL uses it" if all(link.nccl for link in working) else "what NCCL uses is not known"
 
 
