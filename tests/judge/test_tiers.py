@@ -407,6 +407,14 @@ def test_the_relation_is_to_the_best() -> None:
     assert (found.trials, found.noise) == (5, 0.0)
 
 
+def test_the_relation_is_to_the_best_though_it_is_noisy_where_all_others_are_far_below() -> None:
+    noisy_best = [330.0, 310.0, 322.0, 335.0, 315.0]
+    found = ranked(4, lambda a, b: noisy_best if (a, b) == (2, 3) else noisy(250.0, 0.001, seed=10 * a + b, trials=5))
+    first, *others = found.standings
+    assert (first.members, first.relation, first.tier) == ((2, 3), Relation.TIED, 1)
+    assert {(one.relation, one.tier) for one in others} == {(Relation.DIFFERENT, 2)}
+
+
 def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     run = pair_run(3, lambda a, b: 300.0)
     run.measurements[1].wrong = 3

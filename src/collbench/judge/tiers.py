@@ -428,8 +428,10 @@ def _ranking(
     ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
     worst = ordered[-1]
-    # The others are compared with the best one that is as steady as its label: the highest may be so by its noise.
-    top = next((members for members in order if estimated[members].own_noise is None), order[0])
+    # The others are compared with the best one that is as steady as its label: the highest may be so by its noise, but
+    # not where it alone is significantly faster than all that are steady.
+    steady = (one for one, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[one].own_noise is None)
+    top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
     tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= FEWEST_TRIALS else set())
     standings = []
