@@ -108,9 +108,13 @@ def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(h
     return run
 
 
-def saved_in(folder: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> Path:
-    """Return where a test's processes find a saved run."""
-    return folder / "state" / "collbench" / "runs" / name
+_BEGAN = datetime.now(UTC)
+
+
+def saved_in(folder: Path, name: str = "", age: timedelta = timedelta(hours=1)) -> Path:
+    """Return where a test's processes find a saved run, by default under the name that one of this age gets."""
+    stamped = f"{_BEGAN - age:%Y%m%dT%H%M%SZ}-cuda-pairs.json"
+    return folder / "state" / "collbench" / "runs" / (name or stamped)
 
 
 def has_library(name: str) -> bool:

@@ -182,7 +182,7 @@ def test_an_unsuitable_saved_run_is_skipped(
 def test_the_newest_run_that_fits_is_taken_and_what_is_no_run_is_ignored(
     program: Program, listed: list[str], tmp_path: Path
 ) -> None:
-    older, newer, newest, note = (saved_in(tmp_path, f"2026112{day}T000000Z-cuda-pairs.json") for day in (1, 2, 3, 4))
+    older, newer, newest, note = (saved_in(tmp_path, age=timedelta(days=days)) for days in (4, 3, 2, 1))
     save_run(older, gpus(4))
     save_run(newer, gpus(4))
     save_run(newest, fake_gpus())

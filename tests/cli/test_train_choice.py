@@ -129,7 +129,7 @@ def test_where_all_are_wanted_a_link_that_hung_is_a_refusal_too(
 def test_a_newer_run_that_does_not_fit_but_shows_a_failure_is_followed_by_a_probe(
     program: Program, saved: Run, tmp_path: Path, wanted: str
 ) -> None:
-    newer = saved_in(tmp_path, "20261122T000000Z-cuda-pairs.json")
+    newer = saved_in(tmp_path, "later.json")
     broken = hung(saved, (0, 1))
     for changes in ({"complete": False, "measurements": broken[:1]}, {"backend": "cuda", "measurements": broken}):
         other = replace(saved.machine, driver="570.1")
