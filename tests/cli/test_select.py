@@ -136,6 +136,16 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
     assert program("select", "4", "--allow-busy", "--format", "list").out == "0,1,2,3\n"
 
 
+def test_a_simulated_machine_and_a_saved_run_of_it_refuse_a_busy_gpu_alike(program: Program) -> None:
+    machine = faulty_file("nvlink-pairs-2x2", Fault(FaultKind.FOREIGN_LOAD, (2,), 0.5), name="busy")
+    program("pairs", *machine, "--sizes", "64M", "--output", "busy-run.json")
+    for evidence in (machine, ("busy-run.json", "--any-machine")):
+        result = program("select", "4", *evidence)
+        assert (result.status, result.out) == (2, "")
+        assert "3 are left without GPU2 (busy: 1 other process; busy: 100% utilization)" in result.line
+        assert program("select", "4", *evidence, "--allow-busy", "--format", "list").out == "0,1,2,3\n"
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.run import CommandKind, Health, Machine, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
-from tests.cli.program import Program, list_only, save_run
+from tests.cli.program import Program, list_only, save_run, saved_in
 from tests.jobs.replay.made import data_parallel, job_of, pipeline, without_rank
 from tests.sim import random_fabrics
 from tests.sim.made import fabric_text
@@ -141,7 +141,7 @@ def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
 
 def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
     """Return the seconds of a step on these simulated devices only, the mean of many with another seed."""
-    tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
+    tags = {device.tag: number for number, device in enumerate(factory.look_simulated(str(fabric)).devices)}
     arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
     (backend,) = simulated.open_replay(str(fabric), None, 77, tuple, [arm]).worlds
     backend.prepare(schedule_of(job, len(devices)))
@@ -213,7 +213,7 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
-    return save_run(folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(4))
+    return save_run(saved_in(folder), gpus(4))
 
 
 def play(monkeypatch: pytest.MonkeyPatch, ranks_of: dict[tuple[str, ...], FakeRanks]) -> None:
@@ -297,7 +297,7 @@ def test_where_every_set_has_a_link_that_hung_nothing_is_replayed(
         replace(one, samples=[], failure=HANG) if one.point.members in {(0, 1), (2, 3)} else one
         for one in saved_run.measurements
     ]
-    path = folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json"
+    path = saved_in(folder)
     run_file.save(replace(saved_run, measurements=hung), path, replace=True)
     play(monkeypatch, {})
     assert program("select", "3", "--job", "three.json", "--format", "env").status == 4

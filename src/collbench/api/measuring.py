@@ -82,7 +82,7 @@ def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
 def present_devices(backend: str, fabric: str | None) -> tuple[Device, ...]:
     """Return the devices that this process may use, or those of the machine to simulate."""
     if capabilities(backend).simulated:
-        return factory.simulated_devices(fabric)
+        return factory.look_simulated(fabric).devices
     return factory.present_devices(backend)
 
 

@@ -162,7 +162,7 @@ def _present(request: SelectRequest) -> Present:
             f"or --backend host for CPU cores{_simulated(request.count)}"
         )
     if capabilities(backend).simulated:
-        return Present(backend, factory.simulated_devices(request.fabric))
+        return factory.look_simulated(request.fabric)
     return factory.look(backend)
 
 

@@ -110,10 +110,9 @@ class SuitableRun:
 
         The NVLink error counters of the run stay as the start values, so that errors since then count. A probe's health
         is kept, because its killed workers may still be on the GPUs. Other processes that trials saw are dropped,
-        because they may have ended. `states` are by UUID, if NVML was already queried. Raises MachineError for a lost
-        GPU.
+        because they may have ended. `states` are by UUID; None asks NVML, and raises MachineError for a lost GPU.
         """
-        if self.probed or not capabilities(self.run.backend).nvml:
+        if self.probed or capabilities(self.run.backend).cores:
             return self.run
         now = (
             health_of(self.run.devices)

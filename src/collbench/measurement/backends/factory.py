@@ -16,7 +16,7 @@ from collbench.machine import visible_devices
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.visible_devices import NAME, ORDER, visible
 from collbench.measurement.backends.protocol import Opened
-from collbench.model.capabilities import HOST, capabilities
+from collbench.model.capabilities import HOST, SIM, capabilities
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Health, Machine, Path
 
@@ -152,7 +152,7 @@ def resolve(name: str) -> tuple[str, str | None]:
 def present_devices(name: str) -> tuple[Device, ...]:
     """Return the devices that the backend may use here, in nvidia-smi's order, subject to CUDA_VISIBLE_DEVICES.
 
-    A simulated machine is not here: see `simulated_devices`.
+    A simulated machine is not here: see `look_simulated`.
     """
     if capabilities(name).cores:
         from collbench.machine import numa  # late, as below: simulations have no cores
@@ -220,11 +220,14 @@ def _loaded(name: str, _identity: tuple[int, ...] | None) -> Fabric:
     return fabrics.load(name)
 
 
-def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
-    """Return the GPUs of a machine to simulate. Raises UsageError."""
-    from collbench.sim.labels import devices
+def look_simulated(fabric: str | None) -> Present:
+    """Return the GPUs of a machine to simulate, and their state. Raises UsageError."""
+    from collbench.sim import labels
 
-    return devices(simulated(fabric))
+    machine = simulated(fabric)
+    devices = labels.devices(machine)
+    states = {device.uuid: state for device, state in zip(devices, labels.health(machine), strict=True)}
+    return Present(SIM.name, devices, states=states)
 
 
 def open_simulated(fabric: Fabric, wanted: str | None, seed: int, fewest: int = 2) -> Opened:
