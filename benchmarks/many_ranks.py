@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/many_ranks.py --nodes 128 --gpus 8 --file raw.jsonl
 
-Rank 0 is real: its listener, its coordinator, its survey with journal and run file. The other ranks are real
+Rank 0 is real: its listener, its coordinator, its survey with its run file. The other ranks are real
 connections over loopback to one other process that answers each request at once with made-up times, so that no figure
 is one of a link. `cpu_s` is rank 0's processor time; `wall_s` includes the other process's, which on a cluster is
 spread over a thousand hosts. `peak_mib` is rank 0's largest memory so far.

@@ -14,7 +14,6 @@ import socket
 import struct
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +27,13 @@ from collbench.jobs import job_file, streams
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.values import Unreadable
-from collbench.model.errors import DroppedLines, ExitStatus, RunFileError, UsageError
+from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.runfile import run_file
-from collbench.runfile.journal import Journal, journal_of
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
 from tests.jobs.test_streams import recording as recording  # noqa: PLC0414  # the fixture
 from tests.jobs.traces import noted, observed
-from tests.runfile.test_journal import keep, rates
+from tests.runfile.test_run_writer import keep
 
 DATA = Path(__file__).parent / "data"
 
@@ -119,67 +117,15 @@ def test_a_pipe_that_does_not_end_is_too_long() -> None:
         untrusted.bounded(bytes, 3 * 2**20)
 
 
-# A journal beside a run.
-
-TRIAL: dict[str, Any] = {
-    "point": {"operation": "ce-write", "members": [0, 1], "size_bytes": 2**30},
-    "samples": [{"seconds": [1.0], "iterations": 1, "concurrent": False}],
-}
-
-
-def changed(members: list[int], **point: object) -> str:
-    return json.dumps(TRIAL | {"point": TRIAL["point"] | {"members": members} | point})
-
-
-FLAGGED = 'false, "flags": [{"kind": "hot", "devices": [7]}]'
-LINES: list[tuple[str, str, str]] = [
-    ("a pair of one", changed([0, 0]), "trial.point.members is [0, 0]"),
-    ("a device that is not there", changed([0, 9]), "trial.point.members is [0, 9]"),
-    ("a copy among three", changed([0, 1, 2]), "trial.point.members are 3"),
-    ("a root that is no rank", changed([0, 1], operation="broadcast"), "run.settings.root is 2"),
-    ("no batch", json.dumps(TRIAL | {"samples": []}), "trial has no batch times"),
-    ("a flag of no device", changed([0, 1]).replace("false", FLAGGED), "[7]"),
-    ("launches of no rank", json.dumps({"point": TRIAL["point"] | {"operation": "allreduce"}, "ranks": []}), "0 ranks"),
-    ("no trial", "7", "trial is int"),
-    ("no JSON", "hello", "it is not JSON"),
-    ("a hundred thousand brackets", "[" * 100_000, "nested too deep"),
-    ("a number of five thousand digits", "9" * 5_000, "digits"),
-]
-
-
-@pytest.mark.parametrize(("what", "line", "why"), LINES, ids=[what for what, _, _ in LINES])
-def test_a_line_that_the_run_cannot_have_is_dropped_by_name_and_the_others_count(
-    program: Program, tmp_path: Path, what: str, line: str, why: str
-) -> None:
-    path = tmp_path / "run.json"
-    run = keep(path, 5)
-    run.settings = replace(run.settings, root=2)
-    head, first, *rest = journal_of(path).read_text(encoding="utf-8").splitlines()
-    Journal(path, run_file.save(replace(run, measurements=run.measurements[:1]), path, replace=True)).close()
-    head = journal_of(path).read_text(encoding="utf-8").rstrip("\n")
-    journal_of(path).write_text("\n".join([head, first, line, *rest, ""]), encoding="utf-8")
-    with pytest.warns(DroppedLines, match="line 3 is left out") as warned:
-        loaded = run_file.load(path)
-    assert why in str(warned[0].message)
-    assert rates(loaded) == {(0, 1): [1, 2, 2], (1, 0): [1, 2], (0, 2): [1]}, what
-    for command in ("show", "check", "show --ranking", "compare base.json", "report -o page.html --force"):
-        save_run(tmp_path / "base.json", gpus(3))
-        name, *options = command.split()
-        result = program(name, *options, "run.json")
-        assert result.err.startswith("collbench: run.json.journal: line 3 is left out: "), command
-        assert result.status in (0, 1, 2)
-    assert run_file.loads(run_file.dumps(loaded), "x").measurements == loaded.measurements
-
-
-def test_a_result_that_cannot_be_read_back_leaves_the_older_file_and_the_journal(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_back_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run = keep(path, 4)
-    before = path.read_bytes(), journal_of(path).read_bytes()
+    before = path.read_bytes()
     run.measurements[0].samples.clear()
     writer = run_file.RunWriter(run, path, pytest.fail, replace=True)
     writer.end()
     assert "has no batch times" in str(writer.failure)
-    assert (path.read_bytes(), journal_of(path).read_bytes()) == before
+    assert path.read_bytes() == before
 
 
 def test_a_number_that_json_has_not_is_never_written(tmp_path: Path) -> None:
@@ -189,23 +135,10 @@ def test_a_number_that_json_has_not_is_never_written(tmp_path: Path) -> None:
         run_file.dumps(run)
     reported: list[str] = []
     writer = run_file.RunWriter(run, tmp_path / "run.json", reported.append, replace=True)
-    writer.finished(run.measurements[0])
+    writer.keep()
     writer.end()
     assert len(reported) == 1
     assert "cannot be saved" in str(writer.failure)
-
-
-def test_a_complete_run_has_no_journal(program: Program, tmp_path: Path) -> None:
-    run = save_run(tmp_path / "run.json", gpus(4))
-    plain = program("select", "2", "run.json", "--any-machine")
-    journal = Journal(tmp_path / "run.json", (tmp_path / "run.json").read_text(encoding="utf-8"))
-    fast = run.measurements[0]  # the slowest pair
-    for _ in range(9):
-        fast.samples.append(replace(fast.samples[0], seconds=(1e-9,) * 2))
-        journal.add(fast)
-    journal.close()
-    assert program("select", "2", "run.json", "--any-machine") == plain
-    assert run_file.load(tmp_path / "run.json").measurements[0].samples == fast.samples[:-9]
 
 
 def others_can_write(path: Path, _patch: pytest.MonkeyPatch) -> None:
@@ -238,26 +171,6 @@ DOUBTFUL: list[tuple[Callable[[Path, pytest.MonkeyPatch], None], str]] = [
     (another_users, "it belongs to another user (uid 54321)"),
     (a_pipe, "it is a pipe"),
 ]
-
-
-@pytest.mark.parametrize(("spoil", "why"), DOUBTFUL, ids=["mode", "link", "owner", "pipe"])
-def test_a_journal_that_another_user_may_have_written_is_refused(
-    program: Program,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    spoil: Callable[[Path, pytest.MonkeyPatch], None],
-    why: str,
-) -> None:
-    path = tmp_path / "run.json"
-    keep(path, 5)
-    before = path.read_bytes()
-    spoil(journal_of(path), monkeypatch)
-    result = program("show", "run.json")
-    assert (result.status, result.out) == (2, "")
-    assert "run.json.journal" in result.line
-    assert why in result.line
-    assert path.read_bytes() == before
-    assert os.path.lexists(journal_of(path))
 
 
 @pytest.mark.parametrize(("spoil", "why"), DOUBTFUL, ids=["mode", "link", "owner", "pipe"])
@@ -461,36 +374,10 @@ def assert_harmless(program: Program, command: str) -> None:
     result = program(*command.split())
     assert result.status in (0, 1, 2, 3, 4)
     assert "Traceback" not in result.err
-    assert result.status != ExitStatus.BAD_INPUT or result.err.count("\n") - ("is left out" in result.err) == 1
+    assert result.status != ExitStatus.BAD_INPUT or result.err.count("\n") == 1
     if "json" in command.replace(".json", ""):
         assert not re.search(r"\b(NaN|Infinity)\b", result.out)
     assert {path.name: path.read_bytes() for path in Path().glob("odd.json*")} == before
-
-
-def test_a_mutated_journal_is_read_or_named(program: Program, tmp_path: Path) -> None:
-    chance, path = random.Random(1), tmp_path / "odd.json"
-    keep(path, 9)
-    text = journal_of(path).read_text(encoding="utf-8")
-    launches = {"arrived": [0, 1], "left": [5, 6]}
-    point = TRIAL["point"] | {"operation": "allreduce"}
-    head, *trials = [*text.splitlines(), json.dumps({"point": point, "ranks": [launches, launches]})]
-    save_run(tmp_path / "base.json", gpus(3))
-    for _ in range(25):
-        lines = [json.dumps(mutated(chance, json.loads(line))) if chance.random() < 0.4 else line for line in trials]
-        journal_of(path).write_text("\n".join([head, *lines, ""]), encoding="utf-8")
-        for command in (
-            "show",
-            "show --json",
-            "check --json",
-            "show --ranking --json",
-            "compare base.json",
-            "export --format csv",
-        ):
-            assert_harmless(program, f"{command} odd.json")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DroppedLines)
-            run = run_file.load(path)
-        assert run_file.again(run) == run
 
 
 @pytest.mark.parametrize("kind", ["run", "job"])

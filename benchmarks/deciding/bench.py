@@ -143,7 +143,7 @@ def simulated_run(fabric: Fabric, request: Request, seed: int, *, confirmed: boo
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _flag: None, opened.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
         if confirmed:

@@ -207,7 +207,7 @@ def measure(
     )
     plan, skipped = make_plan(request, backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda: None, opened.flags, opened.clock)
     rule = request.stopping_rule()
     sweep(backend, plan, run, rule, random.Random(seed), watcher)
     confirm(backend, plan, run, rule, watcher, lambda _line: None)

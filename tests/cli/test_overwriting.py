@@ -127,21 +127,6 @@ def test_an_empty_file_has_nothing_to_lose(program_in_folder: Program, tmp_path:
     assert (tmp_path / "out.csv").stat().st_size
 
 
-def test_a_file_with_the_journals_name_is_left_alone(program_in_folder: Program, tmp_path: Path) -> None:
-    (tmp_path / "out.json.journal").write_text("my diary\n")
-    result = program_in_folder(*f"pairs {SIM} -o out.json --force".split())
-    assert (result.status, result.out) == (2, "")
-    assert "out.json.journal has the name of out.json's journal" in result.line
-    assert (tmp_path / "out.json.journal").read_text() == "my diary\n"
-
-
-def test_a_link_with_the_journals_name_is_not_followed(program_in_folder: Program, tmp_path: Path) -> None:
-    (tmp_path / "out.json.journal").symlink_to("train.py")
-    result = program_in_folder(*f"pairs {SIM} -o out.json".split())
-    assert result.status == 2
-    assert (tmp_path / "train.py").read_text() == "print('mine')\n"
-
-
 EXPORT, MEASURE = "export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"
 
 

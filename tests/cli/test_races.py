@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
 from collbench.runfile import run_file
-from collbench.runfile.journal import Journal, journal_of
 from collbench.runfile.run_file import RunWriter
 from tests.builders import pair_run
 from tests.cli.program import collbench
@@ -67,8 +65,7 @@ def test_runs_into_one_name_are_all_there_or_were_refused_before(tmp_path: Path)
     for status, message in ended:
         if status:
             assert (status, message.count("\n")) == (2, 1)
-            assert "run.json: it exists" in message or "being measured by another process" in message
-    assert not list(tmp_path.glob("*.journal"))
+            assert "run.json: it exists" in message
 
 
 def unfinished(seed: int) -> Run:
@@ -77,28 +74,39 @@ def unfinished(seed: int) -> Run:
 
 
 def test_of_two_simultaneous_runs_the_second_saves_beside_the_first(tmp_path: Path) -> None:
-    """Neither replaces the other's file or journal, in any order of saving and ending."""
+    """Neither replaces the other's file, in any order of saving and ending."""
     path, reported = tmp_path / "run.json", list[str]()
     first, second = RunWriter(unfinished(1), path, pytest.fail), RunWriter(unfinished(2), path, reported.append)
-    run = unfinished(0)
-    for _ in range(2):
-        first.finished(run.measurements[0])
-        second.finished(run.measurements[0])
+    first.keep()
+    second.keep()
     assert second.path is not None
     assert (first.path, second.path != path) == (path, True)
     assert [line for line in reported if str(second.path) in line and str(path) in line] == reported
     assert len(reported) == 1
-    assert sorted(tmp_path.iterdir()) == sorted([path, second.path, journal_of(path), journal_of(second.path)])
+    assert sorted(tmp_path.iterdir()) == sorted([path, second.path])
     second.end()
     first.end()
     assert [run_file.load(saved).settings.seed for saved in (path, second.path)] == [1, 2]
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_where_force_replaces_a_run_that_is_being_measured_both_are_kept(tmp_path: Path) -> None:
+    path, reported = tmp_path / "run.json", list[str]()
+    first = RunWriter(unfinished(1), path, reported.append)
+    first.keep()
+    second = RunWriter(unfinished(2), path, pytest.fail, replace=True)
+    second.keep()
+    first.end()
+    second.end()
+    assert first.path is not None
+    assert [run_file.load(saved).settings.seed for saved in (first.path, path)] == [1, 2]
+    assert len(reported) == 1
+
+
 def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: Path) -> None:
     path, reported = tmp_path / "run.json", list[str]()
     writer = RunWriter(unfinished(1), path, reported.append)
-    writer.finished(unfinished(0).measurements[0])
+    writer.keep()
     path.unlink()
     path.write_text("mine now")
     writer.end()
@@ -107,36 +115,6 @@ def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: P
     assert run_file.load(writer.path).settings.seed == 1
     assert len(reported) == 1
     assert sorted(tmp_path.iterdir()) == sorted([path, writer.path])
-
-
-def test_a_run_that_is_being_measured_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    writer = RunWriter(unfinished(1), path, pytest.fail)
-    writer.finished(unfinished(0).measurements[0])
-    for attempt in (lambda: run_file.check_writable(path, replace=True), lambda: Journal(path)):
-        with pytest.raises(RunFileError, match="is being measured by another process"):
-            attempt()
-    writer.end()
-    run_file.check_writable(path, replace=True)
-
-
-def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from collbench.runfile.run_file import RunWriter; "
-        "from tests.cli.test_races import unfinished; run = unfinished(1); "
-        "writer = RunWriter(run, Path(sys.argv[1]), print); writer.finished(run.measurements[0]); "
-        "print('there', flush=True); time.sleep(60)"
-    )
-    path = tmp_path / "run.json"
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=root, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
-    with pytest.raises(RunFileError, match="is being measured"):
-        Journal(path)
-    process.kill()
-    process.wait()
-    Journal(path).close()
 
 
 def test_where_there_are_no_hard_links_the_first_still_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_a_lost_worker_costs_its_point_at_most_and_the_sweep_goes_on(
 
 def test_a_killed_program_leaves_its_trials(tmp_path: Path) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
-        _wait_until((tmp_path / "run.json.journal").exists)
+        _wait_until((tmp_path / "run.json").exists)
         program.kill()
     assert not _run(tmp_path)["complete"]
     show = [sys.executable, "-m", "collbench", "show", "run.json"]

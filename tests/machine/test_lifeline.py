@@ -21,7 +21,7 @@ from collbench.machine import lifeline
 from collbench.measurement.backends import gloo
 from tests.launch.test_running import WAITS
 from tests.native.recorded import Made, host
-from tests.ranks.processes import PATIENCE_S, environment, trials, wait_for
+from tests.ranks.processes import PATIENCE_S, environment, wait_for
 
 # An environment variable that only the descendants of one test's process have.
 MARK = "COLLBENCH_TEST_MARK"
@@ -91,7 +91,7 @@ def has_met(worker: int) -> bool:
 
 def stopped_in_the_middle(folder: Path, mark: str) -> bool:
     """Stop the workers once they measure: a process that is stopped sees nothing close."""
-    if len(trials(folder / "run.json.journal")) < 2:
+    if not (folder / "run.json").exists():
         return False
     for worker in workers(mark):
         os.kill(worker, signal.SIGSTOP)
@@ -117,7 +117,7 @@ def test_gloo_workers_end_with_a_killed_parent_and_leave_nothing(
         process.kill()
     process.communicate(timeout=PATIENCE_S)
     assert_all_end(mark)
-    assert {path.name for path in tmp_path.iterdir()} <= {"run.json", "run.json.journal"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"run.json"}
 
 
 def test_a_gloo_worker_whose_peer_never_came_ends_and_no_file_has_a_name(

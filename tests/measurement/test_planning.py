@@ -191,7 +191,7 @@ def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[in
     plan, _ = make_plan(request, backend)
     assert plan.groups == {Work(Operation.ALLREDUCE): sets}
     run = run_of(gpus(4), [])
-    sweep(backend, plan, run, request.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    sweep(backend, plan, run, request.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda: None))
     assert {step.groups for step in backend.steps} == {(devices,) for devices in sets}
     assert {
         measurement.point.members: len(measurement.samples) >= 6 for measurement in run.measurements
@@ -430,7 +430,7 @@ def test_steps_and_samples_keep_their_node() -> None:
     backend, run = FakeBackend(2), run_of(gpus(2), [])
     backend.nodes = (0, 1)
     plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
-    sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda: None))
     assert {step.work.numa_node for step in backend.steps} == {0, 1}
     assert {(measurement.point.members, measurement.point.numa_node) for measurement in run.measurements} == {
         (member, node) for member in ((0,), (1,)) for node in (0, 1)

@@ -70,8 +70,10 @@ def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(
 
 
 def test_at_any_moment_the_file_is_a_whole_run(
-    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path
+    install_backend: Callable[[Opened], None], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_file, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(run_file, "_TIMES_AS_LONG", 0)
     install_backend(opened(FakeBackend(2)))
     path = tmp_path / "run.json"
     trials: list[int] = []

@@ -43,7 +43,7 @@ def swept(
     links: Sequence[Path] | None = None,
 ) -> Run:
     run = empty(len(backend.devices()), links)
-    sweep(backend, plan, run, rule, random.Random(11), Watcher(progress, lambda _found: None))
+    sweep(backend, plan, run, rule, random.Random(11), Watcher(progress, lambda: None))
     return run
 
 
@@ -119,7 +119,7 @@ def test_the_seconds_of_a_sweep_are_those_since_it_began() -> None:
     def clock() -> float:
         return next(readings)
 
-    watcher = Watcher(lambda *_: None, lambda _found: None, clock=clock)
+    watcher = Watcher(lambda *_: None, lambda: None, clock=clock)
     sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
     last_reading = next(readings)
     start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "interference check", "trials")]
@@ -155,7 +155,7 @@ def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseExcept
     warm_up(probe, plan_for(3), random.Random(11))
     started = len(probe.steps)  # with three devices there is nothing to check, so the trials begin here
     run = empty(3)
-    watcher = Watcher(lambda done, _total: finished.append(done), lambda _found: None)
+    watcher = Watcher(lambda done, _total: finished.append(done), lambda: None)
     with pytest.raises(type(failure)):
         sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
     assert run.complete is False
@@ -338,7 +338,7 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
 
 def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond() -> None:
     readings = itertools.count()
-    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: next(readings) * 0.0123456)
+    watcher = Watcher(lambda *_: None, lambda: None, clock=lambda: next(readings) * 0.0123456)
     run = replace(empty(2), seconds=0.0)
     sweep(FakeBackend(2, gbs=96.7), plan_for(2), run, PATIENT, random.Random(11), watcher)
     last_reading = next(readings) - 1
@@ -358,7 +358,7 @@ def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read() -> None:
         if (0, 1) in step.groups:
             raise StepFailed("gone")
 
-    plan, watcher = plan_for(2), Watcher(lambda _done, _total: None, lambda _found: None)
+    plan, watcher = plan_for(2), Watcher(lambda _done, _total: None, lambda: None)
 
     def begin() -> tuple[Run, Callable[[], object]]:
         run = empty(2)

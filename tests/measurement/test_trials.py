@@ -1,6 +1,7 @@
 """What failed steps cost."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from collbench.measurement.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.run import DataPoint, Latency, MarkKind, Measurement, Run, StopReason
+from collbench.model.run import DataPoint, MarkKind, Run, StopReason
 from tests.builders import gpus, hot, in_words, paths, run_of
 from tests.measurement.fakes import ASKED, FakeBackend
 
@@ -33,13 +34,8 @@ def empty(n: int) -> Run:
     return run
 
 
-def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None = None) -> Run:
-    def finished(result: Measurement | Latency) -> None:
-        assert isinstance(result, Measurement)
-        if reported is not None:
-            reported.append(result)
-
-    watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
+def measure(backend: FakeBackend, run: Run, keep: Callable[[], None] = lambda: None) -> Run:
+    watcher = Watcher(lambda _done, _total: None, keep, lambda members: (hot(1, 86),) if 1 in members else ())
     sweep(backend, plan_for(len(backend.devices())), run, RULE, random.Random(3), watcher)
     return run
 
@@ -97,10 +93,14 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
     assert run.complete
 
 
-def test_every_finished_trial_and_every_failure_is_reported_at_once() -> None:
-    reported: list[Measurement] = []
-    run = measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
-    assert len(reported) == sum(len(measurement.samples) for measurement in run.measurements) + 1
+def test_every_finished_trial_and_every_failure_may_be_saved_at_once() -> None:
+    run, kept = empty(4), list[int]()
+
+    def keep() -> None:
+        kept.append(sum(len(one.samples) + bool(one.failure) for one in run.measurements))
+
+    measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), run, keep)
+    assert kept == [*range(1, sum(len(measurement.samples) for measurement in run.measurements) + 2)]
 
 
 def test_samples_carry_the_flags_of_their_devices() -> None:
@@ -111,8 +111,13 @@ def test_samples_carry_the_flags_of_their_devices() -> None:
 def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     """700 GB/s on one pair, where the links between two carry 450."""
     run = replace(empty(4), paths=tuple(replace(path, nvlinks=18, theory_gbs=450.0) for path in paths(4)))
-    reported: list[Measurement] = []
-    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, reported)
+    marks: list[set[tuple[int, ...]]] = []
+
+    def keep() -> None:
+        marks.append({one.point.members for one in run.measurements if any(sample.marks for sample in one.samples)})
+
+    measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, keep)
+    assert any(marks), "before the sweep ends"
     marked = {
         measurement.point.members
         for measurement in run.measurements
@@ -120,10 +125,8 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     }
     assert marked == {(1, 2), (2, 1)}
     assert all(len(measurement.samples) >= RULE.screening for measurement in run.measurements)
-    first_reported = next(
-        measurement for measurement in reported if measurement.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB)
-    )
-    (flag,) = first_reported.samples[0].marks
+    fast = next(one for one in run.measurements if one.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
+    (flag,) = fast.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
     assert flag.rate_gbs == pytest.approx(700)
 
@@ -176,7 +179,7 @@ def test_unverified_results_are_not_called_right() -> None:
     }
     plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), RULE.batch_bytes, ASKED)
     run = empty(2)
-    sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
+    sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda: None))
     unchecked = {measurement.point.operation for measurement in run.measurements if measurement.wrong is None}
     assert unchecked == {
         Operation.ALLTOALL,

@@ -37,7 +37,6 @@ from tests.ranks.processes import (
     started,
     the_run,
     torchrun,
-    trials,
     wait_for,
     worker_of,
 )
@@ -130,7 +129,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     file, port = tmp_path / "run.json", free_port()
     arguments = ["allreduce", *ENDLESS, "--output", str(file)]
     with started(tmp_path, arguments, [as_slurm(rank, 3, port) for rank in range(3)]) as processes:
-        wait_for("the first trials", lambda: len(trials(tmp_path / "run.json.journal")) > 4, processes)
+        wait_for("the first trial", file.exists, processes)
         processes[2].kill()
         (status, _out, err), survivor, _ = ends(processes)
     assert status == 1
@@ -140,24 +139,23 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     assert survivor == (0, "", ""), "rank 0 has released it"
     saved = run_file.load(file)
     assert not saved.complete
-    assert sum(len(measurement.samples) for measurement in saved.measurements) > 4
+    assert any(measurement.samples for measurement in saved.measurements)
 
 
 @pytest.mark.usefixtures("own_program")  # the test looks for the worker among its threads' children
 def test_a_worker_that_is_killed_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
-    journal = tmp_path / "run.json.journal"
     arguments = ["allreduce", *ENDLESS, "--output", str(file)]
     with started(tmp_path, arguments, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
-        wait_for("the first trials", lambda: len(trials(journal)) > 4, processes)
+        wait_for("the first trial", file.exists, processes)
         os.kill(worker_of(processes[1], "gloo_worker"), signal.SIGKILL)
-        wait_for("the failure", lambda: any(trial["failure"] for trial in trials(journal)), processes)
-        wait_for("a trial after it", lambda: not trials(journal)[-1]["failure"], processes)
-        processes[0].send_signal(signal.SIGINT)
         (status, _out, err), other_output = ends(processes)
-    assert status == 130, err
+    assert status == 1, err
     assert other_output == (0, "", "")
-    (failed,) = (measurement for measurement in run_file.load(file).measurements if measurement.failure)
+    run = run_file.load(file)
+    assert run.complete
+    assert any(len(measurement.samples) >= 3 for measurement in run.measurements), "they have measured on"
+    (failed,) = (measurement for measurement in run.measurements if measurement.failure)
     assert failed.failure is not None
     assert (failed.failure.rank, failed.failure.devices, failed.failure.signal) == (1, (1,), 9)
 

@@ -72,7 +72,7 @@ def test_without_force_a_file_that_exists_is_never_replaced(tmp_path: Path) -> N
     assert path.read_text(encoding="utf-8") == "old"
 
 
-def test_a_run_into_a_pipe_arrives_once_and_leaves_no_journal(tmp_path: Path) -> None:
+def test_a_run_into_a_pipe_arrives_once_and_leaves_nothing(tmp_path: Path) -> None:
     pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
     reader = read_from(pipe, received)
     args = ("pairs", "--backend", "sim", "--fabric", "dgx-1v", "--quick", "-o", "pipe")

@@ -105,7 +105,7 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
     opened = open_simulated(fabric, request.devices, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _flag: None, opened.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
     except DataCorruption as error:

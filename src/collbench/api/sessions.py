@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OpenSession(ABC):
-    """A request on open devices. `run` holds what was measured at any moment, and so does the file `path`.
+    """A request on open devices. `run` holds what was measured at any moment; the file `path` follows within seconds.
 
     A context manager: the worker processes have exited at its end.
     """
@@ -146,7 +146,7 @@ Workers = TypeVar("Workers")
 
 
 class WorkerSession(OpenSession, Generic[Workers]):
-    """A request on workers with torch, one for each device. The file is written again after each step.
+    """A request on workers with torch, one for each device.
 
     Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
@@ -172,13 +172,13 @@ class WorkerSession(OpenSession, Generic[Workers]):
         """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
 
     @abstractmethod
-    def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
-        """Measure all of it into `run`, and call `saved` after each step."""
+    def _measure(self, opened: OpenWorkers[Workers], keep: Callable[[], None]) -> None:
+        """Measure all of it into `run`, and call `keep` after each step, which may save it."""
 
     def measure(self) -> None:
         """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
         try:
-            self._measure(self._opened, self._writer.rewrite)
+            self._measure(self._opened, self._writer.keep)
         finally:
             if any(self.run.results):
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health

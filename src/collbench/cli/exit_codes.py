@@ -9,14 +9,13 @@ import re
 import select
 import signal
 import sys
-import warnings
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from collbench.model.errors import CollbenchError, DroppedLines, ExitStatus, Interrupted
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted
 from collbench.model.printable import one_line
 
 # What writing to a full disk, quota or file-size limit gives.
@@ -65,21 +64,6 @@ def heed_signals() -> None:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
-
-
-def say_dropped_lines() -> None:
-    """Let the warning about a journal's lines be one line on stderr; others are of libraries, and keep their form."""
-    others, said = warnings.showwarning, set[str]()  # a command may read a file twice
-
-    def show(message: Warning | str, category: type[Warning], *where: Any, **file: Any) -> None:
-        if not issubclass(category, DroppedLines):
-            others(message, category, *where, **file)
-        elif str(message) not in said:
-            said.add(str(message))
-            _say(str(message), ExitStatus.DONE)
-
-    warnings.filterwarnings("always", category=DroppedLines)
-    warnings.showwarning = show
 
 
 def _forget_lost_streams() -> None:

@@ -168,7 +168,6 @@ def run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
     exit_codes.heed_signals()
-    exit_codes.say_dropped_lines()
     try:
         if question := os.environ.get(VARIABLE):
             _complete(question)

@@ -278,7 +278,7 @@ def _measured(
     from collbench.cluster.measure import NodePairs, reported_switches, survey_nodes
 
     begin = time.monotonic()
-    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished)
+    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.keep)
     nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
     switch_levels = (
         reported_switches(read_switches(nodes_request.switches), pairs.names)

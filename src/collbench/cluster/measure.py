@@ -222,14 +222,14 @@ class NodePairs:
         run: Run,
         size_bytes: int,
         lost: Callable[[], Collection[int]] = tuple,
-        finished: Callable[[Measurement], object] = lambda _measurement: None,
+        keep: Callable[[], object] = lambda: None,
     ) -> None:
         """Make room for the messages. Raises UsageError if they do not fit, or if there is only one host.
 
-        `lost` returns the lost ranks; `finished` may journal each trial and each failure.
+        `lost` returns the lost ranks; `keep` is called after each trial and each failure, and may save the run.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
-        self._lost, self._finished = lost, finished
+        self._lost, self._keep = lost, keep
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._measurements: dict[DataPoint, Measurement] = {}
@@ -339,7 +339,7 @@ class NodePairs:
         measurement = self._measurements.get(point) or Measurement(point)
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
-        for timing in timings:  # the journal has a line for each
+        for timing in timings:
             sample = Sample(
                 timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
             )
@@ -353,7 +353,7 @@ class NodePairs:
         if measurement.point not in self._measurements:
             self._measurements[measurement.point] = measurement
             self._run.measurements.append(measurement)
-        self._finished(measurement)
+        self._keep()
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:

@@ -89,8 +89,7 @@ def _measure_again(
     )
     fresh = replace(run, measurements=[], skipped=[], latencies=[], interference_checks=[])
     owed = replace(rule, screening=_TRIALS, deciding=_TRIALS)
-    # Nothing is journaled yet: these are not the run's own data points.
-    trials = Trials(again, fresh, owed, replace(watcher, finished=lambda _found: None))
+    trials = Trials(again, fresh, owed, replace(watcher, keep=lambda: None))  # the run is complete but for this
     trials.make(backend, rng, watcher.clock() + _BUDGET_S)
     run.skipped += fresh.skipped  # wrong data
     of_run = {measurement.point: measurement for measurement in run.measurements}
@@ -99,5 +98,4 @@ def _measure_again(
         first.samples += [replace(sample, confirms=True) for sample in measurement.samples]
         if measurement.failure:
             first.stop, first.failure = measurement.stop, measurement.failure
-        watcher.finished(first)
     note_noise(run)

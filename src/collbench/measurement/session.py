@@ -41,11 +41,11 @@ class Ranks(Protocol):
 
 
 class Session:
-    """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
+    """One request on an open backend. `run` holds every finished trial at any moment.
 
-    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring continues. Without a
-    path (None) nothing is saved. Opening raises UsageError, MachineError, and RunFileError if `path` cannot be written,
-    all before the first trial.
+    The file `path` follows within seconds. A save that fails on the way is reported once through `warn` and stays in
+    `failure`; measuring continues. Without a path (None) nothing is saved. Opening raises UsageError, MachineError, and
+    RunFileError if `path` cannot be written, all before the first trial.
     """
 
     def __init__(
@@ -95,14 +95,13 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.close()
-        self._writer.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
         backend, corrupt = self._opened.backend, False
         rule = self._request.stopping_rule()
         try:
-            watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
+            watcher = Watcher(progress, self._writer.keep, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
             sweep(backend, self._plan, self.run, rule, order, watcher)
             if self._request.kind is CommandKind.CHECK or (

@@ -122,14 +122,14 @@ _FOR_DECIDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What the sweep calls. `progress(done, total)` counts steps of the present plan; `finished(found)` may journal it.
+    """What the sweep calls. `progress(done, total)` counts steps of the present plan; `keep()` may save the run.
 
     `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` gives the
     seconds that budgets are about; a simulated machine has its own.
     """
 
     progress: Callable[[int, int], None]
-    finished: Callable[[Measurement | Latency], None]
+    keep: Callable[[], None]
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
     clock: Callable[[], float] = time.monotonic
 
@@ -334,7 +334,7 @@ class Trials:
         if measurement.point not in self._results:
             self._results[measurement.point] = measurement
             self._run.measurements.append(measurement)
-        self._watcher.finished(measurement)
+        self._watcher.keep()
 
 
 def points_of(step: Step) -> list[DataPoint]:
@@ -370,13 +370,13 @@ def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, wat
         if isinstance(outcome, StepFailed):
             for measurement in (one for one in run.measurements if one.point in points):
                 measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
-                watcher.finished(measurement)
+            watcher.keep()
             return
         flags = watcher.flags(tuple(member for members in step.groups for member in members))
         for point, ranks in zip(points, outcome.singles, strict=True):
             latency = latency_of(point, ranks, run.devices, concurrent=len(points) > 1, flags=flags)
             run.latencies.append(latency)
-            watcher.finished(latency)
+        watcher.keep()
         watcher.progress(number, len(steps))
 
 

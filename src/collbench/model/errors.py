@@ -70,10 +70,6 @@ class RunFileError(CollbenchError):
     """A run file that cannot be read, written, or used on this machine."""
 
 
-class DroppedLines(UserWarning):
-    """Lines of a journal that cannot be of its run: a warning, not an error."""
-
-
 class BackendError(CollbenchError):
     """A measurement that failed: a CUDA or NCCL call, a lost worker. A hang has a separate exit status.
 

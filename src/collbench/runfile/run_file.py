@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +14,11 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Latency, Measurement, Result, Run, Settings
+from collbench.model.run import DataPoint, Latency, Measurement, Result, Run, Settings, StopReason
 from collbench.model.sections import SECTIONS, Results
 from collbench.model.units import DTYPE_BYTES, REDOPS
-from collbench.runfile import atomic_write, journal
+from collbench.runfile import atomic_write
 from collbench.runfile.codec import FileFormat, build, plain
-from collbench.runfile.journal import Journal
 
 _FORMAT = FileFormat("collbench-run", 3, "run", again="measure again")
 _REFUSAL = ("save the run as", "--output")
@@ -37,43 +37,29 @@ def save(run: Run, path: Path, *, replace: bool = False) -> str:
     return text
 
 
-def cannot_save(path: Path, error: OSError) -> RunFileError:
-    """Return the error that explains why a run cannot be saved at `path`."""
-    return atomic_write.refused(path, error, *_REFUSAL)
-
-
 def check_writable(path: Path, *, replace: bool = False) -> None:
-    """Raise RunFileError if a run could not be saved at `path`: a file exists there, unless `replace` is true.
-
-    So it is if another file has the name of the run's journal, or a process measures a run there right now.
-    """
+    """Raise RunFileError if a run could not be saved at `path`: a file exists there, unless `replace` is true."""
     atomic_write.check(path, *_REFUSAL, force=replace)
-    try:
-        journal.check(path)
-    except OSError as error:
-        raise cannot_save(path, error) from error
 
 
 def load(path: Path) -> Run:
-    """Read a run file; of an unfinished run also the journal beside it, which a killed process left.
+    """Read a run file. Raises RunFileError: what is wrong, where.
 
-    Data points of an unfinished run that have no reason to stop are marked as interrupted. Raises RunFileError: what is
-    wrong, where. A warning, DroppedLines, names a line of the journal that the run cannot have.
+    Data points of an unfinished run that have no reason to stop are marked as interrupted.
     """
-    text = _FORMAT.read(path)
-    run = loads(text, str(path))
-    if not run.complete:
-        journal.merge(run, path, text, partial(_check_result, run))
-        journal.mark_interrupted(run)
-    return run
+    return _ended(loads(_FORMAT.read(path), str(path)))
 
 
 def again(run: Run) -> Run:
     """Return a run as it is once it has been saved and loaded."""
-    copy = loads(dumps(run), "the run")
-    if not copy.complete:
-        journal.mark_interrupted(copy)
-    return copy
+    return _ended(loads(dumps(run), "the run"))
+
+
+def _ended(run: Run) -> Run:
+    if not run.complete:
+        for measurement in run.measurements:
+            measurement.stop = measurement.stop or StopReason.INTERRUPTED
+    return run
 
 
 def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
@@ -231,13 +217,18 @@ def _check_members(members: tuple[int, ...], positions: range, where: str, fewes
         raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
 
 
+# While a run is measured, its file is written so often that a killed process costs a few seconds of measuring, and so
+# seldom that writing takes at most a twentieth of the time: a run of many GPUs is a file of 10 MB.
+_PERIOD_S, _TIMES_AS_LONG = 5.0, 20
+
+
 class RunWriter:
-    """Writes the run whole with its first finished trial, then a journal line for each, and whole again at the end.
+    """Writes the run whole with its first result, then every few seconds, and at the end.
 
     Nothing is written until there is something to keep. A stream (/dev/null) gets the run at the end only; without a
     path the run is kept nowhere. `replace` replaces an older file. If another file has appeared at `path` meanwhile,
     the run goes to a new file next to it, which is then `path`. A failure is reported once through `warn` and stays in
-    `failure`; the run stays in memory, and the end tries again.
+    `failure` until a later write succeeds; measuring goes on.
     """
 
     def __init__(
@@ -247,12 +238,12 @@ class RunWriter:
         warn: Callable[[str], None],
         *,
         replace: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._warn = run, warn
-        self._journal: Journal | None = None
+        self._run, self._warn, self._clock = run, warn, clock
         self._file = None if path is None else atomic_write.OwnFile(path, _REFUSAL, warn, force=replace, mode=_MODE)
-        self._begun = False
         self._streams = path is None or atomic_write.is_stream(path)
+        self._due = -math.inf  # by the clock: the next write
         self.failure: RunFileError | None = None
 
     @property
@@ -260,26 +251,12 @@ class RunWriter:
         """Where the run is, None for nowhere."""
         return None if self._file is None else self._file.path
 
-    def finished(self, result: Measurement | Latency) -> None:
-        """Keep the latest trial of a data point, its failure, or its single launches."""
-        if self._file is None or self._streams:
+    def keep(self) -> None:
+        """Write what was measured so far, unless that was done a moment ago; a new result may have come."""
+        begin = self._clock()
+        if self._file is None or self._streams or begin < self._due:
             return
-        try:
-            if not self._begun:
-                self._begun = True
-                self._begin(self._file)  # with this trial
-            elif self._journal is not None:
-                self._journal.add(result)
-        except OSError as error:
-            self._give_up(cannot_save(self._file.path, error))
-        except ValueError as error:  # a number that JSON has not
-            self._give_up(RunFileError(f"the run cannot be saved: {error}"))
-        except RunFileError as error:
-            self._give_up(error)
-
-    def rewrite(self) -> None:
-        """Write the run whole while it is measured: what workers with torch measure has no lines in a journal."""
-        if self._file is None or self._streams or not any(self._run.results):
+        if not self._run.measurements and not any(self._run.results):
             return
         try:
             self._file.write(dumps(self._run))
@@ -288,11 +265,13 @@ class RunWriter:
             if self.failure is None:
                 self._warn(f"{error} (measuring continues)")
             self.failure = error
+        now = self._clock()
+        self._due = now + max(_PERIOD_S, _TIMES_AS_LONG * (now - begin))
 
     def end(self) -> None:
-        """Write the run whole. A failure is for the caller to raise; what the journal holds then stays there.
+        """Write the run whole. A failure is for the caller to raise.
 
-        What could not be read again is a failure, too: the older file and the journal are then the better ones.
+        What could not be read again is a failure, too: what was written before is then the better one.
         """
         if self._file is None:
             return
@@ -302,27 +281,6 @@ class RunWriter:
             text = dumps(self._run)
             loads(text, "the run")
             self._file.write(text)
+            self.failure = None
         except RunFileError as error:
             self.failure = error
-            self.close()
-            return
-        self.failure = None
-        if self._journal is not None:
-            self._journal.remove()
-            self._journal = None
-
-    def close(self) -> None:
-        """Close the journal; what it holds stays."""
-        if self._journal is not None:
-            self._journal.close()
-        self._journal = None
-
-    def _begin(self, file: atomic_write.OwnFile) -> None:
-        text = dumps(self._run)
-        file.write(text)
-        self._journal = Journal(file.path, text)
-
-    def _give_up(self, error: RunFileError) -> None:
-        self.failure = error
-        self._warn(f"{error} (measuring continues)")
-        self.close()

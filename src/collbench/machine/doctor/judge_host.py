@@ -23,7 +23,7 @@ _MIN_SHM_A_GPU = 8 * _MIB
 _CUMEM_CUDA = (12, 6)
 # The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
 _FEW_FILES = 1024
-# A run of all sizes on 8 GPUs is a file of 10 MB: room for several, and for the journal.
+# A run of all sizes on 8 GPUs is a file of 10 MB: room for several.
 _LITTLE_ROOM = 100 * _MIB
 # Two messages of 64 MiB a core and what torch takes in each of eight processes.
 _LITTLE_MEMORY = 4096 * _MIB
