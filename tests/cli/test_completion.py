@@ -69,7 +69,7 @@ def test_what_may_follow(
 
 @pytest.mark.parametrize(
     "args",
-    [("show",), ("check", "--topology"), ("train",), ("train", "--run-file"), ("train", "--tee", "3"),
+    [("show",), ("topo", "--topology"), ("train",), ("train", "--run-file"), ("train", "--tee", "3"),
      ("pairs", "--nccl"), ("pairs", "-o"), ("train", "--devices", "0,1", "train.py")],
 )  # fmt: skip
 def test_the_shell_completes_files_where_a_file_is_expected(offered: Offered, args: tuple[str, ...]) -> None:

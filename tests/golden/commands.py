@@ -97,7 +97,6 @@ KEPT = {
         )
     },
     "topo.txt": "tests/data/h200x4/nvidia-smi-topo-m.txt",
-    "p2p.txt": "tests/data/h200x4/nvidia-smi-topo-p2p-r.txt",
     "dgx-1v.txt": "tests/data/topologies/dgx-1v.txt",
     "titan.txt": "tests/data/topologies/titan-rtx-nv2.txt",
 }
@@ -200,8 +199,6 @@ COMMANDS = {
     "rank-json": "show --ranking pairs-2.json --json",
     "check-run": "check h200x4.json",
     "check-run-throttled": "check throttled-8.json --verbose",
-    "check-run-topology": "check h200x4.json --topology dgx-1v.txt",
-    "check-run-p2p": "check h200x4.json --topology topo.txt --p2p p2p.txt --verbose",
     "check-run-json": "check slow-4.json --json",
     "compare": "compare h200x4-earlier.json h200x4-later.json",
     "compare-slower": "compare again-4.json slow-4.json --verbose",

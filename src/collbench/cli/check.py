@@ -1,4 +1,7 @@
-"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured again."""
+"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured again.
+
+As a health check for prologs and timers it fails if anything could not be measured.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,21 @@ import click
 from rich.text import Text
 
 from collbench.api import measuring
-from collbench.api.checking import refuse_cores, shortfall, with_texts
 from collbench.api.sessions import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page
-from collbench.machine import nvidia_smi
 from collbench.measurement.backends import factory
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
-from collbench.model.run import Run
+from collbench.model.run import Run, device_sets
+from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
     from collbench.api.peer_mapping import Examined
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
-_topology = click.option(
-    "--topology",
-    metavar="FILE",
-    type=options.FILE_NAME,
-    help="Judge this 'nvidia-smi topo -m' text instead of the run's.",
-)
-_p2p = click.option(
-    "--p2p",
-    metavar="FILE",
-    type=options.FILE_NAME,
-    help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.",
-)
 _map_p2p = click.option(
     "--map-p2p",
     is_flag=True,
@@ -51,12 +41,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts
 
 @click.command(cls=MeasuringCommand, plan=lambda request, **_own: measuring.check(request))
 @_file
-@measuring_options(_topology, _p2p, _map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
+@measuring_options(_map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
     *,
     run_file: Path | None,
-    topology: str | None,
-    p2p: str | None,
     map_p2p: bool,
     expect: int | None,
     as_json: bool,
@@ -66,9 +54,9 @@ def check(
 
     RUN.JSON may be a run of any machine. Without it, check first measures this machine: every link and pair at 64M,
     staged copies, and host memory. It then measures suspect pairs again, isolated, and asks NCCL and the tools what
-    they do with P2P. --quick is a health check for a
-    prolog: it measures only links and pairs, isolated, and fails if a GPU could not be checked. Exit status: 0 they
-    agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement failed or nothing was judged.
+    they do with P2P. --quick is a health check for a prolog: it measures only links and pairs, isolated, and fails if a
+    GPU could not be checked. Exit status: 0 they agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement
+    failed or nothing was judged.
 
     --map-p2p answers only whether P2P works here, in seconds, also for small messages. It saves no run.
 
@@ -77,25 +65,22 @@ def check(
       collbench check
       collbench check --quick --expect 8
       collbench check run.json --json
-      collbench check run.json --topology topo.txt
       collbench check --map-p2p
     """
     if map_p2p and run_file is not None:
         raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
     if map_p2p:
         _map_peers(values, as_json=as_json)
-    labels = None if topology is None else nvidia_smi.read_topology(topology)
-    access = None if p2p is None else nvidia_smi.read_p2p(p2p)
     if run_file is None:
         run = _measured(values)
-    elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
+    elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)
     examined, unexamined = (None, "") if run_file else _peers_of(run, values)
-    lacking = shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
-    _show(with_texts(run, labels, access), lacking, examined, as_json=as_json)
+    lacking = _shortfall(run, expect, quick=run_file is None and run.settings.quick) or unexamined
+    _show(run, lacking, examined, as_json=as_json)
 
 
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
@@ -122,8 +107,13 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
 
 
 def _measured(values: Mapping[str, Any]) -> Run:
-    """Measure this machine and return the run; after wrong data or a hang, the run so far."""
-    refuse_cores(values["backend"])
+    """Measure this machine and return the run; after wrong data or a hang, the run so far.
+
+    Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
+    """
+    _, reason = factory.resolve(values["backend"])
+    if reason is not None:
+        raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
     request = make_request("check", values, measuring.check)
     begun: list[OpenSession] = []
     try:
@@ -157,6 +147,28 @@ def _fails(run: Run) -> bool:
     from collbench.report.text import verdicts
 
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
+
+
+def _shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
+    """Return what a health check could not verify; "" if every pair of the expected devices was judged.
+
+    A GPU that fell off the bus is missing, not slow. A pair that the method does not measure is not counted against the
+    run.
+    """
+    count = len(run.devices)
+    if expected is not None and count != expected:
+        tags = ", ".join(device.tag for device in run.devices)
+        return f"{amount(count, 'device')} {verb(count, 'was', 'were')} checked ({tags}), --expect requires {expected}"
+    from collbench.judge.diagnose import coverage  # late: numpy
+    from collbench.report import sentences
+
+    covered = coverage(run)
+    if not (quick or expected is not None) or not covered.lacking:
+        return ""
+    first, absence = next(iter(covered.lacking.items()))
+    share = sentences.judged(len(covered.judged), covered.pairs)
+    pair = device_sets([first], run.devices)
+    return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 
 
 def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -> None:
