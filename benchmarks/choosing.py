@@ -3,10 +3,11 @@
 
     python benchmarks/choosing.py [--machines N] [--seed S] [--jobs J] [--family NAME …] [--out FILE]
 
-Machines with up to three slow elements come from judging/machines.py; what NCCL reaches on k of their GPUs comes from
-judging/rings.py, times what as many ranks reach of a pair's bandwidth on some published machine; plan, stopping rule,
-prediction and choice are collbench's. The regret is 1 − the chosen set's true all-reduce bandwidth / the best set's.
-FILE gets a line for each choice. 100 machines a family take ten minutes on two cores.
+Machines with up to three slow elements come from judging/machines.py, those of the families cube, quads, bridges, numa
+and switch from judging/boxes.py; what NCCL reaches on k of their GPUs comes from judging/rings.py or judging/boxes.py,
+times what as many ranks reach of a pair's bandwidth on some published machine; plan, stopping rule, prediction and
+choice are collbench's. The regret is 1 − the chosen set's true all-reduce bandwidth / the best set's. FILE gets a line
+for each choice. 100 machines a family take ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # deciding imports the tests' random machines
 from deciding.bench import LARGE, map_in_order, selection_request, verification_request
+from judging import boxes
+from judging.boxes import PairNoise
 from judging.machines import FAMILIES, Made, make_sized
 from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw, over_links
@@ -36,6 +39,7 @@ from collbench.model.run import Run
 
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it
 _MOST_SLOW = 3
+_SIGMAS, _BETWEEN = (0.001, 0.03), 0.002  # of a trial in boxes.py, and from run to run
 # What all-reduces of 64 MiB and more on three and four ranks, and on more, reach of those on two: the least and the
 # most of published machines, of which none has a mesh (docs/method/choosing.md 3).
 _OF_PAIRS = {
@@ -53,7 +57,7 @@ class Chosen:
     number: int
     gpus: int
     k: int
-    by_rate: bool
+    nccl: str
     sigma: float
     slow: str
     chosen: str
@@ -96,26 +100,53 @@ def _other_way(name: str) -> str:
     return f"{kind} {rest[2]} to {rest[0]}" if len(rest) == 3 else name
 
 
-def choices(family: str, seed: int, number: int) -> list[Chosen]:
-    """Return the choices of 2, half, all but one and some other number of a machine's GPUs."""
-    rng = np.random.default_rng((seed, FAMILIES.index(family), number))
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A machine, what is slow in it, how its NCCL does, what that reaches on a set and over what, and its noise."""
+
+    made: Made
+    slow: str
+    nccl: str
+    reached: Callable[[tuple[int, ...]], tuple[float, str]]
+    noise: Noise
+
+
+def case(family: str, rng: np.random.Generator) -> Case:
+    """Return a machine of machines.py or of boxes.py."""
+    if family in boxes.FAMILIES:
+        box, sigma = boxes.draw(family, rng), float(np.exp(rng.uniform(*np.log(_SIGMAS))))
+        nccl = f"{box.units} a link, chains {box.chains:.2f}{', switch reduces' if box.reduces else ''}"
+        return Case(box.made, box.slow, nccl, box.reached, PairNoise(sigma, _BETWEEN, rng))
     made, slow = machine(family, rng)
     by_rate, sigma = bool(rng.random() < 0.5), float(rng.uniform(0.001, 0.01))
-    situation = Situation(Noise(sigma, rng))
+
+    def reached(some: tuple[int, ...]) -> tuple[float, str]:
+        return busbw(made, some, by_rate=by_rate), _over(made, some, by_rate)
+
+    return Case(made, slow, "by rate" if by_rate else "by label", reached, Noise(sigma, rng))
+
+
+def choices(family: str, seed: int, number: int) -> list[Chosen]:
+    """Return the choices of 2, half, all but one and some other number of a machine's GPUs."""
+    place = (*FAMILIES, *boxes.FAMILIES).index(family)
+    rng = np.random.default_rng((seed, place, number))
+    drawn = case(family, rng)
+    made, situation = drawn.made, Situation(drawn.noise)
     run = measure(made, situation, selection_request(), int(rng.integers(2**31)))
     n = made.count
     ks = {4: (2, 3), 8: (2, 4, 7, int(rng.choice([3, 5, 6]))), 16: (2, 4, 15)}[n]
     found = []
     for k in ks:
         sets = list(combinations(range(n), k))
-        shares = _of_pairs(made, k, np.random.default_rng((seed, FAMILIES.index(family), number, k)))
-        gbs = {some: shares[_over(made, some, by_rate)] * busbw(made, some, by_rate=by_rate) for some in sets}
+        shares = _of_pairs(made, k, np.random.default_rng((seed, place, number, k)))
+        gbs = {some: rate * shares[over] for some in sets for rate, over in [drawn.reached(some)]}
         truth = dict(zip(sets, _with_launch(np.array([*gbs.values()]) * made.nccl, k).tolist(), strict=True))
         backend = partial(RingsBackend, gbs=gbs)
 
         def measured(
             some: Iterable[tuple[int, ...]], backend: Callable[[Made, Situation], RingsBackend] = backend
         ) -> tuple[Run, None]:
+            drawn.noise.next_run()
             request = verification_request(tuple(some))
             return measure(made, situation, request, int(rng.integers(2**31)), backend), None
 
@@ -133,9 +164,9 @@ def choices(family: str, seed: int, number: int) -> list[Chosen]:
                 number,
                 n,
                 k,
-                by_rate,
-                round(sigma, 4),
-                slow,
+                drawn.nccl,
+                round(drawn.noise.sigma, 4),
+                drawn.slow,
                 _text(settled.members),
                 _text(best),
                 round(float(1 - truth[settled.members] / truth[best]), 5),
@@ -197,7 +228,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=100, metavar="N", help="machines of each family")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--family", nargs="+", choices=(*FAMILIES, *boxes.FAMILIES), default=list(FAMILIES))
     parser.add_argument("--out", type=Path, metavar="FILE", help="a line of CSV for each choice")
     options = parser.parse_args()
     every: list[Chosen] = []

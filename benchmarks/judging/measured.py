@@ -45,6 +45,9 @@ class Noise:
         del members, key, seconds
         return self.sigma * float(self.rng.standard_normal())
 
+    def next_run(self) -> None:
+        """Begin another run, in which what lasts for a run is drawn anew."""
+
 
 class OnePair(Noise):
     """One pair is as noisy as `sigma`, all others have 0.2%."""
