@@ -177,6 +177,20 @@ def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_on
     assert further(wired, field, {(0, 2, 4): 50.0, (0, 1, 2): 60.0}, 0.02, 1.0) == ()
 
 
+def test_a_ring_that_may_have_met_a_slow_pair_says_nothing_about_sets_without_it() -> None:
+    """The best ring of 0, 1 and another avoids the slow link from 0 to 1: the band is that of a healthy set."""
+    wired = machine(hosts=((0, 1, 2, 3, 4, 5),), slow={(0, 1): 15.0})
+    sets = all_sets(6, 3)
+    ends = np.full(len(sets), 10.0), np.full(len(sets), 40.0)
+    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], heuristic=False)
+    met: dict[Members, float] = dict.fromkeys([(0, 1, 2), (0, 1, 3)], 14.0)
+    found = [some.members for some in further(wired, field, met, 0.02, 1.0)]
+    assert len(found) == MOST_FINALISTS
+    assert not any({0, 1} <= set(some) for some in found)
+    assert further(wired, field, met | {(0, 2, 3): 14.0}, 0.02, 1.0) == ()
+    assert picked(wired, (0, 1, 2), hops=dict.fromkeys(combinations(range(6), 3), 3.0))[1] == (0, 2, 3)
+
+
 def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:
     assert len(more({(0, 1): 50.0}, 99.0, {})) == MOST_FINALISTS
 

@@ -228,7 +228,9 @@ FURTHER_ROUNDS = 4
 # A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
 _FAR_SHORT = 0.85
 # The figures of a kind but the last.
-_COARSE = 5
+_COARSE = 6
+# Of equal slowest pairs, noise may round one to the next step.
+_ROUNDED = (0, 0, 1)
 
 
 def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
@@ -261,10 +263,10 @@ def further(
     """Return up to four sets that may be more than δ better than the best of the `measured` ones, GB/s, best first.
 
     What was measured corrects the bounds of sets of its kind. Over PCIe the best finalist shows what NCCL keeps of a
-    crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has. Elsewhere one whose
-    band is narrow shows how k GPUs compare with a pair, unless it falls far short. Without such a one, k GPUs may reach
-    `share` of the bound: a finalist with a slow link says nothing about sets without it. Of equal sets those go first
-    that share the fewest devices with what was measured.
+    crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has, or without a pair as
+    slow as its slowest. Elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far
+    short. Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about
+    sets without it. Of equal sets those go first that share the fewest devices with what was measured.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = [index_of[some] for some in measured if some in index_of]
@@ -273,16 +275,16 @@ def further(
     narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
     host, bounds = candidates.hops > 0, candidates.hi.copy()
     shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
-    crowds = _crowds(wired, candidates) * host[:, None]
-    for crowd in np.unique(crowds, axis=0):
-        kind = (crowds == crowd).all(axis=1)
-        telling = (host[known] == crowd.any()) & (crowds[known] <= crowd).all(axis=1)
+    burdens = _burdens(wired, candidates, delta) * host[:, None]
+    for burden in np.unique(burdens, axis=0):
+        kind = (burdens == burden).all(axis=1)
+        telling = (host[known] == burden.any()) & (burdens[known] <= burden + _ROUNDED).all(axis=1)
         best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
         bounds[kind] *= best if (telling & shown).any() else max(best, share)
     bounds[known] = 0.0
     able = np.flatnonzero(bounds > max(measured.values()) * (1 + delta))
-    steps = np.round(np.log(np.maximum(np.column_stack([bounds, candidates.lo])[able], 1e-9)) / delta)
-    order = able[np.lexsort((-steps[:, 1], -steps[:, 0]))]
+    steps = _steps(np.column_stack([bounds, candidates.lo])[able], delta)
+    order = able[np.lexsort((steps[:, 1], steps[:, 0]))]
     _, first = np.unique(_kinds(wired, candidates, delta)[order], axis=0, return_index=True)
     picked = order[np.sort(first)].tolist()[:MOST_FINALISTS]
     while len(picked) < min(MOST_FINALISTS, len(order)):
@@ -302,17 +304,27 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    The figures: the band, the hops, how crowded, and the bandwidth inside.
+    The figures: the band, the hops, how crowded, the slowest pair, and the bandwidth inside.
     """
-    rates = (candidates.lo, candidates.hi, _inside(wired, candidates))
-    lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
-    return np.column_stack([lo, hi, candidates.hops, _crowds(wired, candidates), inside])
+    lo, hi, inside = (_steps(rates, delta) for rates in (candidates.lo, candidates.hi, _inside(wired, candidates)))
+    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), inside])
 
 
-def _crowds(wired: Wiring, candidates: Candidates) -> NDArray[np.intp]:
-    """Return each set's most members on one host bridge and on one NUMA node: what they share there, no pair shows."""
+def _burdens(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
+    """Return what slows a ring and no band shows, smaller is better, shape (sets, 3).
+
+    The most members on one host bridge and on one NUMA node: what they share there, no pair shows. And the slowest
+    pair, in steps of δ, 0 for sets on NVLinks: NCCL's ring over PCIe may use it though a better ring does not.
+    """
     groups = (of[candidates.sets] for of in (wired.host, wired.socket))
-    return np.column_stack([(some[:, :, None] == some[:, None, :]).sum(axis=2).max(axis=1) for some in groups])
+    crowds = [(some[:, :, None] == some[:, None, :]).sum(axis=2).max(axis=1) for some in groups]
+    slowest = _steps(lowest_pair((wired.filled or wired).unshared, candidates.sets), delta)
+    return np.column_stack([*crowds, np.where(candidates.hops > 0, slowest, 0.0)])
+
+
+def _steps(rates: Values, delta: float) -> Values:
+    """Return rates in steps of δ, smaller is better."""
+    return np.asarray(-np.round(np.log(np.maximum(rates, 1e-9)) / delta))
 
 
 def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
