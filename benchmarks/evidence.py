@@ -59,7 +59,7 @@ def trust() -> str:
     copies, farthest = agreement.copies(agreement.PEERS, 4, 3)
     four, two = agreement.collectives(agreement.PEERS, 4, 3), agreement.collectives(agreement.NATIVE, 2, 2)
     engine = copies.select("ce-")
-    every, bound = (jobs.errors()[part] for part in ("all", "GPU-bound"))
+    every, bound, held_out = (jobs.errors()[part] for part in ("all", "size known, GPU-bound", "H100"))
     return bullets(
         f"**Copies** by copy engine from 64 MiB on reach {agreement.range_of(engine)} of nvbandwidth's rates on the "
         f"median link of four H200, and {min(farthest.select('ce-')):.4f} on the link that is farthest off.",
@@ -72,7 +72,9 @@ def trust() -> str:
         "`--registration buffer` measures registered ones.",
         f"**Predictions** by `predict` of how much longer a step takes without P2P are off by {bound['now']:.1f} ms on "
         f'average for {bound["count"]} steps that the GPU limits ("no change": {bound["no change"]:.1f}), and by '
-        f"{every['now']:.1f} ms for all {every['count']} ({every['no change']:.1f}); `ablate` measures instead.",
+        f"{every['now']:.1f} ms for all {every['count']} ({every['no change']:.1f}). {held_out['count']} of these, on "
+        f"H100, had no part in the rule's figures: {held_out['now']:.1f} ms ({held_out['no change']:.1f}). `ablate` "
+        "measures instead.",
     )
 
 

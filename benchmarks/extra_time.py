@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compares how much longer steps take without P2P: measured, and as `collbench predict` says, in 29 kept comparisons.
+"""Compares how much longer steps take without P2P: measured, and as `collbench predict` says, in 34 kept comparisons.
 
     python benchmarks/extra_time.py [--json FILE]      # anywhere, from files in benchmarks/results
     python benchmarks/extra_time.py measure FOLDER     # on two GPUs, some five minutes: six more jobs
 
 Twenty comparisons are of steps of which only the network's size is known: twelve of one session (GPT-2 124M and 355M
-and ViT-B/16 by DDP and FSDP2, with 4 and 32 samples per GPU), four of a second, and four ablations. Nine are of
-recorded jobs: `measure` writes to FOLDER the curves of three collectives with P2P and without
-(curves-ARM-OPERATION.json), and for each job of recorded_job.py the record of `collbench record --gpu-times` with P2P
-(JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). Nothing that was measured without P2P but
-the links goes into a prediction. `before` are the figures of the code that this one replaced.
+and ViT-B/16 by DDP and FSDP2, with 4 and 32 samples per GPU), four of a second, and four ablations. Fourteen are of
+recorded jobs, nine on H200 and five on H100: `measure` writes to FOLDER the curves of three collectives with P2P and
+without (curves-ARM-OPERATION.json), for each job of recorded_job.py the record of `collbench record --gpu-times` with
+P2P (JOB-job.json), and each rank's median step in both arms (JOB-ARM-RANK.json). Nothing that was measured without P2P
+but the links goes into a prediction. `before` are the figures of the code that this one replaced.
 
 The JSON has the figures in ms: "rows": [{"set", "job", "gpu_bound", "measured_ms", "least_ms", "predicted_ms",
 "most_ms", "before_ms"}], and "mean_errors_ms".
@@ -47,6 +47,7 @@ RESULTS = Path(__file__).parent / "results"
 TRAINING, STEPS = RESULTS / "2026-11-21-4xh200-training", RESULTS / "2026-11-22-2xh200-steps"
 BEFORE = RESULTS / "2026-11-26-prediction" / "before.json"
 RECORDED, TRACED = RESULTS / "2026-11-23-2xh200-recorded-jobs", RESULTS / "2026-11-23-2xh200-responses"
+H100 = RESULTS / "2026-11-28-2xh100-jobs"
 OPERATIONS, ARMS = ("allreduce", "allgather", "reducescatter"), {"p2p": {}, "nop2p": {"NCCL_P2P_DISABLE": "1"}}
 JOBS = ("ddp-gpt2-wide", "ddp-llama", "fsdp2-gpt2-wide", "fsdp2-llama", "tp-small", "tp-large")
 # Parameters and layers of the networks in torch.
@@ -54,6 +55,7 @@ NETWORKS = {"gpt2": (124_439_808, 12), "gpt2-medium": (354_823_168, 24), "vit-b/
 HOST_BOUND = 0.9  # share of the step from which on the host limits it
 _BLOCK = 1.5  # a recorded step is one of several equal blocks where the measured step is so many times as long
 _RANKS = 2
+_RECORDED = ("recorded", "responses", "H100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def recorded(title: str, jobs: Path, curves: Path, steps: Callable[[str, str], f
         blocks = with_p2p / (1e3 * found.step)
         scale = 1e3 * (round(blocks) if blocks > _BLOCK else 1)
         least, predicted, most = (scale * end for end in found.change)
-        yield Row(title, name, False, without - with_p2p, least, predicted, most)
+        yield Row(title, name, found.gpu_limits, without - with_p2p, least, predicted, most)
 
 
 def _job(file: Path) -> Job:
@@ -154,7 +156,7 @@ def kept_rows() -> Iterator[Row]:
     before = {(one["set"], one["job"]): one["before_ms"] for one in kept}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for archive in (STEPS, RECORDED):
+        for archive in (STEPS, RECORDED, H100):
             with tarfile.open(archive / "raw.tar.gz") as kept_files:
                 kept_files.extractall(folder, filter="data")
         measured = json.loads((TRACED / "steps-ms.json").read_text(encoding="utf-8"))
@@ -164,6 +166,7 @@ def kept_rows() -> Iterator[Row]:
             *ablations(),
             *recorded("recorded", folder / "pj", folder / "pj", _rank_steps(folder / "pj")),
             *recorded("responses", TRACED, folder / "pj", lambda job, arm: max(measured[job][arm])),
+            *recorded("H100", folder / "h100", folder / "h100", _rank_steps(folder / "h100")),
         ):
             yield Row(**{**asdict(row), "before_ms": before.get((row.set, row.job))})
 
@@ -172,25 +175,26 @@ def mean_errors(all_rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Return the mean absolute error in ms of the prediction, of the one before, and of "no change", by part."""
     parts = {
         "all": all_rows,
-        "GPU-bound": [row for row in all_rows if row.gpu_bound],
-        "size known": [row for row in all_rows if row.set not in {"recorded", "responses"}],
-        "recorded": [row for row in all_rows if row.set in {"recorded", "responses"}],
+        "H200": [row for row in all_rows if row.before_ms is not None],
+        "size known, GPU-bound": [row for row in all_rows if row.gpu_bound and row.set not in _RECORDED],
+        "size known": [row for row in all_rows if row.set not in _RECORDED],
+        "recorded": [row for row in all_rows if row.set in _RECORDED],
+        "H100": [row for row in all_rows if row.set == "H100"],
     }
-    errors = {
-        name: {
-            "count": len(part),
-            "now": fmean(abs(row.predicted_ms - row.measured_ms) for row in part),
-            "before": fmean(abs((row.before_ms or 0.0) - row.measured_ms) for row in part),
-            "no change": fmean(abs(row.measured_ms) for row in part),
-        }
-        for name, part in parts.items()
-        if part
-    }
-    rows = parts["GPU-bound"]
+    errors: dict[str, dict[str, float]] = {}
+    for name, part in parts.items():
+        if not part:
+            continue
+        errors[name] = {"count": len(part), "now": fmean(abs(row.predicted_ms - row.measured_ms) for row in part)}
+        before = [abs(row.before_ms - row.measured_ms) for row in part if row.before_ms is not None]
+        if len(before) == len(part):
+            errors[name]["before"] = fmean(before)
+        errors[name]["no change"] = fmean(abs(row.measured_ms) for row in part)
+    rows = parts["size known, GPU-bound"]
     if len(rows) > 1:  # each predicted with the share that fits the others best
         shares = [_fitted([other for other in rows if other is not row]) for row in rows]
         left_out = [abs(share * row.most_ms - row.measured_ms) for row, share in zip(rows, shares, strict=True)]
-        errors["GPU-bound"]["each left out"] = fmean(left_out)
+        errors["size known, GPU-bound"]["each left out"] = fmean(left_out)
     return errors
 
 

@@ -15,7 +15,7 @@ from .agreement import Row
 
 TRAINING = "2026-11-21-4xh200-training"
 STEPS = "2026-11-22-2xh200-steps"
-PREDICTION = "2026-11-26-prediction/extra-time.json"
+PREDICTION = "2026-11-28-2xh100-jobs/extra-time.json"
 RECORDING = "2026-11-23-2xh200-recording"
 JAX = "2026-11-23-1xh200-jax"
 COST = "2026-11-23-2xh200-replay/cost.txt"
@@ -54,7 +54,7 @@ def errors() -> dict[str, dict[str, float]]:
 def table() -> list[Row]:
     """Return the rows of jobs."""
     ratios = [load(path).result for path in sorted((files.RESULTS / TRAINING).glob("ablate-*.json"))]
-    every, bound, own = (errors()[part] for part in ("all", "GPU-bound", "recorded"))
+    every, old, bound, own = (errors()[part] for part in ("all", "H200", "size known, GPU-bound", "recorded"))
     least, most = min(worth()), max(worth())
     rows: list[Row] = [
         (
@@ -74,9 +74,11 @@ def table() -> list[Row]:
         ),
         (
             f"extra ms of a step without P2P, predicted against measured, mean error: {every['count']} steps; "
-            f"{bound['count']} that the GPU limits (each left out of the fit); {own['count']} of recorded jobs",
-            f"{every['now']:.2f}; {bound['now']:.2f} ({bound['each left out']:.2f}); {own['now']:.2f}",
-            f"the method before: {every['before']:.2f}; {bound['before']:.2f}; {own['before']:.2f}",
+            f"{old['count']} on H200; {bound['count']} of these that the GPU limits (each left out of the fit); "
+            f"{own['count']} of recorded jobs",
+            f"{every['now']:.2f}; {old['now']:.2f}; {bound['now']:.2f} ({bound['each left out']:.2f}); "
+            f"{own['now']:.2f}",
+            f"on H200 the method before: {old['before']:.2f}; {bound['before']:.2f}",
             PREDICTION,
         ),
     ]

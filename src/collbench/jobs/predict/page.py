@@ -146,6 +146,11 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
         f"{_BAND}; the record does not show which transfers compute waits for. The estimate was wrong by "
         f"{recorded.MEAN_ERROR_MS} ms on average for {recorded.JOBS} recorded jobs without P2P"
     ]
+    if predicted.gpu_limits:
+        lines.append(
+            "estimate  the GPU limits this step: its kernels begin long after the host's calls. Such steps got longer "
+            f"by {training.SHARE:.0%} of the change of their parameters' and gradients' messages"
+        )
     if predicted.waiting:
         lines.append(
             f"estimate  messages of one size are taken for activations: compute waits for {recorded.WAITED:.0%} of "
@@ -199,6 +204,7 @@ def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:
         "rank": predicted.rank,
         "recorded_step_seconds": predicted.step,
         "longer_seconds": predicted.change,
+        "gpu_limits": predicted.gpu_limits,
         "calls": [
             {
                 "operation": job.calls[number].operation,

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
+from statistics import median
 
 from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
-from collbench.jobs.job import MOST_OF_A_JOB, Call, Job
+from collbench.jobs.job import MOST_OF_A_JOB, Call, Job, Phase
 from collbench.jobs.predict.links import Links, NoEvidence, Price
-from collbench.jobs.predict.training import Span
+from collbench.jobs.predict.training import SHARE, Span
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
@@ -22,8 +23,12 @@ from collbench.model.run import Device
 # [benchmarks/results/2026-11-26-prediction].
 WAITED = 0.75
 _TINY = 0.01  # of a group's largest message
-# The mean error of the estimate on that many recorded jobs, ms, and without any prediction [same].
-MEAN_ERROR_MS, JOBS = 2.4, 9
+# A host that runs ahead of its GPU makes calls whose kernels begin this share of a step later. In five jobs that the
+# GPU limited the median call was 0.35 to 0.6 of a step early, in those that a host limited at most 0.03
+# [benchmarks/results/2026-11-28-2xh100-jobs].
+_AHEAD = 0.1
+# The mean error of the estimate on that many recorded jobs without P2P, ms [same].
+MEAN_ERROR_MS, JOBS = 2.9, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,28 @@ def activations(calls: Sequence[Sent]) -> frozenset[int]:
     return frozenset(group for group, own in large.items() if len(own) > 1 and len(set(own)) == 1)
 
 
-def change(calls: Sequence[Sent]) -> Span:
+def limited_by_gpu(phase: Phase) -> bool:
+    """Return whether the GPU, not the host, limits a step: its calls' kernels begin long after the calls.
+
+    False, too, where the record does not have both times.
+    """
+    ahead = [
+        begin - called
+        for sample in phase.samples
+        if sample.gpu_starts
+        for called, begin in zip(sample.starts, sample.gpu_starts, strict=True)
+        if begin
+    ]
+    seconds = step_seconds(phase)
+    return bool(ahead) and seconds is not None and median(ahead) > _AHEAD * 1e6 * seconds
+
+
+def change(calls: Sequence[Sent], *, gpu_limits: bool = False) -> Span:
     """Return the seconds by which a step of these calls gets longer: with full overlap, the estimate, without overlap.
 
     With full overlap a step gets longer only if a group's transfers outlast it. The estimate goes by group: compute
-    waits for most activations. Parameters and gradients overlap compute until the host's last call, and the step ends
-    with the last of them.
+    waits for most activations. Of parameters and gradients a step that the GPU limits gets longer by a share of their
+    change. Else they overlap compute until the host's last call, and the step ends with the last of them.
     """
     period, waiting = sum(call.pause for call in calls), activations(calls)
     groups: dict[int, list[Sent]] = defaultdict(list)
@@ -90,12 +111,15 @@ def change(calls: Sequence[Sent]) -> Span:
     outlasting = max(
         sum(one.after for one in own) - max(period, sum(one.before for one in own)) for own in groups.values()
     )
-    waited = WAITED * sum(call.after - call.before for call in calls if call.group in waiting)
-    before, after = (
-        [0.0 if call.group in waiting else took for call, took in zip(calls, seconds, strict=True)]
-        for seconds in ([call.before for call in calls], [call.after for call in calls])
-    )
-    expected = waited + _drained(calls, after) - _drained(calls, before)
+    waited = sum(call.after - call.before for call in calls if call.group in waiting)
+    if gpu_limits:
+        expected = WAITED * waited + SHARE * (serial - waited)
+    else:
+        before, after = (
+            [0.0 if call.group in waiting else took for call, took in zip(calls, seconds, strict=True)]
+            for seconds in ([call.before for call in calls], [call.after for call in calls])
+        )
+        expected = WAITED * waited + _drained(calls, after) - _drained(calls, before)
     least = max(0.0, outlasting) if serial > 0 else max(serial, -period)
     most = max(least, serial, outlasting, 0.0)
     return least, min(max(expected, least), most), most
@@ -114,7 +138,8 @@ def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
 class PredictedJob:
     """A recorded step on other links, of the rank whose step changes most.
 
-    `step` are its recorded seconds, `change` the seconds by which it gets longer. `waiting` are the groups whose
+    `step` are its recorded seconds, `change` the seconds by which it gets longer. `gpu_limits` says that its host runs
+    ahead of its GPU. `waiting` are the groups whose
     messages are taken for activations. `prices` are each call's on the links that it was recorded on and on the
     others, by index in the job's table; the calls `kept` are in no run. `covered` is the share of the step's bytes that
     have prices. `here` are the others, `recorded` those that the job used.
@@ -123,6 +148,7 @@ class PredictedJob:
     rank: int
     step: float
     change: Span
+    gpu_limits: bool
     waiting: frozenset[int]
     prices: dict[int, tuple[Price, Price]]
     kept: tuple[int, ...]
@@ -165,9 +191,9 @@ def predict_job(job: Job, new: PlacedJob, recorded: PlacedJob) -> PredictedJob:
         used = {at: prices[at] for at in dict.fromkeys(numbers) if at in prices}
         sent = [(job.calls[at].size_bytes, at in prices) for at in numbers if job.groups[job.calls[at].group].size != 1]
         covered = sum(size for size, known in sent if known) / max(1, sum(size for size, _ in sent))
-        found.append(
-            PredictedJob(rank.rank, step, change(calls), activations(calls), used, kept, covered, new, recorded)
-        )
+        limits, waiting = limited_by_gpu(phase), activations(calls)
+        longer = change(calls, gpu_limits=limits)
+        found.append(PredictedJob(rank.rank, step, longer, limits, waiting, used, kept, covered, new, recorded))
     if not found:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
