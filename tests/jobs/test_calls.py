@@ -75,8 +75,8 @@ def test_without_kernels_a_lag_that_lasts_is_waited_for_once() -> None:
 @pytest.mark.parametrize(
     ("why", "job"),
     [
-        ("other hosts' clocks", made_job(DDP, late={1: 300.0}, host="")),
-        ("when calls were made", made_job(DDP, late={1: 300.0}, unknown=(Unknown.PAUSES,))),
+        ("other hosts' clocks", without_gpu_times(made_job(DDP, late={1: 300.0}, host=""))),
+        ("when calls were made", without_gpu_times(made_job(DDP, late={1: 300.0}, unknown=(Unknown.PAUSES,)))),
         ("rooted calls", made_job([("broadcast", 8)], late={1: 300.0})),
         ("no samples", made_job(DDP, late={1: 300.0}, kept=0)),
     ],
@@ -87,10 +87,35 @@ def test_nobody_is_late_where_that_cannot_be_known(why: str, job: Job) -> None:
     assert (found.late, found.late_known) == ((), False)
 
 
-def test_less_than_the_clocks_tell_is_not_late() -> None:
-    found = report(made_job(DDP, late={1: 0.9}))
+@pytest.mark.parametrize("job", [without_gpu_times(made_job(DDP, late={1: 0.9})), made_job(DDP, late={1: 4.9})])
+def test_less_than_the_times_tell_is_not_late(job: Job) -> None:
+    found = report(job)
     assert found is not None
     assert (found.late, found.late_known) == ((), True)
+
+
+def test_kernels_say_who_is_late_and_not_the_hosts_that_run_ahead() -> None:
+    """Rank 0's host calls 20 ms after rank 1's, whose GPU is 300 µs late; of hosts without a common clock likewise."""
+    job = made_job(DDP, late={1: 300.0})
+    first, second = job.ranks
+    behind = [replace(one, starts=tuple(at + 20_000 for at in one.starts)) for one in first.phases[0].samples]
+    first = replace(first, phases=(replace(first.phases[0], samples=tuple(behind)),), host="other")
+    found = report(stepped(replace(job, ranks=(first, second))))
+    assert found is not None
+    (late,) = found.late
+    assert (late.rank, late.at_most) == (1, False)
+    assert late.lateness.median == pytest.approx(300e-6)
+    assert late.waits == found.mine.waiting == pytest.approx(4 * 300e-6)
+
+
+def test_a_row_of_equal_calls_has_their_mean() -> None:
+    """So that the rows of a step add up to its kernels."""
+    found = report(made_job([("allreduce", 2**20)] * 4, gpu=[10, 10, 10, 410], late={1: 100.0}))
+    assert found is not None
+    (row,) = found.rows
+    assert row.kernel == pytest.approx(210e-6)
+    assert row.transfer == pytest.approx(110e-6)
+    assert found.mine.kernels == pytest.approx(4 * 210e-6)
 
 
 def test_a_missing_rank_leaves_a_bound() -> None:

@@ -97,6 +97,7 @@ def test_what_the_trace_lacks_is_unknown() -> None:
         Unknown.ROOT,
         Unknown.PAUSES,
         Unknown.GPU_TIMES,
+        Unknown.GRAPH_REPLAYS,
         Unknown.OVERLAP,
     }
 

@@ -249,7 +249,8 @@ def test_what_published_traces_lack_is_unknown() -> None:
     assert not {Unknown.GROUP_RANKS, Unknown.OVERLAP, Unknown.GPU_TIMES} & set(jobs["resnet-0"].unknown)
     assert jobs["et-1.0.1-dlrm-0"].world_size == jobs["et-1.0.1-dlrm-0"].groups[0].size == 8
     assert {call.operation for call in jobs["et-1.0.1-dlrm-0"].calls} == {"alltoall", "alltoallv", "allreduce"}
-    assert all(Unknown.GRAPH_REPLAYS not in job.unknown for job in jobs.values())
+    # A profiler sees each replay, an observer of the host not even the capture.
+    assert {name[:3] for name, job in jobs.items() if Unknown.GRAPH_REPLAYS in job.unknown} == {"et-"}
 
 
 def test_a_trace_of_gloo_has_what_the_program_sent() -> None:

@@ -39,7 +39,8 @@ def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
     assert (result.status, result.err) == (0, "")
     answer = " ".join(result.out.split("\n\n")[0].split())
     assert answer.startswith(
-        "communication is 40% of a step: 1.6 ms of 4 ms, 1.2 ms of it waiting; allreduce dominates"
+        "communication is 10% (rank 1) to 40% (rank 0) of a step; rank 0: 1.6 ms of 4 ms, 1.2 ms of it waiting; "
+        "allreduce dominates with 75% of rank 0's kernel time"
     )
     assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")
 
@@ -51,6 +52,9 @@ def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: P
     assert answer["calls"][0]["alone_seconds"] == pytest.approx(5e-6 + 25 * MIB / 100e9, rel=0.05)
     assert [row["rank"] for row in answer["late"]] == [1]
     assert [row["waiting_seconds"] for row in answer["ranks"]] == pytest.approx([1.2e-3, 0.0])
+    share = pytest.approx({"least": 0.1, "least_rank": 1, "most": 0.4, "most_rank": 0})
+    assert answer["communication_share"] == share
+    assert (answer["repetitions"], answer["counted_repetitions"]) == (10, 9)
 
 
 def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) -> None:

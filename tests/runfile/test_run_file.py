@@ -233,7 +233,7 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("an older version", edited(at("format_version", value=2)), "version 2, this collbench reads version 3: use"),
         ("a version that is no number", edited(at("format_version", value=True)), "has run-file version True"),
         ("a flag in words", edited(at("measurements", 0, "samples", 0, "flags", value=["hot"])), "is str, not dict"),
-        ("no version", edited(lambda d: d.pop("format_version")), "has run-file version None"),
+        ("no version", edited(lambda d: d.pop("format_version")), "has no run-file version, this"),
         ("a missing field", edited(lambda d: d.pop("backend")), "run has no 'backend'"),
         ("a missing field deep down", edited(at("machine", value={})), "run.machine has no 'hostname'"),
         ("a missing field in a list", edited(at("devices", 1, value={})), "run.devices[1] has no 'index'"),

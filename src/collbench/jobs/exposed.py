@@ -116,19 +116,18 @@ class Exposure:
     """How a step passes on a rank's GPU, in seconds: compute, exposed communication, copies and idle add up to it.
 
     `whole`: there is no step, and it is the whole trace. `overlapped` communication is part of `compute`, and
-    `exposed_waiting` for other ranks of `exposed`, None if some call's transfer is unknown. If the source does not say
-    what was computed, `exposed` is the most that it can be, and all others are None.
+    `exposed_waiting` for other ranks of `exposed`, None if some call's transfer is unknown.
     """
 
     rank: int
-    step: float | None
+    step: float
     exposed: float
-    compute: float | None = None
-    overlapped: float | None = None
-    exposed_waiting: float | None = None
-    copies: float | None = None
-    idle: float | None = None
-    whole: bool = False
+    compute: float
+    overlapped: float
+    exposed_waiting: float | None
+    copies: float
+    idle: float
+    whole: bool
 
 
 def exposure(rank: JobRank, repetitions: Collection[int], *, matched: bool) -> Exposure | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row
 from collbench.jobs.exposed import Exposure
-from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
+from collbench.jobs.job import Call, Ending, Job, Library, Occasional, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.layout import Block, Lines, Part, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked
 
+_Ranked = TypeVar("_Ranked")
 _FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
 _FEW_RANKS = 6
 _FEW_LATE = 3  # late ranks
@@ -33,11 +34,12 @@ _LACKS = {
     Unknown.PAUSES: "when the host made each call: no step time, no late ranks",
     Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
     Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
-    Unknown.OVERLAP: "the concurrent compute: how much of the communication is exposed",
+    Unknown.OVERLAP: "the concurrent compute: how much of the communication is exposed, at most all of it",
     Unknown.SIZES: "the bytes of the calls that show ?",
     Unknown.SPLITS: "whether each all-to-all sends blocks of one size",
 }
-
+# Before NCCL 2.28 and in torch's own records a captured call looks like any other.
+_UNSEEN_GRAPHS = "which calls are of CUDA graphs, and how often these ran"
 
 _FOUND = {
     StepSource.MARKS: "the job marks it",
@@ -51,13 +53,7 @@ def page(report: Report) -> Iterator[Block]:
     """Yield the page's blocks."""
     yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
     yield from _gpu(report)
-    steps = amount(len(report.phase.positions), "call")
-    if report.repeats:
-        steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
-    else:
-        steps = f"no step: the longest sequence of calls that came, {steps}"
-    caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
-    yield from both("tables", prose(f"\n{filled(caption, NARROW)}"))
+    yield from both("tables", prose(f"\n{filled(_caption(report), NARROW)}"))
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
     calls = _call_table(report, report.rows[:_MOST_ROWS])
     yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > _FEW_ROWS)
@@ -70,14 +66,38 @@ def page(report: Report) -> Iterator[Block]:
     yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
 
 
+def _caption(report: Report) -> str:
+    """Return what the table of calls shows: of which rank, and medians over how many repetitions."""
+    calls = amount(len(report.phase.positions), "call")
+    what = "the step" if report.repeats else "no step: the longest sequence of calls"
+    many = f", {report.phase.repetitions} times" if report.phase.repetitions > 1 else ""
+    medians = f", medians over {report.counted} of them" if many and report.counted else ""
+    return f"{what} of rank {report.rank}, {calls}{many}{medians}; µs of one call, GB/s of busbw"
+
+
 def _gpu(report: Report) -> Iterator[Block]:
     """Yield how a step passes on the GPU: the answer, and a table of all ranks."""
     answer = exposed_text(report)
     if answer:
         yield from both("header", Text(f"\n{filled(answer, NARROW)}"))
     if len(report.gpu) > 1:
-        few = report.gpu[:_FEW_RANKS]
+        few = _extremes(report.gpu, lambda one: one.exposed)
         yield from _lengths(_gpu_table(few), _gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
+        if len(report.gpu) > len(few):
+            yield from short(Text(_shown(len(report.gpu), "the least and the most exposed")))
+
+
+def _extremes(rows: Sequence[_Ranked], value: Callable[[_Ranked], float | None]) -> Sequence[_Ranked]:
+    """Return the rows of a short table of ranks: of many those with the lowest and the highest known values."""
+    if len(rows) <= _FEW_RANKS:
+        return rows
+    half = _FEW_RANKS // 2
+    ordered = sorted(rows, key=lambda row: (value(row) is None, value(row) or 0.0))
+    return [*ordered[:half], *ordered[-half:]]
+
+
+def _shown(ranks: int, which: str) -> str:
+    return f"{ranks} ranks; shown: {which}; --verbose shows all"
 
 
 def exposed_text(report: Report) -> str:
@@ -85,15 +105,8 @@ def exposed_text(report: Report) -> str:
     one = next((one for one in report.gpu if one.rank == report.rank), None)
     if one is None:
         return ""
-    took = "" if one.step is None else f" of {milli(one.step)}"
-    if one.compute is None or one.overlapped is None or one.copies is None or one.idle is None:
-        advice = "" if report.job.source is Source.KINETO else "; torch.profiler's traces contain it"
-        return (
-            f"a step{took}: exposed communication is at most {milli(one.exposed)}; what was computed meanwhile is not "
-            f"recorded{advice}"
-        )
     copies = f", copies {milli(one.copies)}" if one.copies else ""
-    what = f"the traced {milli(one.step or 0.0)}" if one.whole else f"a step{took}"
+    what = f"{'the traced' if one.whole else 'a step of'} {milli(one.step)}"
     split = ""
     if one.exposed_waiting is not None:
         moving = one.exposed - one.exposed_waiting
@@ -122,8 +135,7 @@ def _gpu_table(exposures: Sequence[Exposure]) -> Table:
     rows = (
         (
             str(one.rank),
-            *map(_milli, (one.step, one.compute, one.overlapped)),
-            ("≤" if one.compute is None else "") + _milli(one.exposed),
+            *map(_milli, (one.step, one.compute, one.overlapped, one.exposed)),
             *map(_milli, (one.exposed_waiting, one.copies, one.idle)),
         )
         for one in exposures
@@ -147,24 +159,28 @@ def _lengths(few: Part, every: Part, *, differ: bool) -> Iterator[Block]:
 
 
 def headline(report: Report) -> str:
-    """Return the answer in a sentence: the share of communication, the dominant operation, the late rank."""
+    """Return the answer in a sentence: the share of communication, the dominant operation, the late rank.
+
+    It says of which ranks it is: of all, and of the one that is shown.
+    """
     mine = report.mine
     what = "a step" if report.repeats else "this sequence of calls"
     clauses = [report.job.steps.reservation] if report.job.steps.reservation else []
     if mine.kernels is not None and mine.step is not None:
-        share = mine.kernels / mine.step
-        clauses.append(f"communication is {share:.0%} of {what}: {milli(mine.kernels)} of {milli(mine.step)}")
+        clauses.append(f"communication is {_over_ranks(shares(report), '{:.0%}'.format)} of {what}")
+        clauses.append(f"rank {mine.rank}: {milli(mine.kernels)} of {milli(mine.step)}")
         if mine.waiting is not None:
             clauses[-1] += f", {milli(mine.waiting)} of it waiting"
     elif mine.kernels is not None:
-        clauses.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
+        kernels = {row.rank: row.kernels for row in report.ranks if row.kernels is not None}
+        clauses.append(f"the kernels of {what} take {_over_ranks(kernels, milli)}; the step time is unknown")
     else:
         sent = sum(_bytes(report, row) for row in report.distinct)
-        took = f" in {milli(mine.step)}" if mine.step is not None else ""
+        took = f" and takes {milli(mine.step)}" if mine.step is not None else ""
         some = any(row.kernel for row in report.rows)
         lack = "not all kernel times are known" if some else "kernel times are unknown"
         of = "" if Unknown.SIZES in report.job.unknown else f" of {size(sent)}"
-        clauses.append(f"{what} sends {amount(mine.calls, 'call')}{of}{took}; {lack}")
+        clauses.append(f"{what} of rank {mine.rank} has {amount(mine.calls, 'call')}{of}{took}; {lack}")
     top = dominant(report)
     if top is not None:
         clauses.append(top)
@@ -173,6 +189,20 @@ def headline(report: Report) -> str:
         each = " a step" if report.repeats else ""
         clauses.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
     return "; ".join(clauses)
+
+
+def shares(report: Report) -> dict[int, float]:
+    """Return by rank the share of communication in its step, where that is known."""
+    return {row.rank: row.kernels / row.step for row in report.ranks if row.kernels is not None and row.step}
+
+
+def _over_ranks(values: Mapping[int, float], text: Callable[[float], str]) -> str:
+    """Return a figure of several ranks: "2% (rank 0) to 10% (rank 1)", "34% on all 4 ranks", "6% on rank 0"."""
+    least, most = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    low, high = text(values[least]), text(values[most])
+    if low != high:
+        return f"{low} (rank {least}) to {high} (rank {most})"
+    return f"{low} (rank {least})" if len(values) == 1 else f"{low} ({len(values)} ranks)"
 
 
 def dominant(report: Report) -> str | None:
@@ -184,12 +214,12 @@ def dominant(report: Report) -> str | None:
         operation = report.job.calls[row.call].operation
         times[operation] += (row.kernel or 0.0) * row.count
         sent[operation] += _bytes(report, row)
-    weights, of = (times, "the kernel time") if known else (sent, "the bytes")
+    weights, of = (times, "kernel time") if known else (sent, "bytes")
     total = sum(weights.values())
     if len(weights) < 2 or not total or (not known and Unknown.SIZES in report.job.unknown):
         return None
     most = max(weights, key=lambda one: (weights[one], one))
-    return f"{most} dominates with {weights[most] / total:.0%} of {of}"
+    return f"{most} dominates with {weights[most] / total:.0%} of rank {report.rank}'s {of}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -212,8 +242,10 @@ def as_json(report: Report) -> dict[str, Any]:
             "bytes_share": steps.size_bytes,
             "between": between,
         },
+        "communication_share": _share_json(report),
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
+        "counted_repetitions": report.counted,
         "calls": [_row_json(report, row) for row in report.rows],
         "ranks": [
             picked(row, "rank", "calls", "repetitions", "ending", "dropped")
@@ -223,11 +255,18 @@ def as_json(report: Report) -> dict[str, Any]:
         "gpu": [
             picked(one, "rank", "whole")
             | _seconds(one, "step", "compute", "overlapped", "exposed", "exposed_waiting", "copies", "idle")
-            | {"exposed_is_bound": one.compute is None}
             for one in report.gpu
         ],
         "late": [_late_json(one) for one in report.late] if report.late_known else None,
     }
+
+
+def _share_json(report: Report) -> dict[str, float] | None:
+    found = sorted((share, rank) for rank, share in shares(report).items())
+    if not found:
+        return None
+    (least, least_rank), (most, most_rank) = found[0], found[-1]
+    return {"least": least, "least_rank": least_rank, "most": most, "most_rank": most_rank}
 
 
 def _seconds(thing: object, *names: str) -> dict[str, float | None]:
@@ -362,20 +401,18 @@ def _ranks(report: Report) -> Iterator[Block]:
         "tables",
         prose(f"\n{'per step, ms' if report.repeats else 'ms'}; waiting: a rank's kernel time beyond the transfer"),
     )
-    few = list(report.ranks)
-    if len(few) > _FEW_RANKS:
-        by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
-        half = _FEW_RANKS // 2
-        few = [*by_waiting[:half], *by_waiting[-half:]]
-    every = _rank_table(report.ranks[:_MOST_ROWS])
-    yield from _lengths(_rank_table(few), every, differ=len(report.ranks) > _FEW_RANKS)
-    if len(report.ranks) > _FEW_RANKS:
-        yield from short(Text(f"{len(report.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
+    waits = any(row.waiting is not None for row in report.ranks)
+    few = _extremes(report.ranks, lambda row: row.waiting if waits else row.kernels)
+    shown, every = (_rank_table(rows, report) for rows in (few, report.ranks[:_MOST_ROWS]))
+    yield from _lengths(shown, every, differ=len(report.ranks) > len(few))
+    if len(report.ranks) > len(few):
+        which = "those that wait least and most" if waits else "the shortest and the longest kernels"
+        yield from short(Text(_shown(len(report.ranks), which)))
 
 
-def _rank_table(rows: Sequence[RankRow]) -> Table:
+def _rank_table(rows: Sequence[RankRow], report: Report) -> Table:
     """Return a row for each rank: its calls, and in ms its step, its kernels, their waiting and their transfer."""
-    ranks = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
+    ranks = table("rank", "calls", "steps" if report.repeats else "times", "step", "kernels", "waiting", "transfer")
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
         ranks.add_row(
@@ -432,25 +469,30 @@ def _about_step(report: Report) -> Iterator[str]:
 def _limits(report: Report) -> Iterator[str]:
     job = report.job
     if report.repeats and 0 < report.counted < _FEW_STEPS:
-        yield f"few       all figures are of {amount(report.counted, 'step')}: trace more for what is usual"
+        yield (
+            f"few       figures are medians over {report.counted} of {amount(report.phase.repetitions, 'step')}, "
+            "without the first one and those of unknown length: trace more for what is usual"
+        )
+    each = " a step" if report.repeats else ""
     for one in report.late[:_FEW_LATE]:
-        yield f"late      {late_text(job, one)}"
+        yield f"late      {late_text(job, one)}: the others wait {_waited(one)}{each} for it"
     if len(report.late) > _FEW_LATE:
         yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
         if report.late_known:
-            yield "late      no rank arrives significantly later than the others at any group's calls"
+            yield "late      no rank arrives later than the others in significantly more than half of the steps"
         else:
-            yield "late      not judged: this needs samples of all ranks of a group on one host"
+            yield "late      not judged: this needs kernel times of all ranks of a group, or the clock of one host"
     if any(row.bounded and row.transfer is not None for row in report.distinct):
-        yield "≤ ≥       some ranks of these calls are missing: the time may include waiting"
+        yield "≤ ≥       the time may include waiting: not all ranks of the call are known, or it is a message"
     if any(job.calls[row.call].captured for row in report.distinct):
         yield "*         inside a CUDA graph"
     timed = any(row.kernel is not None for row in report.distinct)
     for lacking in job.unknown:
         if lacking is Unknown.GPU_TIMES and timed:
             continue  # of calls that are not in the step
-        yield f"unknown   {_LACKS[lacking]}"
+        graphs = lacking is Unknown.GRAPH_REPLAYS and not any(call.captured for call in job.calls)
+        yield f"unknown   {_UNSEEN_GRAPHS if graphs else _LACKS[lacking]}"
 
 
 def occasional_text(job: Job, occasional: Occasional) -> str:
@@ -472,8 +514,7 @@ def _incomplete(report: Report) -> Iterator[str]:
         yield f"cut off   the record {many} ends before the job ended"
     dropped = sum(row.dropped for row in report.ranks)
     if dropped:
-        were = "was" if dropped == 1 else "were"
-        yield f"dropped   {amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
+        yield f"dropped   {amount(dropped, 'call')} not kept: the recorder's memory was full, or of an unknown kind"
 
 
 def late_text(job: Job, one: LateRank) -> str:
@@ -483,7 +524,7 @@ def late_text(job: Job, one: LateRank) -> str:
     by = figure(one.lateness.median * _MICRO)
     return (
         f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
-        f"{one.last:.0%} of {one.seen} calls: the others wait {_waited(one)} a step for it"
+        f"{one.last:.0%} of {one.seen} calls"
     )
 
 

@@ -270,8 +270,9 @@ class FileFormat:
             raise RunFileError(f"{name} is JSON but not a collbench {self.noun}: {fault}")
         number = data.get("format_version")
         if type(number) is not int or number != self.version:
+            stated = f"no {self.noun}-file version" if number is None else f"{self.noun}-file version {number}"
             raise RunFileError(
-                f"{name} has {self.noun}-file version {number}, this collbench reads version "
+                f"{name} has {stated}, this collbench reads version "
                 f"{self.version}: use the collbench that wrote it, or {self.again}"
             )
         fields = {key: value for key, value in data.items() if key not in self.head}

@@ -160,6 +160,12 @@ def with_settings(run: Run, **environment: str) -> Run:
             "0.json and 1.json are of different machines (cuda and sim)",
         ),
         (
+            "CPU cores",
+            run_of(gpus(2), curve(AR, (0, 1), 1.0), backend="host"),
+            run_of(gpus(2), curve(AG, (0, 1), 1.0), backend="host"),
+            "0.json was measured on CPU cores: name a run of GPUs",
+        ),
+        (
             "another machine",
             pairs({}, 3),
             replace(pairs({}, 2), devices=tuple(replace(gpu, uuid=f"GPU-x{gpu.index}") for gpu in gpus(2))),

@@ -12,6 +12,7 @@ from collbench.choose.problem import left_out
 from collbench.jobs.predict.curve import Curve
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
@@ -133,7 +134,9 @@ def _points(run: Run) -> Iterator[tuple[Operation, Members, int, float]]:
 
 
 def _check(name: str, base: Run, other: str, run: Run) -> None:
-    """Raise UsageError where two runs are not of one machine under the same settings."""
+    """Raise UsageError for a run that is not of GPUs, or not of the base's machine and settings."""
+    if capabilities(run.backend).cores:
+        raise UsageError(f"{other} was measured on CPU cores: name a run of GPUs")
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
         kinds = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
         raise UsageError(f"{name} and {other} are of different machines ({kinds}): give runs of one machine")

@@ -13,7 +13,7 @@ import numpy as np
 from collbench.jobs import steps
 from collbench.jobs.calls import transfers
 from collbench.jobs.exposed import on_gpu
-from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Unknown
+from collbench.jobs.job import Call, Ending, Group, Job, JobRank, Library, Source, Unknown
 from collbench.jobs.repeats import Folded, Times
 from collbench.jobs.traces.matching import matched
 from collbench.jobs.traces.trace import Trace, TracedCall
@@ -94,6 +94,8 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection
         Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
         Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
         Unknown.GPU_TIMES: all(math.isnan(call.gpu) for call in traced),
+        # Only the profiler sees replays; the others do not even say that a call was captured.
+        Unknown.GRAPH_REPLAYS: traced[0].library is Library.NCCL and traces[0].source is not Source.KINETO,
         Unknown.OVERLAP: any(trace.gpu is None for trace in traces),
         Unknown.SIZES: any(call.size_bytes is None for call in traced),
         Unknown.SPLITS: any(call.even is None for call in traced),
