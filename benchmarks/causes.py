@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 
 from collbench.judge.peer_causes import causes
-from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Space
+from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Space
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import BY_PEER_ACCESS, COPY_ENGINE, THROUGH_HOST, Crossing, Link, PeerLink, PeerMap
 from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, Refusal, SkipKind
@@ -150,7 +150,7 @@ class Machine:
         )
         paths = tuple(Path(link, self.label(link)) for link in self.links if link[0] < link[1])
         driver = Driver("580.95.05", gpus=gpus, virtualization="none", on_the_bus=len(gpus))
-        facts = Facts("cuda", host, Folder(), driver, environment=self.variables)
+        facts = Facts("cuda", host, driver, environment=self.variables)
         return PeerMap("cuda", "sim", tuple(gpu.device for gpu in gpus), links, paths), facts
 
 

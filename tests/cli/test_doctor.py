@@ -71,7 +71,7 @@ def test_cores_are_examined_for_themselves(program: Program) -> None:
     result = program("doctor", "--backend", "host", "--json")
     reported = findings(result.out)
     assert (result.status, result.err) == (0 if "fail" not in levels(result.out).values() else 1, "")
-    assert {"torch", "CPUs", "memory", "shared memory", "saved runs"} <= set(reported)
+    assert {"torch", "CPUs", "memory", "shared memory"} <= set(reported)
     assert not {"driver", "NCCL", "IOMMU"} & set(reported)
 
 
@@ -92,14 +92,3 @@ def test_bytes_that_are_no_text_are_reported_as_such(fakes: Fakes, tmp_path: Pat
         done = on_gpus(fakes, tmp_path, args, {"NCCL_TOPO_FILE": undecodable})
         assert r"\udcff\udcfe" in done.stdout
         assert done.stderr == ""
-
-
-def test_a_state_folder_that_cannot_be_made_is_a_finding(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    finding = findings(program("doctor", "--backend", "host", "--json").out)["saved runs"]
-    assert finding["level"] == "warn"
-    assert f"{tmp_path / 'file'} is not a folder" in finding["text"]
-    assert "--output" in finding["fix"]

@@ -93,14 +93,8 @@ def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = No
     No CUDA context is made.
     """
     from collbench.machine.doctor import collect  # late: pynvml, the extension
-    from collbench.machine.doctor.facts import Folder
     from collbench.machine.doctor.judge import judge
-    from collbench.runfile import saved_runs
 
     keywords.text("backend", backend, choices=[name for name, row in BACKENDS.items() if not row.simulated])
     library = keywords.optional(keywords.file_name, nccl)
-    try:
-        runs = collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
-    except UsageError as error:  # that there is no home is a finding, not an error
-        runs = Folder(error=error.problem)
-    return tuple(judge(collect.examine(backend, runs, os.environ, library)))
+    return tuple(judge(collect.examine(backend, os.environ, library)))

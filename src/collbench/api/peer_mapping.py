@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.judge.peer_causes import PeerCause, causes
 from collbench.machine.cuda_variables import Use, refuse
-from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host
+from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.measurement import peer_map as measurement
@@ -85,7 +85,6 @@ def _simulated(wanted: str | None, fabric_name: str | None, seed: int, known: Kn
     facts = Facts(
         SIM.name,
         Host(),
-        Folder(),
         Driver(gpus=tuple(map(Gpu, devices)), virtualization=fabric.virtualization),
         environment=variables,
     )
@@ -129,7 +128,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
             crossings, together = measurement.examine(len(devices), opening, known)
             asked = Background(lambda: probe.ask(devices, nccl_path))  # a second, in which the tools are read
             said = peer_answers(dict(zip(CAPABILITIES, tools.texts(), strict=False)))
-        facts = _as_copies_ended(collect.examine("cuda", Folder(), os.environ, nccl_path), slots)
+        facts = _as_copies_ended(collect.examine("cuda", os.environ, nccl_path), slots)
         transports, trouble = asked.result()
     finally:
         probe.close()

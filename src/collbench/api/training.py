@@ -19,7 +19,7 @@ from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.model.errors import NotTrusted, UsageError
-from collbench.model.run import Device, Run, device_sets
+from collbench.model.run import Device, device_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
+    """Devices, why, and the evidence as text.
 
     `note` is a further line, "" for none: the devices left out, or what is wrong with those chosen by hand.
     """
@@ -78,8 +78,6 @@ class Chosen:
     devices: tuple[Device, ...]
     why: str
     source: str
-    run: Run | None = None
-    members: tuple[int, ...] = ()
     note: str = ""
 
     def line(self, present: Present) -> str:
@@ -111,7 +109,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     if run.measurements:
         out = [(run.devices[exclusion.member], exclusion.reason) for exclusion in choice.left_out]
         note = _left_out(out + cut)
-        return Chosen(devices, choice.why(run.devices), found.source, run, choice.members, note)
+        return Chosen(devices, choice.why(run.devices), found.source, note)
     why = "all that are not excluded" if request.exclude else "all available"
     return Chosen(devices, why, found.source, note=_left_out(cut + suitable_run.lost(present)))
 

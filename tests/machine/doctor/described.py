@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
 from collbench.machine.doctor.findings import Finding
 from collbench.machine.doctor.judge import judge
 from collbench.model.run import Device, Health, Path
@@ -76,7 +76,6 @@ def machine(
             ),
             **host or {},
         ),
-        runs=Folder("/home/u/.local/state/collbench/runs", Space(100 * GIB, 50 * GIB), writable=True),
         driver=replace(
             Driver("580.159.04", "13.0", gpus=four, paths=pairs(len(four)), on_the_bus=4, nvidia_smi="/bin/nvidia-smi"),
             **driver or {},

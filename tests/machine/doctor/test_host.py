@@ -102,12 +102,6 @@ def test_what_was_told_to_the_kernel_and_to_the_drivers_module_is_read(tmp_path:
     assert facts.registry == "ForceP2P=0x11;RMForceP2PType=1"
 
 
-def test_runs_go_where_the_nearest_folder_is(tmp_path: Path) -> None:
-    runs_folder = collect.runs_folder(tmp_path / "not" / "yet")
-    assert (runs_folder.path, runs_folder.writable, runs_folder.error) == (str(tmp_path / "not" / "yet"), True, "")
-    assert runs_folder.space is not None
-
-
 def config(control: int, position: int = 0x140) -> bytes:
     """Return a bridge's configuration space: AER (0x0001) at 0x100, then ACS (0x000D) with its control register."""
     space = bytearray(4096)

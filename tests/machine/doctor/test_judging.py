@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.doctor.facts import Facts, Folder, Slot, Space
+from collbench.machine.doctor.facts import Facts, Slot, Space
 from collbench.machine.doctor.findings import Level, status
 from collbench.machine.doctor.judge import judge
 from tests.machine.doctor.described import GIB, gpu, machine, named, pairs
@@ -104,9 +104,6 @@ def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: s
          host={"iommu": True, "slots": {2: Slot("DMA-FQ")}}), "IOMMU", "GPU2", "iommu=pt"),
         ("ACS before PCIe pairs", machine(driver={"paths": pairs(4, "PIX")},
          host={"slots": {2: Slot("", ("0000:40:01.0",))}}), "ACS", "0000:40:01.0", "setpci -s 0000:40:01.0"),
-        ("a full disk", machine(runs=Folder("/s", Space(GIB, 10), writable=True)), "saved runs", "10 B", "--output"),
-        ("no right to write", machine(runs=Folder("/s", Space(GIB, GIB))), "saved runs", "/s cannot", "XDG_STATE_HOME"),
-        ("no home", machine(runs=Folder(error="there is no home folder")), "saved runs", "no home", "--output"),
         ("little memory for cores", machine((), backend="host", host={"memory_available": GIB}), "memory", "1 GiB",
          "--sizes"),
         ("one queue", machine(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), "CUDA_DEVICE_MAX_CONNECTIONS",

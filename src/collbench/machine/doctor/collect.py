@@ -18,7 +18,7 @@ from typing import Any
 
 from collbench.machine import containers, nvml
 from collbench.machine.cuda_variables import recorded
-from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_affinity import read_affinity
@@ -263,14 +263,6 @@ def space(folder: pathlib.Path) -> Space | None:
     return Space(usage.total, usage.free)
 
 
-def runs_folder(path: pathlib.Path) -> Folder:
-    """Return the room where runs are saved: that of the nearest folder that exists already."""
-    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), None)
-    if existing is None or not existing.is_dir():
-        return Folder(str(path), error=f"{path} cannot be made: {existing} is not a folder")
-    return Folder(str(path), space(existing), os.access(existing, os.W_OK | os.X_OK))
-
-
 def hypervisor(root: pathlib.Path) -> str:
     """Return the virtual machine's maker or kind, "" on bare metal."""
     if (root / "sys/hypervisor/type").exists():
@@ -284,7 +276,6 @@ def hypervisor(root: pathlib.Path) -> str:
 
 def examine(
     backend: str,
-    runs: Folder,
     environment: Mapping[str, str],
     nccl: str | None = None,
     root: pathlib.Path = pathlib.Path("/"),
@@ -301,7 +292,6 @@ def examine(
     return Facts(
         backend=backend,
         host=host(root, environment, [gpu.device for gpu in driver.gpus]),
-        runs=runs,
         driver=driver,
         software=libraries,
         environment=recorded(environment, torch=True)

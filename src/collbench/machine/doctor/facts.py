@@ -65,16 +65,6 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """Where runs are saved: the path, the room there, whether this user may write. `error` where there is none."""
-
-    path: str = ""
-    space: Space | None = None
-    writable: bool = False
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Slot:
     """The PCIe path up from one GPU."""
 
@@ -115,7 +105,6 @@ class Facts:
 
     backend: str
     host: Host
-    runs: Folder
     driver: Driver = field(default_factory=Driver)
     software: Software = field(default_factory=Software)
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that NCCL and CUDA read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from collbench.machine import labels
-from collbench.machine.doctor.facts import Facts, Folder, Gpu, Host
+from collbench.machine.doctor.facts import Facts, Gpu, Host
 from collbench.machine.doctor.findings import Level, Line, Lines, fail, line, ok, tags, unknown, warn
 from collbench.machine.network_affinity import nearest
 from collbench.machine.network_ports import down, slower
@@ -23,8 +23,6 @@ _MIN_SHM_A_GPU = 8 * _MIB
 _CUMEM_CUDA = (12, 6)
 # The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
 _FEW_FILES = 1024
-# A run of all sizes on 8 GPUs is a file of 10 MB: room for several.
-_LITTLE_ROOM = 100 * _MIB
 # Two messages of 64 MiB a core and what torch takes in each of eight processes.
 _LITTLE_MEMORY = 4096 * _MIB
 _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; "identity" passes addresses through
@@ -54,7 +52,6 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
         yield from _gpu_direct(host)
         yield from _ports(host.network_ports)
         yield from _affinity(host.near_cards)
-    yield _saved_runs(facts.runs)
 
 
 def _shared_memory(facts: Facts, gpus: int) -> Line:
@@ -218,15 +215,3 @@ def _affinity(near: Mapping[int, Mapping[str, str]]) -> Lines:
     elif known:
         routes = ", ".join(f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items())
         yield ok(name, f"nearest cards: {routes}")
-
-
-def _saved_runs(folder: Folder) -> Line:
-    name, fix = "saved runs", "name a file with --output, or another folder with XDG_STATE_HOME"
-    if folder.error:
-        return warn(name, folder.error, fix)
-    if not folder.writable:
-        return warn(name, f"{folder.path} cannot be written", fix)
-    if folder.space is None:
-        return unknown(name, f"{folder.path}: its free space is unknown")
-    text = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
-    return warn(name, text, fix) if folder.space.free < _LITTLE_ROOM else ok(name, text)
