@@ -90,13 +90,13 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
 def _request(name: str, given: Mapping[str, str | bool | None]) -> Request:
     """Return the request that a command makes of its options by name, those of None and False left out."""
-    context, words = _called(name, given)
+    context, words = called(name, given)
     own = own_options(context.params)
     del own["as_json"]  # how a page is printed
     return cast("MeasuringCommand", context.command).plan(request_of(name, context.params, words), **own)
 
 
-def _called(
+def called(
     name: str, given: Mapping[str, str | bool | None], arguments: Sequence[str] = ()
 ) -> tuple[click.Context, list[str]]:
     """Return a command's options, read as it reads them, and its words; options of None are left out.
@@ -155,7 +155,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     if backend not in BACKENDS or BACKENDS[backend].nvml:
         selecting.check_cuda_is_down()
     words = [f"{keywords.whole('k', k, least=1)}", *([] if run is None else [keywords.file_name(run)])]
-    context, _ = _called(
+    context, _ = called(
         "select",
         {
             "exclude": _excluded_gpus(exclude),

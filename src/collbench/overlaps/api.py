@@ -1,22 +1,21 @@
-"""A collective that overlaps compute: from typed options to a request, and to a run."""
+"""A collective that overlaps compute: from options to a request, and to a run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from collbench.api import keywords
 from collbench.api.measured_run import MeasuredRun
-from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
+from collbench.api.measuring import check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
-from collbench.model.capabilities import BACKENDS, capabilities
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import parse_sizes
 from collbench.overlaps import measure as bench
 from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.overlaps.measure import OverlapRequest
@@ -32,21 +31,6 @@ _GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKi
 # them.
 _GPU_TRIALS, _CORE_TRIALS = 6, 5
 _MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapOptions(RunOptions):
-    """The options of `collbench overlap`, as values; None leaves the choice to the backend's defaults.
-
-    `sizes` are bytes, `ctas` thread blocks for NCCL.
-    """
-
-    operation: Operation = Operation.ALLREDUCE
-    sizes: tuple[int, ...] | None = None
-    computes: tuple[Compute, ...] | None = None
-    priorities: tuple[Priority, ...] = (Priority.NORMAL,)
-    ctas: tuple[int, ...] | None = None
-    trials: int | None = None
 
 
 def parse_computes(text: str) -> tuple[Compute, ...]:
@@ -71,32 +55,30 @@ def parse_operation(text: str) -> Operation:
     return matched
 
 
-def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
-    """Return what the options ask for; the command line is `command`, for people. Raises UsageError."""
+def request_of(values: Mapping[str, Any], command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
+    """Return what the options of `collbench overlap` ask for, by name; the command line is `command`, for people.
+
+    None leaves the choice to the backend's defaults. Raises UsageError.
+    """
     check_no_launcher("overlap")
-    if options.operation not in OPERATIONS:
-        raise UsageError(f"overlap cannot run {options.operation}: choose from {', '.join(OPERATIONS)}")
-    name = resolved_backend(options.backend, options.fabric, notices)
-    cores = capabilities(name).cores
-    if cores and (options.ctas is not None or Priority.HIGH in options.priorities):
+    name = resolved_backend(values["backend"], values["fabric"], notices)
+    cores, priorities = capabilities(name).cores, PRIORITIES[values["priority"]]
+    if cores and (values["ctas"] is not None or Priority.HIGH in priorities):
         raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")
     sizes, computes, trials = (
         (_CORE_SIZES, _CORE_COMPUTE, _CORE_TRIALS) if cores else (_GPU_SIZES, _GPU_COMPUTE, _GPU_TRIALS)
     )
     return OverlapRequest(
         backend=name,
-        operation=options.operation,
-        sizes=options.sizes or sizes,
-        computes=options.computes or (computes,),
-        priorities=options.priorities,
-        ctas=options.ctas or (None,),
-        trials=options.trials or trials,
-        seed=new_seed() if options.seed is None else options.seed,
+        sizes=values["sizes"] or sizes,
+        computes=values["computes"] or (computes,),
+        priorities=priorities,
+        ctas=values["ctas"] or (None,),
+        trials=values["trials"] or trials,
+        seed=new_seed() if values["seed"] is None else values["seed"],
         command=tuple(command),
-        devices=options.devices,
-        requested_sizes=options.sizes,
-        fabric=options.fabric,
-        force=options.force,
+        requested_sizes=values["sizes"],
+        **{option: values[option] for option in ("operation", "devices", "fabric", "force")},
     )
 
 
@@ -152,33 +134,22 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
     that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
+    from collbench.cli.calls import called  # late: the command needs no other command
+
     keywords.check_only_process("overlap")
-    size_list = keywords.optional(keywords.listed, "sizes", sizes)
-    compute_list = keywords.optional(keywords.listed, "compute", compute)
-    cta_list = keywords.optional(keywords.listed, "ctas", ctas)
-    options = OverlapOptions(
-        operation=parse_operation(keywords.text("operation", operation)),
-        sizes=keywords.optional(parse_sizes, size_list),
-        computes=keywords.optional(parse_computes, compute_list),
-        priorities=PRIORITIES[keywords.text("priority", priority, choices=PRIORITIES)],
-        ctas=keywords.optional(parse_ctas, cta_list),
-        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
-        devices=keywords.optional(keywords.listed, "devices", devices),
-        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.file_name, fabric),
-        seed=keywords.seed(seed),
-    )
-    command_line = keywords.command_line(
-        ["overlap", options.operation, "--priority", priority, "--backend", backend],
-        {
-            "--devices": options.devices,
-            "--sizes": size_list,
-            "--compute": compute_list,
-            "--ctas": cta_list,
-            "--fabric": options.fabric,
-        },
-    )
-    request = request_of(options, command_line)
+    given = {
+        "devices": keywords.optional(keywords.listed, "devices", devices),
+        "sizes": keywords.optional(keywords.listed, "sizes", sizes),
+        "computes": keywords.optional(keywords.listed, "compute", compute),
+        "priority": keywords.text("priority", priority),
+        "ctas": keywords.optional(keywords.listed, "ctas", ctas),
+        "trials": keywords.optional(keywords.listed, "trials", trials),
+        "backend": keywords.text("backend", backend),
+        "fabric": keywords.optional(keywords.file_name, fabric),
+        "seed": keywords.optional(keywords.listed, "seed", seed),
+    }
+    context, words = called("overlap", given, [keywords.text("operation", operation)])
+    request = request_of(context.params, words)
     done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
     if done.failure is not None:
         raise done.failure

@@ -10,9 +10,8 @@ import click
 from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES
-from collbench.model.operations import Operation
 from collbench.overlaps import api as overlapping
-from collbench.overlaps.api import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
+from collbench.overlaps.api import PRIORITIES, Overlapping, parse_computes, parse_ctas
 
 
 @click.command()
@@ -46,7 +45,7 @@ from collbench.overlaps.api import PRIORITIES, OverlapOptions, Overlapping, pars
     click.option("--trials", metavar="N", type=options.COUNT, help="Trials of each data point.  [default: 6; host: 5]"),
     *options.of_workers,
 )
-def overlap(operation: Operation, *, priority: str, as_json: bool, **option_values: Any) -> None:
+def overlap(*, as_json: bool, **values: Any) -> None:
     """Time a collective and compute on the same GPUs, each alone and both together.
 
     One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
@@ -61,7 +60,6 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **option_valu
       collbench overlap allgather --compute gemm:4096,memory
       collbench overlap --sizes 256M --ctas 4,8,16
     """
-    overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
-    request = overlapping.request_of(overlap_options, options.command_line("overlap"), NOTICES)
-    path = overlap_options.output or new_file("overlap", request.backend)
+    request = overlapping.request_of(values, options.command_line("overlap"), NOTICES)
+    path = values["output"] or new_file("overlap", request.backend)
     measure_with_workers(partial(Overlapping, request, path, NOTICES), "collbench.overlaps.section", as_json=as_json)
