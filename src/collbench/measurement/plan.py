@@ -73,10 +73,10 @@ _MAX_MESSAGES = 20
 _MAX_SMALL, _SMALL_BELOW = 16, 2**20
 # Where other copies cover a batch, as many messages again follow it (csrc/copies.hpp).
 _MAX_COVERED = 14
-# Their batches, and those of local copies, have lengths of their own: a host link is ten times slower than an NVLink
-# and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5), 8 GiB take 4 ms at 2,080 GB/s, as
-# nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
-_COVERED_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 8 * 2**30
+# Their batches, and those of other copies with host memory and of local copies, have lengths of their own: a host link
+# is ten times slower than an NVLink and a GPU's memory five times faster. 256 MiB take 4.9 ms at 55 GB/s (PCIe gen 5),
+# 8 GiB take 4 ms at 2,080 GB/s, as nvbandwidth's 16 × 512 MiB do [2 × H200]; a batch's start and end are 10 µs.
+_COVERED_BATCH_BYTES, _HOST_BATCH_BYTES, _LOCAL_BATCH_BYTES = 256 * 2**20, 512 * 2**20, 8 * 2**30
 # Accesses of a pointer chase: 248 on each of an H200's 132 multiprocessors, 28 ms. From one multiprocessor to the next
 # takes the time of about one access.
 _CHASE_ACCESSES = 32768
@@ -104,6 +104,8 @@ def iterations(work: Work, members: int, size_bytes: int, batch_bytes: int) -> i
 def _own_batch_bytes(work: Work, shared: int) -> int:
     if work.variant.covered:
         return _COVERED_BATCH_BYTES
+    if work.variant.host_memory or work.variant is Variant.STAGED:
+        return _HOST_BATCH_BYTES
     return _LOCAL_BATCH_BYTES if work.variant is Variant.LOCAL else shared
 
 

@@ -207,7 +207,7 @@ class CudaBackend(Backend):
             # processes do not know what this GPU has room for.
             whole = max(largest_bytes, own if self._alone else _SMALLEST_BUFFER)
             # Pinning took 5 s for the 8 GiB of two H100s. So a batch of host copies has fewer slots, and fewer of its
-            # messages are verified: 4 of 20 at 64 MiB, not 16.
+            # messages are verified: 4 of 8 at 64 MiB.
             self._gpus.allocate(whole, max(largest_bytes, _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
