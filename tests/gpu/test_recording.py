@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,30 +23,46 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recording.py"
 _LEAST_NCCL = (2, 27)  # events of kernels have had the GPU's clock since
 
 
-def _recorded(name: str, folder: Path, *options: str) -> None:
-    """Let the benchmark record one job into a folder; it fails where calls differ from what the job says."""
-    command = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(folder), *options]
+JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
+
+
+def _record(name: str, folder: Path) -> str:
+    """Let the benchmark record one job into a folder, without GPU times and with; return why it failed, or "".
+
+    It fails where calls, bytes or their order differ from what the job says.
+    """
+    options = ["--repeats", "0", "--gpu-times", *(["--traces"] if name == "ddp" else [])]
+    command = [sys.executable, str(_BENCHMARK), "--jobs", name, "--out", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     log = (folder / f"{name}.log").read_text(encoding="utf-8")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
+    return "" if done.returncode == 0 else f"{done.stdout}\n{done.stderr}\n{log}"
 
 
-# With kernels' times, the next test, the benchmark compares calls, bytes and order of every job, too.
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return a folder with every job's record, and why some failed: all at once, as starting torch takes the time."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with ThreadPoolExecutor(len(JOBS)) as threads:
+        return folder, dict(zip(JOBS, threads.map(lambda name: _record(name, folder), JOBS), strict=True))
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["ddp", "killed"])
-def test_calls_bytes_and_order_are_the_jobs(name: str, tmp_path: Path) -> None:
-    _recorded(name, tmp_path)
-    job = job_file.load(tmp_path / f"{name}-job.json")
+def test_calls_bytes_and_order_are_the_jobs(name: str, recorded: tuple[Path, dict[str, str]]) -> None:
+    folder, failures = recorded
+    assert not failures[name], failures[name]
+    job = job_file.load(folder / f"{name}-job.json")
     assert job.nccl
     assert [rank.device for rank in job.ranks] == [0, 1]
     assert not any(call.captured for call in job.calls)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "moe", "graph", "killed"])
-def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, tmp_path: Path) -> None:
-    _recorded(name, tmp_path, "--gpu-times", *(["--traces"] if name == "ddp" else []))
-    job = job_file.load(tmp_path / f"{name}-gpu-job.json")
+@pytest.mark.parametrize("name", JOBS)
+def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, recorded: tuple[Path, dict[str, str]]) -> None:
+    folder, failures = recorded
+    assert not failures[name], failures[name]
+    job = job_file.load(folder / f"{name}-gpu-job.json")
     if tuple(map(int, job.nccl.split(".")[:2])) < _LEAST_NCCL:
         assert Unknown.GPU_TIMES in job.unknown
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +37,25 @@ def by_torchrun(tmp_path: Path, count: int, *arguments: str) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Operation, int], Future[Run]]:
+    """Return the run of each collective: a few at a time, because starting them takes the time, not measuring."""
+
+    def run(operation: Operation, count: int) -> Run:
+        folder = tmp_path_factory.mktemp(f"{operation}-{count}")
+        return by_torchrun(folder, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
+
+    cases = list(itertools.product(COLLECTIVES, COUNTS))
+    with ThreadPoolExecutor(4) as threads:
+        return {case: threads.submit(run, *case) for case in cases}
+
+
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("operation", COLLECTIVES)
-def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, count: int, tmp_path: Path) -> None:
-    run = by_torchrun(tmp_path, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
+def test_every_collective_is_exact_in_and_out_of_place(
+    operation: Operation, count: int, runs: dict[tuple[Operation, int], Future[Run]]
+) -> None:
+    run = runs[operation, count].result()
     points = {(measurement.point.members, measurement.point.variant) for measurement in run.measurements}
     everyone = tuple(range(count))
     assert points == {(everyone, Variant.PLAIN), (everyone, Variant.IN_PLACE)}
