@@ -91,6 +91,15 @@ def test_bands_of_small_machines(title: str, machine: Wiring, lo: float, hi: flo
     assert found.basis == how
 
 
+def test_where_nvlinks_close_no_ring_a_tree_may_be_faster_than_a_ring_over_pcie() -> None:
+    """Up and down 2-0-1-3 the message crosses each hop once each way, where a ring moves 1.5 times its size."""
+    chain = wired(4, {(0, 1): "NV2", (0, 2): "NV1", (1, 3): "NV2"}, V100)
+    band = predict(chain)
+    assert (band.lo, band.hi) == pytest.approx((9.5 / 2, 24.2 * 1.5), rel=0.01)
+    assert str(band.how) == "one PCIe ring or a tree of NVLinks"
+    assert by_pairs(chain).hi == 9.5
+
+
 def test_noise_does_not_split_equal_links() -> None:
     """Four links within 1% of each other are two rings of one kind, not rings of four kinds."""
     noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}

@@ -60,16 +60,16 @@ def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "rings", "sets"),  # docs/method/choosing.md 6
-    [(3, 2, 8), (4, 4, 2), (5, 2, 24), (6, 4, 4), (7, 4, 8)],
+    ("k", "rings", "measured"),  # docs/method/choosing.md 6; on another set of three and of five a tree may be faster
+    [(3, 2, 3), (4, 4, 2), (5, 2, 3), (6, 4, 4), (7, 4, 4)],
 )
-def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, sets: int) -> None:
+def test_on_a_dgx_1v_a_choice_has_the_most_rings(k: int, rings: int, measured: int) -> None:
     chosen = choose(dgx_1v(), k)
     assert chosen.band is not None
     assert (chosen.band.how, chosen.band.rings) == (How.NVLINK_RINGS, rings)
     assert chosen.band.lo < rings * 24.2 < chosen.band.hi
     alike = [some for some in chosen.finalists if (some.band.how, some.band.rings) == (How.NVLINK_RINGS, rings)]
-    assert len(alike) == min(sets, 4)
+    assert len(alike) == measured
 
 
 def test_the_reason_names_what_was_gained() -> None:

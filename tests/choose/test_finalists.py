@@ -44,7 +44,7 @@ def picked(
     members = list(combinations(range(len(wired)), k))
     ends = [np.array([(given or {}).get(some, usual) for some in members]) for given in (lo, hi)]
     hop = np.array([(hops or {}).get(some, 0.0) for some in members])
-    field = Candidates(all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], heuristic=False)
+    field = Candidates(all_sets(len(wired), k), ends[0], ends[1], hop, ends[0], np.zeros(len(members)), heuristic=False)
     with np.errstate(all="raise"):
         found = finalists(wired, field, members.index(chosen), 0.02)
     assert [some.members for some in found if some.default] == [tuple(range(k))]
@@ -137,7 +137,9 @@ def more(
     """Return the further sets of two of six devices, of which most reach at least `lo` and at most 100 GB/s."""
     members = list(combinations(range(6), 2))
     ends = np.full(len(members), lo), np.array([hi.get(some, 100.0) for some in members])
-    field = Candidates(all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], heuristic=False)
+    field = Candidates(
+        all_sets(6, 2), *ends, np.full(len(members), hops), ends[0], np.zeros(len(members)), heuristic=False
+    )
     return [some.members for some in further(machine(), field, measured, 0.02, share)]
 
 
@@ -170,7 +172,7 @@ def test_what_a_crowded_set_keeps_over_pcie_says_nothing_about_a_less_crowded_on
     wired = machine(hosts=((0, 2, 4), (1, 3, 5)), within=within)
     sets = all_sets(6, 3)
     ends = np.full(len(sets), 30.0), np.full(len(sets), 100.0)
-    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], heuristic=False)
+    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], np.zeros(len(sets)), heuristic=False)
     found = [some.members for some in further(wired, field, {(0, 2, 4): 50.0}, 0.02, 1.0)]
     assert len(found) == MOST_FINALISTS
     assert (1, 3, 5) not in found
@@ -182,13 +184,29 @@ def test_a_ring_that_may_have_met_a_slow_pair_says_nothing_about_sets_without_it
     wired = machine(hosts=((0, 1, 2, 3, 4, 5),), slow={(0, 1): 15.0})
     sets = all_sets(6, 3)
     ends = np.full(len(sets), 10.0), np.full(len(sets), 40.0)
-    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], heuristic=False)
+    field = Candidates(sets, *ends, np.full(len(sets), 3.0), ends[0], np.zeros(len(sets)), heuristic=False)
     met: dict[Members, float] = dict.fromkeys([(0, 1, 2), (0, 1, 3)], 14.0)
     found = [some.members for some in further(wired, field, met, 0.02, 1.0)]
     assert len(found) == MOST_FINALISTS
     assert not any({0, 1} <= set(some) for some in found)
     assert further(wired, field, met | {(0, 2, 3): 14.0}, 0.02, 1.0) == ()
     assert picked(wired, (0, 1, 2), hops=dict.fromkeys(combinations(range(6), 3), 3.0))[1] == (0, 2, 3)
+
+
+@pytest.mark.parametrize(("reached", "expected"), [(20.0, 0), (70.0, 1)])
+def test_one_set_with_a_tree_shows_whether_nccl_runs_trees(reached: float, expected: int) -> None:
+    """Bands promise 40 GB/s over PCIe, trees 80 and 75: what the first one reaches tells for the second one."""
+    sets, alike = list(combinations(range(6), 3)), np.ones(20)
+    trees = {(0, 1, 2): 80.0, (3, 4, 5): 75.0}
+    tree = np.array([trees.get(some, 0.0) for some in sets])
+    field = Candidates(all_sets(6, 3), 20 * alike, 40 * alike, 3 * alike, 20 * alike, tree, heuristic=False)
+    wired = machine(hosts=((0, 1, 2, 3, 4, 5),))
+    with np.errstate(all="raise"):
+        assert (0, 1, 2) in [some.members for some in finalists(wired, field, sets.index((0, 1, 3)), 0.02)]
+        found = further(wired, field, {(0, 1, 3): 39.5, (0, 1, 2): reached}, 0.02, 1.0)
+    assert [some.members for some in found] == []
+    found = further(wired, field, {(0, 1, 3): 39.5, (3, 4, 5): reached}, 0.02, 1.0)
+    assert [some.members for some in found] == [(0, 1, 2)] * expected
 
 
 def test_a_narrow_band_that_is_missed_by_far_proves_nothing() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.rings import Rates, all_sets, best_ring, masks, ring_table
+from collbench.choose.rings import Rates, all_sets, best_ring, chain_table, masks, ring_table
 
 
 def by_trying_every_order(rates: Rates) -> float:
@@ -36,6 +36,16 @@ def test_the_table_holds_the_best_ring_of_every_set(rates: Rates, data: st.DataO
     assert [tuple(some) for some in sets.tolist()] == list(combinations(range(len(rates)), k))
     for some, mask in zip(sets, masks(sets), strict=True):
         assert table[mask] == by_trying_every_order(rates[np.ix_(some, some)])
+
+
+@given(machines(), st.data())
+def test_the_table_holds_the_best_chain_of_every_set(rates: Rates, data: st.DataObject) -> None:
+    k = data.draw(st.integers(2, len(rates)))
+    table = chain_table(rates, k)
+    for some in combinations(range(len(rates)), k):
+        orders = permutations(some)
+        best = max(min(rates[hop] for hop in pairwise(order)) for order in orders)
+        assert table[sum(1 << one for one in some)] == best
 
 
 @given(machines(), st.data())

@@ -13,6 +13,7 @@ from collbench.choose.rings import (
     MOST_MEMBERS,
     Sets,
     best_ring,
+    chain_table,
     cut_bound,
     masks,
     most_rings,
@@ -52,6 +53,9 @@ def predict(wired: Wiring) -> Band:
     if band.how is How.PCIE_RING and band.lo:
         crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
         least = _LEAST_OVER_PCIE if crowded else min(1.0, _LEAST_OVER_PCIE * band.hi / band.lo)
+        tree = float(over_tree(wired, np.arange(ranks)[None, :])[0])
+        if tree > hi:
+            return replace(band, lo=band.lo * least, hi=tree, how=How.TREE)
     elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
         least, most, limit = _LEAST_OF_PAIRS, _MOST_OF_PAIRS, ceiling(wired)
         if ranks > FEW_RANKS:
@@ -137,6 +141,19 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     # A pair loads the host with two hops. If no check loaded it with more, more may have to share what two have.
     kept = np.where(share > CROWDED, share, np.minimum(share, 2 / np.maximum(hops, 1)))
     return hi * kept, hi, hops
+
+
+def over_tree(wired: Wiring, sets: Sets) -> Values:
+    """Return the most that each set's all-reduce reaches if NCCL runs its tree over NVLinks, GB/s; 0 if it cannot.
+
+    Within a node the tree is a chain: the whole message goes up and down each hop. Only a mesh has chains through more
+    than two devices.
+    """
+    nvlink, k = (wired.filled or wired).nvlink, sets.shape[1]
+    slower = np.minimum(nvlink, nvlink.T)
+    if k == 2 or len(slower) >= MOST_MEMBERS or (slower > 0).sum(axis=1).max() < 2:
+        return np.zeros(len(sets))
+    return np.asarray(chain_table(slower, k)[masks(sets)] * Operation.ALLREDUCE.busbw_factor(k))
 
 
 def lowest_pair(values: Values, sets: Sets) -> Values:

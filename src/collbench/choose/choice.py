@@ -20,6 +20,7 @@ class How(StrEnum):
     NVSWITCH = "NVSwitch"
     NVLINK_RINGS = "NVLink rings"
     PCIE_RING = "one PCIe ring"
+    TREE = "one PCIe ring or a tree of NVLinks"
 
 
 @dataclass(frozen=True, slots=True)

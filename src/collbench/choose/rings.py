@@ -145,6 +145,16 @@ def ring_table(rates: Rates, k: int) -> Rates:
     return table
 
 
+def chain_table(rates: Rates, k: int) -> Rates:
+    """Return for each set of k devices, as a bit mask, the slowest hop of the chain that makes it fastest; else 0.
+
+    A chain is a ring through one more device, which joins its ends.
+    """
+    closed = np.full((len(rates) + 1, len(rates) + 1), np.inf)
+    closed[1:, 1:] = rates
+    return ring_table(closed, k + 1)[1::2]
+
+
 def best_ring(rates: Rates) -> float:
     """Return the slowest hop of the fastest directed ring through all devices of `rates`, in its unit.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, packing, predict
+from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, over_tree, packing, predict
 from collbench.choose.choice import Candidate, Members
 from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.choose.wiring import CROWDED, Wiring
@@ -101,7 +101,8 @@ class Candidates:
     """The sets that were examined, shape (sets, k), each with its band's ends in GB/s and the hops through the host.
 
     `quick` is a cheap value of each set, GB/s: an upper bound for meshes, else `lo`. A mesh whose bound is too low for
-    it to be among the best keeps that bound as `hi`.
+    it to be among the best keeps that bound as `hi`. `tree` is what NCCL's tree reaches at most over NVLinks that make
+    no ring, 0 where it cannot run.
     """
 
     sets: Sets
@@ -109,11 +110,12 @@ class Candidates:
     hi: Values
     hops: Values
     quick: Values
+    tree: Values
     heuristic: bool
 
     def only(self, which: NDArray[np.bool_]) -> Candidates:
         """Return the sets that are flagged."""
-        names = ("sets", "lo", "hi", "hops", "quick")
+        names = ("sets", "lo", "hi", "hops", "quick", "tree")
         return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
@@ -125,11 +127,13 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
         if wired.labelled is not None:
             other = _judge_all(wired.labelled, sets, delta)
             lo, hi = np.minimum(candidates.lo, other.lo), np.maximum(candidates.hi, other.hi)
-            return replace(candidates, lo=lo, hi=hi, quick=np.maximum(candidates.quick, other.quick))
+            quick, tree = np.maximum(candidates.quick, other.quick), np.maximum(candidates.tree, other.tree)
+            return replace(candidates, lo=lo, hi=hi, quick=quick, tree=tree)
         if wired.filled is None:
             return candidates
         filled = _judge_all(wired.filled, sets, delta)
-        return replace(candidates, lo=np.minimum(candidates.lo, filled.hi), hi=filled.hi, hops=filled.hops)
+        lo = np.minimum(candidates.lo, filled.hi)
+        return replace(candidates, lo=lo, hi=filled.hi, hops=filled.hops, tree=filled.tree)
     return _judge_some(wired, sorted(grown(wired, k)))
 
 
@@ -148,7 +152,7 @@ def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     sets = [first, *quick[:_MOST_JUDGED]]
     bands = [by_pairs(wired.of(members)) for members in sets]
     lo, hi, hops = (np.array([getattr(band, end) for band in bands], dtype=float) for end in ("lo", "hi", "hops"))
-    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
+    return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, np.zeros(len(sets)), heuristic=True)
 
 
 def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
@@ -156,7 +160,8 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     sound = lowest_pair(np.where(wired.broken | wired.broken.T, 0.0, 1.0), sets) >= 1
     if sets.shape[1] == 2:
         rate = np.minimum(wired.rates, wired.rates.T)[sets[:, 0], sets[:, 1]] * sound
-        return Candidates(sets, rate, rate, np.zeros(len(sets)), rate, heuristic=False)
+        none = np.zeros(len(sets))
+        return Candidates(sets, rate, rate, none, rate, none, heuristic=False)
     lo, hi, hops = over_pcie(wired, sets)
     planes = wired.plane[sets]
     switched = (planes[:, 0] >= 0) & (planes == planes[:, :1]).all(axis=1)
@@ -169,7 +174,8 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     if (wired.nvlink > 0).any():
         closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
     meshed = np.flatnonzero(~switched & sound & closed)
-    candidates = Candidates(sets, lo, hi, hops, quick, heuristic=False)
+    tree = np.where(switched | closed, 0.0, over_tree(wired, sets) * sound)
+    candidates = Candidates(sets, lo, hi, hops, quick, tree, heuristic=False)
     if len(meshed):
         hops[meshed] = 0
         # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
@@ -228,7 +234,7 @@ FURTHER_ROUNDS = 4
 # A finalist below this share of its prediction shows that the prediction is wrong, not what NCCL keeps of a link.
 _FAR_SHORT = 0.85
 # The figures of a kind but the last.
-_COARSE = 6
+_COARSE = 7
 # Of equal slowest pairs, noise may round one to the next step.
 _ROUNDED = (0, 0, 1)
 
@@ -243,7 +249,7 @@ def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) 
     least = candidates.lo[chosen]
     if candidates.hops[chosen]:
         least = min(least, CROWDED * candidates.hi[chosen])
-    able = candidates.hi >= least * (1 - delta)
+    able = np.maximum(candidates.hi, candidates.tree) >= least * (1 - delta)
     kinds = _kinds(wired, candidates, delta)
     order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
     order = order[able[order]]
@@ -266,7 +272,8 @@ def further(
     crowded hop, though not in sets with fewer members on a host bridge or a NUMA node than it has, or without a pair as
     slow as its slowest. Elsewhere one whose band is narrow shows how k GPUs compare with a pair, unless it falls far
     short. Without such a one, k GPUs may reach `share` of the bound: a finalist with a slow link says nothing about
-    sets without it. Of equal sets those go first that share the fewest devices with what was measured.
+    sets without it. What trees over NVLinks reach, those finalists show on which they can run. Of equal sets those go
+    first that share the fewest devices with what was measured.
     """
     index_of = {tuple(some): index for index, some in enumerate(candidates.sets.tolist())}
     known = [index_of[some] for some in measured if some in index_of]
@@ -275,12 +282,16 @@ def further(
     narrow = candidates.lo[known] >= candidates.hi[known] * (1 - delta)
     host, bounds = candidates.hops > 0, candidates.hi.copy()
     shown = host[known] | (narrow & (ratios >= _FAR_SHORT * share))
+    trees = candidates.tree[known] > 0
+    ringed = ~trees | (ratios <= 1 + delta)  # else a tree ran, which says nothing about rings
     burdens = _burdens(wired, candidates, delta) * host[:, None]
     for burden in np.unique(burdens, axis=0):
         kind = (burdens == burden).all(axis=1)
-        telling = (host[known] == burden.any()) & (burdens[known] <= burden + _ROUNDED).all(axis=1)
+        telling = ringed & (host[known] == burden.any()) & (burdens[known] <= burden + _ROUNDED).all(axis=1)
         best = ratios[telling][np.argmax(reached[telling])] if telling.any() else 0.0
         bounds[kind] *= best if (telling & shown).any() else max(best, share)
+    of_trees = float((reached[trees] / candidates.tree[known][trees]).max()) if trees.any() else 1.0
+    bounds = np.maximum(bounds, of_trees * candidates.tree)
     bounds[known] = 0.0
     able = np.flatnonzero(bounds > max(measured.values()) * (1 + delta))
     steps = _steps(np.column_stack([bounds, candidates.lo])[able], delta)
@@ -304,10 +315,11 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    The figures: the band, the hops, how crowded, the slowest pair, and the bandwidth inside.
+    The figures: the band, the hops, how crowded, the slowest pair, the tree, and the bandwidth inside.
     """
-    lo, hi, inside = (_steps(rates, delta) for rates in (candidates.lo, candidates.hi, _inside(wired, candidates)))
-    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), inside])
+    rates = (candidates.lo, candidates.hi, candidates.tree, _inside(wired, candidates))
+    lo, hi, tree, inside = (_steps(some, delta) for some in rates)
+    return np.column_stack([lo, hi, candidates.hops, _burdens(wired, candidates, delta), tree, inside])
 
 
 def _burdens(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
