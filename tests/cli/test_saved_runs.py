@@ -70,10 +70,9 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(
-        suitable_run, "here", lambda criteria, present: Here(criteria.backend, present, "580.159.04", "2.28.9")
+        suitable_run, "here", lambda criteria: Here(criteria.backend, criteria.candidates, "580.159.04", "2.28.9")
     )
     monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
-    monkeypatch.setattr(suitable_run, "health_of", lambda devices: ())
     (tmp_path / "train.py").touch()
     return where
 

@@ -42,17 +42,20 @@ from tests.sim.made import faulty_file
 DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
 
 
+def present(*states: Health) -> Present:
+    """Return four GPUs that are only listed, in these states, and well without any."""
+    by_uuid = {gpu.uuid: state for gpu, state in zip(gpus(4), states or (Health(processes=0),) * 4, strict=True)}
+    return Present("cuda", gpus(4), states=by_uuid)
+
+
 @pytest.fixture
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(factory, "look", lambda backend: Present("cuda", gpus(4)))
-    monkeypatch.setattr(
-        suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9", criteria.barred)
-    )
+    monkeypatch.setattr(factory, "look", lambda backend: present())
+    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9", of.barred))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
-    monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -78,7 +81,7 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
 ) -> None:
     """In the saved run GPU2 had no other process; now it has one."""
     now = tuple(Health(processes=int(index == 2)) for index in range(4))
-    monkeypatch.setattr(suitable_run, "health_of", lambda _: now)
+    monkeypatch.setattr(factory, "look", lambda _: present(*now))
     result = program("select", "2", "--no-verify", "--format", "list")
     assert result.status == 0, result.err
     assert "2" not in result.out.strip().split(",")
@@ -118,7 +121,7 @@ def test_as_many_as_there_are_need_no_measurement(program: Program, saved_run: R
 
 def test_a_gpu_in_mig_mode_is_not_chosen(program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the saved run's pairs 2-3 is the fastest, and 0-1 the slowest."""
-    monkeypatch.setattr(factory, "look", lambda _: Present("cuda", gpus(4)[:3], mig=gpus(4)[3:]))
+    monkeypatch.setattr(factory, "look", lambda _: replace(present(), devices=gpus(4)[:3], mig=gpus(4)[3:]))
     result = program("select", "2", "--no-verify")
     assert result.out.startswith("GPU0, GPU2 "), result.err
     assert "left out  GPU3: in MIG mode, whose instances have no P2P\n" in result.out
@@ -128,7 +131,7 @@ def test_a_gpu_in_mig_mode_is_not_chosen(program: Program, saved_run: Run, monke
 def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
     program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suitable_run, "health_of", lambda _: (Health(processes=1), *[Health(processes=0)] * 3))
+    monkeypatch.setattr(factory, "look", lambda _: present(Health(processes=1), *[Health(processes=0)] * 3))
     result = program("select", "4")
     assert (result.status, result.out) == (2, "")
     assert "GPU0" in result.line

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from collbench.api import suitable_run
 from collbench.api.suitable_run import SuitableRun
 from collbench.model.run import Health, Run
 from tests.builders import pair_run, shared, throttled
@@ -19,34 +16,29 @@ def a_run() -> Run:
     return run
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPU0 is free again; GPU1 has an occupant, and three NVLink errors since it was measured."""
-    states = (Health(processes=0, nvlink_errors=5), Health(processes=2, nvlink_errors=3))
-    monkeypatch.setattr(suitable_run, "health_of", lambda _devices: states)
+# GPU0 is free again; GPU1 has an occupant, and three NVLink errors since it was measured.
+_STATES = (Health(processes=0, nvlink_errors=5), Health(processes=2, nvlink_errors=3))
+NOW = {device.uuid: state for device, state in zip(a_run().devices, _STATES, strict=True)}
 
 
-@pytest.mark.usefixtures("now")
 def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
-    suitable = SuitableRun(a_run(), "saved").as_now()
+    suitable = SuitableRun(a_run(), "saved").as_now(NOW)
     assert [state.processes for state in (*suitable.health_before, *suitable.health_after)] == [0, 2, 0, 2]
     assert [state.nvlink_errors for state in (*suitable.health_before, *suitable.health_after)] == [5, 0, 5, 3]
 
 
-@pytest.mark.usefixtures("now")
 def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
     """The probe told its own workers from other processes; NVML by itself cannot."""
     run = a_run()
-    assert SuitableRun(run, "quick probe", probed=True).as_now() is run
+    assert SuitableRun(run, "quick probe", probed=True).as_now(NOW) is run
     run.backend = "host"
-    assert SuitableRun(run, "saved").as_now() is run
+    assert SuitableRun(run, "saved").as_now(NOW) is run
 
 
-@pytest.mark.usefixtures("now")
 def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run = a_run()
     run.health_before = run.health_after = ()
-    suitable = SuitableRun(run, "saved").as_now()
+    suitable = SuitableRun(run, "saved").as_now(NOW)
     assert [state.processes for state in suitable.health_before] == [0, 2]
 
 

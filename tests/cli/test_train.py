@@ -143,7 +143,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
         return save_run(Path("probe.json"), gpus(4))
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", probe)
     return probed
 

@@ -191,8 +191,7 @@ def list_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process find four GPUs that are well."""
     list_only(monkeypatch, fake_gpus())
     monkeypatch.setattr(factory, "resolve", lambda _name: ("cuda", None))
-    monkeypatch.setattr(suitable_run, "here", lambda _, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(suitable_run, "health_of", lambda _devices: ())
+    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
     Path("apptainer").touch(0o700)  # the only program of this machine
 
 

@@ -208,11 +208,12 @@ class FakeRanks:
 def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -> Run:
     """Four GPUs that are only listed, with a saved run in which pair 2, 3 is fastest; nothing else may be measured."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
-    monkeypatch.setattr(factory, "look", lambda _: Present("cuda", gpus(4)))
-    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(
+        factory, "look", lambda _: Present("cuda", gpus(4), states={gpu.uuid: Health(processes=0) for gpu in gpus(4)})
+    )
+    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(folder), gpus(4))
 
 

@@ -18,7 +18,6 @@ from collbench.choose import freshness
 from collbench.choose.restrict import part
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
-from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
@@ -105,20 +104,16 @@ class SuitableRun:
     source: str
     probed: bool = False
 
-    def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
+    def as_now(self, states: Mapping[str, Health]) -> Run:
         """Return the run with the GPUs' current health: whether GPUs were busy when it was saved says little about now.
 
         The NVLink error counters of the run stay as the start values, so that errors since then count. A probe's health
         is kept, because its killed workers may still be on the GPUs. Other processes that trials saw are dropped,
-        because they may have ended. `states` are by UUID; None asks NVML, and raises MachineError for a lost GPU.
+        because they may have ended. `states` are by UUID.
         """
         if self.probed or capabilities(self.run.backend).cores:
             return self.run
-        now = (
-            health_of(self.run.devices)
-            if states is None
-            else tuple(states.get(device.uuid, Health()) for device in self.run.devices)
-        )
+        now = tuple(states.get(device.uuid, Health()) for device in self.run.devices)
         then = self.run.health_before or now
         before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
         measurements = [
@@ -137,9 +132,8 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     If busy devices may be chosen and some are busy, it is a probe: a saved run cannot show how much of a device other
     processes leave now. Raises RunFileError for a named run of another machine, and what `probe` raises.
     """
-    states = criteria.present.states or None
     found = _find(criteria, notices)
-    found = replace(found, run=found.as_now(states))
+    found = replace(found, run=found.as_now(criteria.present.states))
     probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
     if criteria.request.allow_busy and probe_tells:
         from collbench.choose.problem import left_out  # late: numpy
@@ -157,7 +151,7 @@ def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     """
     refused, failed, request = "", False, criteria.request
     if not capabilities(criteria.backend).simulated and not request.fresh:
-        machine = here(criteria, criteria.candidates)
+        machine = here(criteria)
         if request.run is not None:
             run = run_file.load(Path(request.run))
             if refusal := freshness.refusal(run, machine, datetime.now(UTC), request.max_age):
@@ -267,19 +261,12 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
     return ()
 
 
-def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
-    """Return the GPUs' state by position; none of our processes may be on them. Raises MachineError for a lost GPU."""
-    with Nvml() as nvml:
-        states = [nvml.health(device) for device in devices]
-    return tuple(replace(state, others_memory=state.memory_used) for state in states)
-
-
-def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
-    """Return the machine as it is now, to compare saved runs with. Raises MachineError without a driver or NCCL."""
-    if capabilities(criteria.backend).cores:
-        return freshness.Here(criteria.backend, present, besides=criteria.barred)
-    driver = criteria.present.driver or factory.driver_version()
-    return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.barred)
+def here(criteria: RunCriteria) -> freshness.Here:
+    """Return the machine as it is now, to compare saved runs with. Raises MachineError without NCCL."""
+    backend, present = criteria.backend, criteria.candidates
+    if capabilities(backend).cores:
+        return freshness.Here(backend, present, besides=criteria.barred)
+    return freshness.Here(backend, present, criteria.present.driver, _nccl_of_the_job(criteria), criteria.barred)
 
 
 def _nccl_of_the_job(criteria: RunCriteria) -> str:

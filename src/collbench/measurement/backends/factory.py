@@ -257,14 +257,6 @@ def simulated_backend(
     return SimBackend(fabric, seed, tuple(map(every.index, devices_taken)))
 
 
-def driver_version() -> str:
-    """Return the NVIDIA driver's version. Raises MachineError without one."""
-    from collbench.machine.nvml import Nvml
-
-    with Nvml() as nvml:
-        return nvml.driver_version()
-
-
 def here(nvml: Nvml | None = None) -> Machine:
     """Return what is known of this host, with what NVML knows of its driver and GPUs."""
     from collbench.machine import numa
