@@ -116,9 +116,9 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The step of a job as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
+    """The step of a job as rank `rank` sent it. `rows` has each call once, with its count in the step.
 
-    `distinct` has each call once, with its count in the step. `late` are the ranks that are significantly late, the
+    `late` are the ranks that are significantly late, the
     costliest first; `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
     `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
     simulated.
@@ -130,7 +130,6 @@ class Report:
     repeats: bool
     counted: int
     rows: tuple[Row, ...]
-    distinct: tuple[Row, ...]
     ranks: tuple[RankRow, ...]
     gpu: tuple[Exposure, ...]
     late: tuple[LateRank, ...]
@@ -200,7 +199,6 @@ def report(
             alone=(alone or {}).get(call),
         )
 
-    runs, by_call = _folded(job, phase)
     rank_rows = tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks)
     late = [_within(one, group.ranks, rank_rows) for group in groups for one in _late(group)]
     passed = (
@@ -213,8 +211,7 @@ def report(
         phase=phase,
         repeats=job.steps.source is not None,
         counted=len(repetitions),
-        rows=tuple(row(call, indices) for call, indices in runs),
-        distinct=tuple(row(call, indices) for call, indices in by_call.items()),
+        rows=tuple(row(call, indices) for call, indices in _equal(job, phase).items()),
         ranks=rank_rows,
         gpu=tuple(one for one in passed if one is not None),
         late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
@@ -503,21 +500,16 @@ def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> Lat
     return replace(one, waits=min([one.waits, *(limit for limit in limits if limit is not None)]))
 
 
-def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
-    """Return the positions of consecutive equal calls, in order, and of all equal ones.
+def _equal(job: Job, phase: Phase) -> dict[int, list[int]]:
+    """Return the positions of equal calls, by the first of them, in order.
 
     Sends to several peers are alike: one call stands for all.
     """
     first: dict[Call, int] = {}
-    runs: list[tuple[int, list[int]]] = []
-    distinct: dict[int, list[int]] = defaultdict(list)
+    positions: dict[int, list[int]] = defaultdict(list)
     for index, position in enumerate(phase.positions):
-        call = first.setdefault(replace(job.calls[position.call], peer=None), position.call)
-        if not runs or runs[-1][0] != call:
-            runs.append((call, []))
-        runs[-1][1].append(index)
-        distinct[call].append(index)
-    return runs, distinct
+        positions[first.setdefault(replace(job.calls[position.call], peer=None), position.call)].append(index)
+    return positions
 
 
 def _known(values: Values) -> float | None:

@@ -54,13 +54,9 @@ def page(report: Report) -> Iterator[Block]:
     yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
     yield from _gpu(report)
     yield from both("tables", prose(f"\n{filled(_caption(report), NARROW)}"))
-    few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
-    calls = _call_table(report, report.rows[:_MOST_ROWS])
-    yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > _FEW_ROWS)
-    if len(report.rows) > _FEW_ROWS:
-        remaining = len(report.distinct) - len(few)
-        others = f", and {remaining} more" if remaining > 0 else ""
-        yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
+    few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MOST_ROWS])
+    yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > len(few))
+    yield from short(*more(len(report.rows) - len(few), " kinds of calls: --verbose shows all"))
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
@@ -175,7 +171,7 @@ def headline(report: Report) -> str:
         kernels = {row.rank: row.kernels for row in report.ranks if row.kernels is not None}
         clauses.append(f"the kernels of {what} take {_over_ranks(kernels, milli)}; the step time is unknown")
     else:
-        sent = sum(_bytes(report, row) for row in report.distinct)
+        sent = sum(_bytes(report, row) for row in report.rows)
         took = f" and takes {milli(mine.step)}" if mine.step is not None else ""
         some = any(row.kernel for row in report.rows)
         lack = "not all kernel times are known" if some else "kernel times are unknown"
@@ -209,8 +205,8 @@ def dominant(report: Report) -> str | None:
     """Return which operation has most of a step's kernel time, or most of its bytes; None with a single operation."""
     times: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
-    known = all(row.kernel is not None for row in report.distinct)
-    for row in report.distinct:
+    known = all(row.kernel is not None for row in report.rows)
+    for row in report.rows:
         operation = report.job.calls[row.call].operation
         times[operation] += (row.kernel or 0.0) * row.count
         sent[operation] += _bytes(report, row)
@@ -442,7 +438,7 @@ def origin(report: Report) -> Iterator[str]:
     if job.command:
         yield f"command   {one_line(' '.join(job.command))}"
     if report.compared_with:
-        none = "" if any(row.alone is not None for row in report.distinct) else ": it measured none of these calls"
+        none = "" if any(row.alone is not None for row in report.rows) else ": it measured none of these calls"
         yield f"against   {one_line(compared_with(report))}{none}"
 
 
@@ -483,11 +479,11 @@ def _limits(report: Report) -> Iterator[str]:
             yield "late      no rank arrives later than the others in significantly more than half of the steps"
         else:
             yield "late      not judged: this needs kernel times of all ranks of a group, or the clock of one host"
-    if any(row.bounded and row.transfer is not None for row in report.distinct):
+    if any(row.bounded and row.transfer is not None for row in report.rows):
         yield "≤ ≥       the time may include waiting: not all ranks of the call are known, or it is a message"
-    if any(job.calls[row.call].captured for row in report.distinct):
+    if any(job.calls[row.call].captured for row in report.rows):
         yield "*         inside a CUDA graph"
-    timed = any(row.kernel is not None for row in report.distinct)
+    timed = any(row.kernel is not None for row in report.rows)
     for lacking in job.unknown:
         if lacking is Unknown.GPU_TIMES and timed:
             continue  # of calls that are not in the step
