@@ -24,9 +24,9 @@ from collbench.judge.tails import Lateness, after_others, lateness, quantile_ran
 Values = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-# Kineto writes the host's time in whole µs, the coarsest of the sources. The kernels of one call end at different times
-# on its ranks: of 1,355 calls in kept traces nine of ten within 5 µs of the usual difference.
-_HOST_SECONDS, _KERNEL_SECONDS = 1e-6, 5e-6
+# The kernels of one call do not end at once: of 1,355 calls in kept traces, nine of ten end within 5 µs of the usual
+# difference between two ranks.
+_RESOLVED_SECONDS = 5e-6
 _NONE = Phase(())
 
 
@@ -41,10 +41,9 @@ class MatchedGroup:
 
     `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `times` are seconds of each
     rank's kernels, (ranks, repetitions, calls), `moving` those of the transfer, (repetitions, calls), NaN if unknown.
-    `arrived` are seconds at which ranks came to a call, shaped as `times`, None if unknown: by how long their kernels
-    ran, which end together, else by the host's clock; `resolution` is how exact. `judged` marks the calls to which a
-    rank can be late: not rooted ones, to which ranks come at different times by design, nor calls sent together with
-    the one before. `whole`: all ranks of the group were recorded.
+    `judged` are the calls to which a rank can be late: with kernels that are known, not rooted ones, to which ranks
+    come at different times by design, nor calls sent together with the one before. `whole`: all ranks of the group were
+    recorded.
     """
 
     group: int
@@ -53,9 +52,7 @@ class MatchedGroup:
     places: Places
     times: Values
     moving: Values
-    arrived: Values | None
-    resolution: float
-    judged: NDArray[np.bool_]
+    judged: Places
     whole: bool
 
 
@@ -63,9 +60,7 @@ class MatchedGroup:
 class LateRank:
     """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
 
-    `waits` are the seconds of a step that the others wait for it in their kernels. If these are not known, `at_most` is
-    True and `waits` the most that they can lose: its largest lag in a step, because a lasting lag is waited for once,
-    and no more than a step.
+    `waits` are the seconds of a step that the others wait for it in their kernels.
     """
 
     rank: int
@@ -74,7 +69,6 @@ class LateRank:
     last: float
     seen: int
     waits: float
-    at_most: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +209,7 @@ def report(
         ranks=rank_rows,
         gpu=tuple(one for one in passed if one is not None),
         late=tuple(sorted(late, key=lambda one: (-one.waits, one.rank))),
-        late_known=any(group.arrived is not None and group.judged.any() for group in groups),
+        late_known=any(len(group.judged) for group in groups),
     )
 
 
@@ -350,18 +344,10 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
         return None
     indices = np.array([one.indices for one in callers])
     times = np.array([_kernel_times(one.phase, repetitions)[:, row] for one, row in zip(callers, indices, strict=True)])
-    judged = np.array([_is_judged(job, first.phase.positions[index]) for index in first.indices])
-    hosts = {one.rank.host for one in callers}
-    arrived, resolution = None, _KERNEL_SECONDS
-    lasted, called = (
-        np.array([_sampled(one.phase, repetitions, field)[:, row] for one, row in zip(callers, indices, strict=True)])
-        for field in ("gpu", "starts")
-    )
-    timed = judged & np.isfinite(lasted).all(axis=(0, 1))
-    if repetitions and timed.any():
-        arrived, judged = -lasted, timed
-    elif len(hosts) == 1 and hosts != {""} and repetitions and Unknown.PAUSES not in job.unknown:
-        arrived, resolution = called if np.isfinite(called).all() else None, _HOST_SECONDS
+    positions = [first.phase.positions[index] for index in first.indices]
+    kept = [one.phase for one in callers] if repetitions else []
+    sampled = all(not np.isnan(_sampled(phase, repetitions, "gpu")).all() for phase in kept)
+    judged = [_is_judged(job, position) for position in positions] & np.isfinite(times).all(axis=(0, 1))
     return MatchedGroup(
         group,
         tuple(one.rank.rank for one in callers),
@@ -369,9 +355,7 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
         indices,
         times,
         times.min(axis=0),  # NaN where any rank's is unknown
-        arrived,
-        resolution,
-        judged,
+        np.flatnonzero(judged) if kept and sampled else np.zeros(0, int),
         whole=len(callers) == size,
     )
 
@@ -457,46 +441,37 @@ def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
 
 
 def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
-    """Yield the ranks that come significantly late to a group's collectives."""
-    wanted = np.flatnonzero(matched_group.judged)
-    if matched_group.arrived is None or not len(wanted):
+    """Yield the ranks that come significantly late to a group's collectives: their kernels end with the others'."""
+    if not len(matched_group.judged):
         return
-    ranks, samples, _ = matched_group.arrived.shape
-    flat = matched_group.arrived[:, :, wanted].reshape(ranks, -1)
-    ordered = np.sort(flat, axis=0)
-    after = after_others(flat)
-    behind = ordered[-1] - ordered[-2]
+    arrived = -matched_group.times[:, :, matched_group.judged]
+    ranks, samples, _ = arrived.shape
+    flat = arrived.reshape(ranks, -1)
+    after, latest = after_others(flat), flat.max(axis=0)
     low = (quantile_ranks(samples, 50) or (1, samples))[0]
     for index, rank in enumerate(matched_group.ranks):
         # Calls of one step are not independent: a rank that is late to the first one may stay late.
         by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
-        lateness_of_rank = lateness(after[index], matched_group.resolution)
-        if lateness_of_rank.significant and by_step[low - 1] > matched_group.resolution:
-            last = flat[index] == ordered[-1]
-            waits, at_most = _waits_in_kernels(matched_group, wanted, index, last.reshape(samples, -1)), False
-            if waits is None:
-                lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
-                waits, at_most = float(np.median(lags)), True
-            yield LateRank(
-                rank, matched_group.group, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most
-            )
+        lateness_of_rank = lateness(after[index], _RESOLVED_SECONDS)
+        if lateness_of_rank.significant and by_step[low - 1] > _RESOLVED_SECONDS:
+            last = flat[index] == latest
+            waits = _waits(matched_group, index, last.reshape(samples, -1))
+            yield LateRank(rank, matched_group.group, lateness_of_rank, float(last.mean()), flat.shape[1], waits)
 
 
-def _waits_in_kernels(matched_group: MatchedGroup, wanted: Places, index: int, last: Values) -> float | None:
-    """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown.
+def _waits(matched_group: MatchedGroup, index: int, last: NDArray[np.bool_]) -> float:
+    """Return the seconds that every other rank waits in its kernels for this rank, the median over the repetitions.
 
-    It is the median over the repetitions, as `last` says in which calls of each the rank came last.
+    `last` says in which calls of each the rank came last.
     """
-    others = (np.delete(matched_group.times, index, axis=0) - matched_group.moving)[:, :, wanted]
-    least = others.min(axis=0)
-    waits = np.where(last | np.isnan(least), least, 0.0).sum(axis=1)  # NaN of a repetition with an unknown kernel
-    return None if np.isnan(waits).all() else float(np.nanmedian(waits))
+    others = (np.delete(matched_group.times, index, axis=0) - matched_group.moving)[:, :, matched_group.judged]
+    return float(np.median(np.where(last, others.min(axis=0), 0.0).sum(axis=1)))
 
 
 def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:
     """Return a late rank for which no other waits longer than for all ranks together, or than a step."""
     others = [row for row in rows if row.rank in ranks and row.rank != one.rank]
-    limits = [row.step if one.at_most or row.waiting is None else row.waiting for row in others]
+    limits = [row.step if row.waiting is None else row.waiting for row in others]
     return replace(one, waits=min([one.waits, *(limit for limit in limits if limit is not None)]))
 
 

@@ -31,8 +31,8 @@ _LACKS = {
     Unknown.ROOT: "the root of each call",
     Unknown.PEER: "the peer of each send and receive",
     Unknown.GROUP_RANKS: "the ranks of each group",
-    Unknown.PAUSES: "when the host made each call: no step time, no late ranks",
-    Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
+    Unknown.PAUSES: "when the host made each call: no step time",
+    Unknown.GPU_TIMES: "kernel times: no transfer, busbw, waiting or late ranks",
     Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
     Unknown.OVERLAP: "the concurrent compute: how much of the communication is exposed, at most all of it",
     Unknown.SIZES: "the bytes of the calls that show ?",
@@ -183,7 +183,7 @@ def headline(report: Report) -> str:
     if report.late and report.late[0].waits * _MICRO >= 1:
         worst = report.late[0]
         each = " a step" if report.repeats else ""
-        clauses.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
+        clauses.append(f"the other ranks wait {milli(worst.waits)}{each} for rank {worst.rank}")
     return "; ".join(clauses)
 
 
@@ -293,7 +293,6 @@ def _late_json(one: LateRank) -> dict[str, Any]:
         "last_share": one.last,
         "calls_seen": one.seen,
         "waits_seconds_per_step": one.waits,
-        "waits_at_most": one.at_most,
     }
 
 
@@ -471,14 +470,14 @@ def _limits(report: Report) -> Iterator[str]:
         )
     each = " a step" if report.repeats else ""
     for one in report.late[:_FEW_LATE]:
-        yield f"late      {late_text(job, one)}: the others wait {_waited(one)}{each} for it"
+        yield f"late      {late_text(job, one)}: the others wait {milli(one.waits)}{each} for it"
     if len(report.late) > _FEW_LATE:
         yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
         if report.late_known:
             yield "late      no rank arrives later than the others in significantly more than half of the steps"
         else:
-            yield "late      not judged: this needs kernel times of all ranks of a group, or the clock of one host"
+            yield "late      not judged: this needs kernel times of all ranks of a group, as of record --gpu-times"
     if any(row.bounded and row.transfer is not None for row in report.rows):
         yield "≤ ≥       the time may include waiting: not all ranks of the call are known, or it is a message"
     if any(job.calls[row.call].captured for row in report.rows):
@@ -522,10 +521,6 @@ def late_text(job: Job, one: LateRank) -> str:
         f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
         f"{one.last:.0%} of {one.seen} calls"
     )
-
-
-def _waited(one: LateRank) -> str:
-    return f"{'up to ' if one.at_most else ''}{milli(one.waits)}"
 
 
 def _folded(lines: Iterator[str]) -> Iterator[str]:
