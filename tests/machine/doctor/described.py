@@ -67,7 +67,6 @@ def machine(
                 system="Linux 6.1 x86_64",
                 shm=Space(64 * GIB, 64 * GIB),
                 memlock=-1,
-                open_files=1048576,
                 cpus=tuple(range(64)),
                 memory_nodes=(0,),
                 memory_available=500 * GIB,

@@ -225,8 +225,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         name=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         shm=space(root / "dev/shm"),
-        memlock=limit(resource.RLIMIT_MEMLOCK),
-        open_files=limit(resource.RLIMIT_NOFILE),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         cpus=tuple(sorted(allowed)),
         cpu_quota=cpu_quota(root),
         memory_nodes=usable_nodes(root, allowed),
@@ -243,15 +242,6 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         open_modules="Open Kernel Module" in modules if "Kernel Module" in modules else None,
         registry="".join(_REGISTRY.findall(read(root / "proc/driver/nvidia/params"))),
     )
-
-
-def limit(resource_number: int) -> int | None:
-    """Return a soft limit of this process, -1 for none."""
-    try:
-        soft, _ = resource.getrlimit(resource_number)
-    except (OSError, ValueError):
-        return None
-    return -1 if soft == resource.RLIM_INFINITY else soft
 
 
 def space(folder: pathlib.Path) -> Space | None:

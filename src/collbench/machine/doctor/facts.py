@@ -75,13 +75,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system around the process. Limits: None if unknown, -1 where there is none."""
+    """The operating system around the process. Its `memlock`, bytes that it may lock, is -1 for any number."""
 
     name: str = ""
     system: str = ""
     shm: Space | None = None
-    memlock: int | None = None
-    open_files: int | None = None
+    memlock: int = -1
     cpus: tuple[int, ...] = ()  # that this process may run on
     cpu_quota: float | None = None  # CPUs' worth of time that its cgroups allow
     memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it may take memory from

@@ -21,8 +21,6 @@ _ENOUGH_SHM = 1024 * _MIB
 _MIN_SHM_A_GPU = 8 * _MIB
 # From here on NCCL shares host memory by CUDA's calls, and /dev/shm holds little [NCCL 2.30.7, src/misc/cudawrap.cc].
 _CUMEM_CUDA = (12, 6)
-# The usual default. A rank opens sockets to its neighbours, files of shared memory, libraries, data.
-_FEW_FILES = 1024
 # Two messages of 64 MiB a core and what torch takes in each of eight processes.
 _LITTLE_MEMORY = 4096 * _MIB
 _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; "identity" passes addresses through
@@ -42,7 +40,6 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> Lines:
     yield ok("system", ", ".join(filter(None, parts)))
     yield _shared_memory(facts, len(gpus))
     yield _locked_memory(host)
-    yield _open_files(host)
     yield from _cpus(facts, len(gpus))
     if capabilities(facts.backend).cores:
         yield _memory(host.memory_available)
@@ -73,8 +70,6 @@ def _shared_memory(facts: Facts, gpus: int) -> Line:
 
 def _locked_memory(host: Host) -> Line:
     name = "locked memory"
-    if host.memlock is None:
-        return unknown(name, "the limit cannot be read")
     if host.memlock < 0:
         return ok(name, "unlimited")
     limit = format_approximate_size(host.memlock)
@@ -83,16 +78,6 @@ def _locked_memory(host: Host) -> Line:
     text = f"{limit}: {', '.join(host.network_cards)} cannot register NCCL's buffers"
     fix = "docker run --ulimit memlock=-1; elsewhere: memlock unlimited in /etc/security/limits.conf"
     return warn(name, text, fix)
-
-
-def _open_files(host: Host) -> Line:
-    name = "open files"
-    if host.open_files is None:
-        return unknown(name, "the limit cannot be read")
-    if 0 <= host.open_files < _FEW_FILES:
-        text = f"{host.open_files} a process: sockets, shared memory and data files may need more"
-        return warn(name, text, f"ulimit -n {_FEW_FILES * 64}")
-    return ok(name, "unlimited" if host.open_files < 0 else f"{host.open_files} a process")
 
 
 def _cpus(facts: Facts, gpus: int) -> Lines:
