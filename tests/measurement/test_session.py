@@ -53,7 +53,7 @@ def test_a_finished_session_has_saved_what_it_holds(
     assert [health.temperature for health in saved.health_before + saved.health_after] == [40] * 6
     assert backend.reserved == [MIB]
     assert backend.closed
-    assert measuring.failure is None
+    assert measuring.writer.failure is None
 
 
 def test_devices_are_released_when_the_session_ends_not_before_the_run_is_shown(
@@ -168,7 +168,7 @@ def test_a_full_disk_is_reported_once_and_measuring_goes_on(
     assert len(reported) == 1
     assert "No space left on device" in reported[0]
     assert "measuring continues" in reported[0]
-    assert measuring.failure is not None
+    assert measuring.writer.failure is not None
     assert path.read_text(encoding="utf-8") == "an older run"
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 

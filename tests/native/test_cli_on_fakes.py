@@ -263,7 +263,8 @@ def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) 
     script = """
         import os
         from collbench.measurement.backends import factory as opening
-        opened = opening.open_backend("cuda", None, None, collectives=False)
+        from collbench.measurement.plan import Request
+        opened = opening.open_backend(Request(backend="cuda"))
         workers = opened.backend.process_ids
         opened.close()
         report(workers=len(workers), left=[worker for worker in workers if os.path.exists(f"/proc/{worker}")])

@@ -148,7 +148,10 @@ def test_the_driver_starts_before_the_worker_is_asked_for_anything(fakes: Fakes,
 def test_what_takes_long_is_opened_side_by_side(fakes: Fakes, tmp_path: Path, title: str, calls: str) -> None:
     script = """
         from collbench.measurement.backends import factory
-        opened = factory.open_backend("cuda", None, os.environ["NCCL"], collectives=True)
+        from collbench.measurement.plan import Request
+        from collbench.model.operations import Operation, Work
+        works = (Work(Operation.ALLREDUCE),)
+        opened = factory.open_backend(Request(backend="cuda", nccl=os.environ["NCCL"], collectives=works))
         opened.backend.reserve(1024)
         opened.backend.prepare(((0, 1),))
         opened.backend.ready()

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from collbench.api.notices import Notices
@@ -23,7 +22,7 @@ from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
-    from collbench.measurement.session import Ranks, Session
+    from collbench.measurement.session import Ranks
 
 
 class OpenSession(ABC):
@@ -33,17 +32,17 @@ class OpenSession(ABC):
     """
 
     run: Run
-    _saved: RunWriter | Session
+    _writer: RunWriter
 
     @property
     def path(self) -> Path | None:
         """Where the run is saved, None for nowhere."""
-        return self._saved.path
+        return self._writer.path
 
     @property
     def failure(self) -> RunFileError | None:
         """Why the run is not in its file, None if it is."""
-        return self._saved.failure
+        return self._writer.failure
 
     @abstractmethod
     def measure(self) -> None:
@@ -56,9 +55,7 @@ class OpenSession(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def finish(self) -> Self:
@@ -92,8 +89,8 @@ class RequestSession(OpenSession):
         self._notices, self._title = notices, title
         with ExitStack() as stack:
             world = None if ranks is None else stack.enter_context(ranks(request, notices))
-            self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, begun))
-            self.run = self._session.run
+            self._session = stack.enter_context(Session(request, path, notices.say, world, begun))
+            self.run, self._writer = self._session.run, self._session.writer
             self._stack = stack.pop_all()
 
     def measure(self) -> None:
@@ -158,7 +155,7 @@ class WorkerSession(OpenSession, Generic[Workers]):
         self._opened = self._open()
         try:
             self.run = self._begun(self._opened)
-            self._saved = self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
         except BaseException:
             self.close()
             raise

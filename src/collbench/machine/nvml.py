@@ -9,7 +9,6 @@ import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, cast
 
 from collbench.machine import containers, theory
@@ -381,9 +380,7 @@ class Nvml:
             ) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._query.ask("nvmlShutdown")
 
     def devices(self) -> tuple[Device, ...]:

@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
-from collbench.measurement.backends.factory import Begun, open_backend, open_simulated, simulated
+from collbench.measurement.backends.factory import Begun, open_backend
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
 from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption
 from collbench.model.failures import FailureKind
 from collbench.model.run import CommandKind, Device, Run, Settings, Skipped
 from collbench.runfile import run_file
@@ -43,8 +42,8 @@ class Ranks(Protocol):
 class Session:
     """One request on an open backend. `run` holds every finished trial at any moment.
 
-    The file `path` follows within seconds. A save that fails on the way is reported once through `warn` and stays in
-    `failure`; measuring continues. Without a path (None) nothing is saved. Opening raises UsageError, MachineError, and
+    The file `path` follows within seconds, by the `writer`. A save that fails on the way is reported once through
+    `warn`; measuring continues. Without a path (None) nothing is saved. Opening raises UsageError, MachineError, and
     RunFileError if `path` cannot be written, all before the first trial.
     """
 
@@ -62,7 +61,7 @@ class Session:
         self._request, self._warn = request, warn
         with ExitStack() as undo:
             check_registrations(request)
-            self._opened = _opened(request, ranks, begun)
+            self._opened = open_backend(request, begun) if ranks is None else ranks.open()
             undo.callback(self._opened.close)
             supported, lacking = request.supported_by(self._opened.machine.nccl)
             self._plan, skipped = make_plan(supported, self._opened.backend)
@@ -75,25 +74,13 @@ class Session:
             if ranks is not None:
                 settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
                 self.run.settings = settings
-            self._writer = RunWriter(self.run, path, warn, replace=request.force)
+            self.writer = RunWriter(self.run, path, warn, replace=request.force)
             undo.pop_all()
-
-    @property
-    def path(self) -> Path | None:
-        """Where the run is saved; None if nothing is."""
-        return self._writer.path
-
-    @property
-    def failure(self) -> RunFileError | None:
-        """Why the run is not in its file, None if it is."""
-        return self._writer.failure
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._opened.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
@@ -101,7 +88,7 @@ class Session:
         backend, corrupt = self._opened.backend, False
         rule = self._request.stopping_rule()
         try:
-            watcher = Watcher(progress, self._writer.keep, self._opened.flags, self._opened.clock)
+            watcher = Watcher(progress, self.writer.keep, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
             sweep(backend, self._plan, self.run, rule, order, watcher)
             if self._request.kind is CommandKind.CHECK or (
@@ -119,25 +106,8 @@ class Session:
                     self.run.health_after = self._opened.health()
                     read_ports_after(self.run, self._opened)
                 backend.close()  # what it holds is released while the run is saved and shown
-                self._writer.end()
+                self.writer.end()
         _check_success(self.run)
-
-
-def _opened(request: Request, ranks: Ranks | None, begun: Begun | None) -> Opened:
-    if ranks is not None:
-        return ranks.open()
-    if capabilities(request.backend).simulated:
-        return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
-    collectives = bool(request.collectives)
-    return open_backend(
-        request.backend,
-        request.devices,
-        request.nccl,
-        collectives=collectives,
-        begun=begun,
-        registrations=len(request.registrations),
-        fewest=request.fewest_devices,
-    )
 
 
 def _check_success(run: Run) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collbench.measurement.backends.isolated import IsolatedBackend
     from collbench.measurement.backends.sim import SimBackend
     from collbench.measurement.backends.worker_messages import Facts
+    from collbench.measurement.plan import Request
     from collbench.sim.fabrics import Fabric
 
 
@@ -177,28 +178,17 @@ def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | 
     return Begun(backend, LiveTools(), meanwhile)
 
 
-def open_backend(
-    name: str,
-    wanted: str | None,
-    nccl_path: str | None,
-    *,
-    collectives: bool,
-    begun: Begun | None = None,
-    registrations: int = 0,
-    fewest: int = 2,
-) -> Opened:
-    """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
+def open_backend(request: Request, begun: Begun | None = None) -> Opened:
+    """Open the request's backend on its devices, with the worker that was begun, if one was.
 
-    `registrations` is how many kinds of registered memory collectives will need. Raises UsageError, MachineError.
+    Raises UsageError, MachineError.
     """
-    if capabilities(name).cores:
-        return _open_host(wanted)
-
-    def chosen(present: tuple[Device, ...]) -> tuple[Device, ...]:
-        return choose_devices(present, wanted, fewest)
-
-    begun = cast("Begun", begun or begin(name))
-    return _open_cuda(begun, chosen, nccl_path, collectives=collectives, registrations=registrations)
+    row = capabilities(request.backend)
+    if row.simulated:
+        return open_simulated(simulated(request.fabric), request.devices, request.seed, request.fewest_devices)
+    if row.cores:
+        return _open_host(request.devices)
+    return _open_cuda(request, cast("Begun", begun or begin(request.backend)))
 
 
 def simulated(fabric: str | None) -> Fabric:
@@ -312,14 +302,7 @@ def _open_host(wanted: str | None) -> Opened:
     return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
 
 
-def _open_cuda(
-    begun: Begun,
-    chosen: Choice,
-    nccl_path: str | None,
-    *,
-    collectives: bool,
-    registrations: int,
-) -> Opened:
+def _open_cuda(request: Request, begun: Begun) -> Opened:
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     from collbench.machine.nvml import Nvml
 
@@ -331,9 +314,15 @@ def _open_cuda(
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         present = nvml.devices()
         visible = backend.list_gpus()
-        devices = chosen(tuple(device for device in present if device.uuid in visible))
+        shown = tuple(device for device in present if device.uuid in visible)
+        devices = choose_devices(shown, request.devices, request.fewest_devices)
         gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
-        backend.open(devices, nccl_path, collectives=collectives, registrations=registrations)
+        backend.open(
+            devices,
+            request.nccl,
+            collectives=bool(request.collectives),
+            registrations=len(request.registrations),
+        )
         machine, paths = here(nvml), nvml.paths(devices)
         begun.meanwhile()
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
