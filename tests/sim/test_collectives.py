@@ -7,12 +7,15 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
+from collbench.judge.stats import summarize
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Run
 from collbench.sim import fabrics
 from collbench.sim.collectives import Truth, best_order, best_packing, hops_of, rates
 from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind
 from collbench.sim.network import Medium, Network
 from tests.sim import random_fabrics
-from tests.sim.made import allreduce_busbw, complete, faulty, mesh, tree
+from tests.sim.made import allreduce_busbw, complete, faulty, mesh, request, simulate, tree
 
 DGX = fabrics.load("dgx-1v")
 V100_LINK = 24.17 * DGX.engines.nccl_nvlink
@@ -174,3 +177,42 @@ def relabelled(fabric: Fabric, new: list[int]) -> Fabric:
     switches = tuple(replace(s, gpus=tuple(new[gpu] for gpu in s.gpus)) for s in fabric.switches)
     faults = tuple(replace(f, devices=tuple(new[gpu] for gpu in f.devices)) for f in fabric.faults)
     return replace(fabric, gpus=tuple(gpus), bundles=bundles, switches=switches, faults=faults)
+
+
+# What ranks send straight to each other crosses the paths between them, which NCCL's rings may avoid.
+
+FOUR = tree(("a", "a", "b", "b"), NARROW)  # uplinks carry 10 GB/s each way, slots 20
+
+
+@pytest.mark.parametrize(
+    ("operation", "devices", "busbw"),
+    [
+        (Operation.SENDRECV, "0,1,2,3", 10),  # one message over each uplink
+        (Operation.SENDRECV, "0,2,1,3", 5),  # two
+        (Operation.ALLTOALL, "0,1,2,3", 7.5),  # 4 of S/4 over each uplink, 3 of S/4 for each rank
+        (Operation.SCATTER, "0,1,2", 10),  # the root's S/3 over the uplink, and S/3 below its switch
+        (Operation.GATHER, "0,1", 20),
+    ],
+)
+def test_direct_messages_share_what_they_cross(operation: Operation, devices: str, busbw: float) -> None:
+    (measurement,) = on_all(FOUR, 2**32, operation, devices=devices).measurements
+    assert summarize(measurement).busbw == pytest.approx(busbw, rel=0.01)
+
+
+def test_on_dgx_1v_messages_between_sockets_are_no_faster_than_staged_copies_of_the_same_pairs() -> None:
+    """Twelve of the 16 messages one way between its halves have no NVLink: they share the sockets' 19 GB/s."""
+    size = 2**28
+    run = on_all(DGX, size, Operation.ALLTOALL, Operation.SENDRECV)
+    exchange, ring = (summarize(one).busbw for one in run.measurements)
+    copies = simulate(DGX, request(sizes=(size,), collectives=()), seed=1)
+    slowest = min(summarize(one).busbw for one in copies.measured() if one.point.operation is Operation.CE_WRITE)
+    assert ring <= slowest
+    message_gbs = exchange / 7  # busbw counts the seven that a rank sends
+    assert message_gbs <= slowest
+    assert 12 * message_gbs <= DGX.sockets.gbs
+
+
+def on_all(fabric: Fabric, size: int, *operations: Operation, devices: str | None = None) -> Run:
+    """Return the run of collectives over all of these devices."""
+    asked = request(copies=(), collectives=tuple(map(Work, operations)), pairs=False, devices=devices, sizes=(size,))
+    return simulate(fabric, asked, seed=1)

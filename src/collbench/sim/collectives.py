@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -298,6 +299,7 @@ def _moved(order: Order) -> list[Order]:
 # share.
 
 Members = tuple[int, ...]
+Messages: TypeAlias = Mapping[Arc, float]  # that go from rank to rank: each link's part of the collective's size
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +346,28 @@ class Truth:
         capacity, loads = self._network.capacity, [ring.loads for ring in rings]
         rates = max_min(capacity, loads, [ring.limit for ring in rings])
         return [rate * ring.share for rate, ring in zip(rates, rings, strict=True)]
+
+    def exchanged(self, groups: Sequence[Messages]) -> list[float]:
+        """Return for each group the ns that a byte of its collective takes its direct messages, while all groups run.
+
+        0 for a group without any. What a resource carries for all groups takes as long as it does at its capacity.
+        """
+        loads = [self._loads(messages) for messages in groups]
+        every: dict[int, float] = defaultdict(float)
+        for load in loads:
+            for resource, part in load.items():
+                every[resource] += part
+        capacity = self._network.capacity
+        return [max((every[resource] / capacity[resource] for resource in load), default=0.0) for load in loads]
+
+    def _loads(self, messages: Messages) -> dict[int, float]:
+        """Return what each resource carries of a byte, NCCL's overhead included."""
+        loads: dict[int, float] = defaultdict(float)
+        for link, part in messages.items():
+            route = self._network.collective[link]
+            for resource in route.resources:
+                loads[resource] += part / self._shares[route.medium]
+        return loads
 
     def rings(self, members: Members) -> Rings:
         """Return what NCCL finds on these GPUs; the order in which they are named does not matter."""

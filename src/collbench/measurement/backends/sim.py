@@ -20,11 +20,11 @@ from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Buffer, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
-from collbench.model.skew import Blocks, across
+from collbench.model.skew import across
 from collbench.sim import labels
-from collbench.sim.collectives import truth_of
+from collbench.sim.collectives import Messages, truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.network import Medium, Transfer, network_of, route_of, shared_rates
 
@@ -60,6 +60,23 @@ class _Cost(NamedTuple):
     def of(self, size_bytes: int) -> float:
         """Return the seconds of a message of a size."""
         return self.empty + size_bytes * self.each_byte
+
+
+def _messages(step: Step, members: tuple[int, ...]) -> Messages:
+    """Return what a collective's ranks send straight to each other, none where its data goes round rings."""
+    row, ranks = step.work.operation.collective, range(len(members))
+    if row.ring_bound:
+        return {}
+    if step.work.skew is not None:
+        parts = {(a, b): step.blocks[a][b] / step.size_bytes for a in ranks for b in ranks if a != b}
+    elif row.traffic.neighbors:
+        parts = {(a, (a + 1) % len(ranks)): 1.0 for a in ranks}
+    else:
+        parts = {(a, b): 1 / len(ranks) for a in ranks for b in ranks if a != b}
+        if row.rooted:
+            end = 1 if row.receives is Buffer.WHOLE_AT_ROOT else 0  # a gather's root receives, a scatter's sends
+            parts = {link: part for link, part in parts.items() if link[end] == step.root}
+    return {(members[a], members[b]): part for (a, b), part in parts.items()}
 
 
 class SimBackend(Backend):
@@ -237,34 +254,18 @@ class SimBackend(Backend):
     def _collectives(self, step: Step) -> list[_Cost]:
         row = step.work.operation.collective
         groups = [tuple(self._gpus[one] for one in members) for members in step.groups]
+        sent = [_messages(step, members) for members in groups]
         times = []
-        for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
-            count, rate = len(members), ringed
-            if row.traffic.neighbors:  # each rank sends to the next, and by no other way
-                ring = zip(members, (*members[1:], members[0]), strict=True)
-                rate = min(rate, *(self._network.alone_gbs(self._network.direct[hop]) for hop in ring))
+        for members, ringed, direct in zip(
+            groups, self._truth.concurrent(groups), self._truth.exchanged(sent), strict=True
+        ):
+            count, busiest = len(members), row.busbw.of(len(members))
+            if step.work.skew is not None:
+                busiest = max(across(step.blocks, (rank,)) for rank in range(count)) / step.size_bytes
             delays = self._fabric.delays
             wait = delays.collective + row.steps(count) * (delays.hop + self._truth.rings(members).latency_us)
-            each_byte = row.busbw.of(count) / rate * 1e-9
-            if step.work.skew is not None:
-                each_byte = self._uneven(step.blocks, members, rate) / step.size_bytes
-            times.append(_Cost(wait * _MICRO, each_byte))
+            times.append(_Cost(wait * _MICRO, max(busiest / ringed, direct) * 1e-9))
         return times
-
-    def _uneven(self, blocks: Blocks, members: tuple[int, ...], rate: float) -> float:
-        """Return the seconds of blocks of unequal sizes: those of the busiest rank at the ring's rate in GB/s.
-
-        A block that is large for the path between its two ranks may take longer.
-        """
-        ranks = range(len(members))
-        ports = max(across(blocks, (rank,)) for rank in ranks) / rate
-        links = (
-            blocks[a][b] / self._network.alone_gbs(self._network.direct[members[a], members[b]])
-            for a in ranks
-            for b in ranks
-            if a != b and blocks[a][b]
-        )
-        return max(ports, max(links, default=0.0)) * 1e-9
 
     def _timing(self, step: Step, costs: list[_Cost]) -> Timing:
         """Return the batches of each group: its time, times the trial's noise and the batch's."""
