@@ -210,3 +210,34 @@ def test_a_throttled_gpu_slows_its_collectives() -> None:
     assert verdict.kind is Kind.COLLECTIVE_CONTRADICTION
     assert verdict.cause.text.startswith("GPU1 was throttled (HW slowdown) in ")
     assert verdict.fix == "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 1"
+
+
+@pytest.mark.parametrize(
+    ("title", "label", "environment", "share", "contradicts"),
+    [
+        ("0.606 of half an uplink", "PIX", {"NCCL_P2P_DISABLE": "1"}, 0.606 / 2, True),
+        (
+            "a variable that forbids nothing: P2P, which keeps 0.6 and more",
+            "PXB",
+            {"NCCL_P2P_LEVEL": "SYS"},
+            0.6,
+            False,
+        ),
+        ("no variable: slow, but by what is not known", "PIX", {}, 0.606 / 2, False),
+        (
+            "each GPU has an uplink of its own, which host memory fills as P2P does",
+            "PHB",
+            {"NCCL_P2P_DISABLE": "1"},
+            0.4,
+            False,
+        ),
+    ],
+)
+def test_below_one_switch_a_variable_that_forbids_p2p_is_found(
+    title: str, label: str, environment: dict[str, str], share: float, contradicts: bool
+) -> None:
+    """Both GPUs send up the one uplink, and each receives from it: half of what a single copy gets is left of it."""
+    run = pcie(dict.fromkeys(PAIRS, label), lambda work, _m: 26.3 * (share if work.operation.is_collective else 1.0))
+    found = faults(with_settings(run, environment))
+    assert [verdict.kind for verdict in found] == [Kind.COLLECTIVE_CONTRADICTION] * contradicts, title
+    assert all(verdict.cause.name in environment for verdict in found)

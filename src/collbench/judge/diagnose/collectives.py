@@ -18,8 +18,8 @@ from collbench.model.run import tags
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
 # NUMA nodes by itself.
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
-# Without peer access, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
-# at the same time, a copy in one.
+# Through host memory, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
+# at the same time, a copy in one: NCCL reaches half of a copy at most. A variable that forbids P2P is found by that.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
 # Variables that users set and forget, and what each does [NCCL docs, environment variables], strongest first: those
 # that forbid paths. Pairs, because a dict with such keys looks like an environment that sets them.
@@ -111,8 +111,13 @@ def _far_below(facts: Facts, reading: Reading) -> _Case | None:
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
     high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
     if not over_nvlink:
-        below_one = facts.label(reading.members) in _BELOW_ONE and not facts.has_peers(reading.members)
-        share = _FAR_BELOW_PCIE * (_ONE_UPLINK if below_one else 1.0)
+        share = _FAR_BELOW_PCIE
+        if facts.label(reading.members) in _BELOW_ONE:
+            a, b = reading.members
+            if not facts.has_peers((a, b)):
+                share *= _ONE_UPLINK
+            elif by_setting(facts, (a, b), paths_only=True) is not None:
+                share = _ONE_UPLINK
     if allowed is None or high >= share * allowed:
         return None
     ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None
