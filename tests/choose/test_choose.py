@@ -152,7 +152,7 @@ def test_seventeen_devices_are_searched_by_a_heuristic_and_say_so(slow: int | No
 def test_two_of_two_are_their_pair_and_one_of_one_is_none() -> None:
     two = choose(pair_run(2, lambda a, b: 300.0), 2)
     assert two.band is not None
-    assert (round(two.band.lo), round(two.band.hi), two.why(gpus(20))) == (300, 300, "all 2 devices")
+    assert (round(two.band.lo), round(two.band.hi), two.why(gpus(20))) == (300, 300, "both devices")
     one = choose(run_of(gpus(1), [measured(Operation.H2D_CE, (0,), 50.0)]), 1)
     assert (one.members, one.band, one.finalists) == ((0,), None, ())
 

@@ -245,9 +245,10 @@ def test_without_gpus_it_says_how_a_saved_simulation_is_taken(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "simulated" not in program("select", "2").line
     assert program("pairs", *SIM, "--quick", "--sizes", "64M").status == 0
+    assert program("allreduce", *SIM, "--sizes", "64M").status == 0  # newer, and without a pair to choose
     refused = program("select", "2")
     assert refused.status == 2
-    _, command = refused.line.split("the newest saved run was simulated, and is taken only by name: collbench ")
+    _, command = refused.line.split("the newest saved pairs were simulated, and are taken only by name: collbench ")
     taken = program(*shlex.split(command))
     assert (taken.status, "dgx-1v" in taken.out) == (0, True), taken.err
 

@@ -1,6 +1,8 @@
 """`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and "sim" on every page."""
 
 import pathlib
+import re
+from itertools import combinations
 
 import pytest
 
@@ -39,6 +41,22 @@ def test_where_all_devices_are_wanted_a_fresh_probe_names_the_link_that_hangs(pr
     assert "of the simulated machine bad (sim)" in unprobed.out
     assert "links not probed" in unprobed.out
     assert "FAILED: the set includes GPU0, GPU1 (sim)" in probed.out
+
+
+def test_devices_are_named_as_pages_name_them_too(program: Program) -> None:
+    assert program("topo", "GPU0", "gpu3", *SIM[:4]).out == program("topo", "0", "3", *SIM[:4]).out
+    assert program("select", "2", "--exclude", "GPU9", *SIM[:4]).line.startswith(
+        "device 'GPU9' is neither a device index"
+    )
+
+
+def test_where_every_rate_is_above_its_limit_no_rate_is_predicted(program: Program) -> None:
+    faults = (Fault(FaultKind.MISTIMED, pair, factor=9.0) for pair in combinations(range(4), 2))
+    program("pairs", *faulty_file("nvlink-pairs-2x2", *faults), "--sizes", "64M", "--output", "run.json")
+    for count in ("2", "3"):
+        page = program("select", count, "run.json", "--any-machine").out
+        assert "with a rate above the limit" in page
+        assert not re.search(r"\b0 GB/s|predicted", page), page
 
 
 def test_what_failed_is_not_counted_as_measured(program: Program) -> None:

@@ -216,7 +216,7 @@ def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
     assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
     list_only(monkeypatch, every[:2], hidden=every[2:])
     result = train(program, "--auto-select", "2")
-    assert ": all 2 devices, among the 2 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
+    assert ": both devices, among the 2 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
 
 
 def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(

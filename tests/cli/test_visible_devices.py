@@ -31,7 +31,7 @@ def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
     assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], environment).stdout.startswith("GPU0 and GPU3 are connected by")
     outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], environment)
     assert outside.code == 2
-    assert outside.stderr.endswith("device 1 is not available: this process may use 0, 3\n")
+    assert outside.stderr.endswith("device 1 is not available; these are: 0, 3\n")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_train_chooses_only_from_these(
     ("case", "args", "text"),
     [
         ("more than it leaves", ["train", "--auto-select", "3", "train.py"], "more than the 2"),
-        ("what it hides, to measure", ["pairs", "--devices", "0,1"], "this process may use 1, 3"),
+        ("what it hides, to measure", ["pairs", "--devices", "0,1"], "these are: 1, 3"),
     ],
 )
 def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args: list[str], text: str) -> None:

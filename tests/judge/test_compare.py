@@ -62,10 +62,10 @@ def test_what_was_matched_by_order_is_named_where_it_tells_something() -> None:
     ("replaced", "name", "line"),
     [
         ((), "NVIDIA H200", ""),
-        ((0, 1, 2, 3), "NVIDIA H200", "other devices: 4 × NVIDIA H200 in place of 4 × NVIDIA H200"),
+        ((0, 1, 2, 3), "NVIDIA H200", "other devices: 4 × NVIDIA H200"),
         ((0, 1, 2, 3), "NVIDIA H100", "other devices: 4 × NVIDIA H100 in place of 4 × NVIDIA H200"),
-        ((2,), "NVIDIA H200", "other devices: 1 × NVIDIA H200 in place of 1 × NVIDIA H200; 3 others are the same"),
-        ((0, 1, 2), "NVIDIA H200", "other devices: 3 × NVIDIA H200 in place of 3 × NVIDIA H200; 1 other is the same"),
+        ((2,), "NVIDIA H200", "other devices: 1 × NVIDIA H200; 3 others are the same"),
+        ((0, 1, 2), "NVIDIA H200", "other devices: 3 × NVIDIA H200; 1 other is the same"),
     ],
 )
 def test_other_devices_are_said_first(replaced: tuple[int, ...], name: str, line: str) -> None:

@@ -102,7 +102,7 @@ def test_host_copies_are_timed_isolated_and_concurrently(fakes: Fakes, tmp_path:
             (seconds,) = _seconds(run, operation, members, _SIZE, variant)
             assert seconds == pytest.approx(1e-6 + _SIZE / gbs / 1e9, rel=1e-6), (variant, operation, members)
     assert _seconds(run, "ce-write", [0], _SIZE, "local") == {1.065536e-06}
-    assert "host      all 2 at once: h2d 100%, d2h 100%; both ways h2d 100%, d2h 100% of isolated" in done.stdout
+    assert "host      both at once: h2d 100%, d2h 100%; both ways h2d 100%, d2h 100% of isolated" in done.stdout
     assert not any(measurement["samples"][0]["concurrent"] for measurement in run["measurements"])
 
 

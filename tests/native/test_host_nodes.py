@@ -149,7 +149,7 @@ def test_all_at_once_are_measured_on_each_node_and_on_their_own(fakes: Fakes, tm
     assert nodes == {"host": {0, 1}, "host-all": {None, 0, 1}, "host-all-both-ways": {None, 0, 1}}
     assert all(m["samples"] for m in run["measurements"])
     for where in ("on own NUMA nodes", "on NUMA node 0", "on NUMA node 1"):
-        assert f"host      all 2 at once {where}: h2d 100%, d2h 100%;" in page
+        assert f"host      both at once {where}: h2d 100%, d2h 100%;" in page
 
 
 def test_where_memory_cannot_be_bound_host_copies_use_any_node(fakes: Fakes, tmp_path: Path) -> None:

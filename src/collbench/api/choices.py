@@ -98,20 +98,21 @@ def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selectio
         return tuple(devices[position].tag for position in members)
 
     def rates(band: Band | None) -> tuple[float, float] | None:
-        return None if band is None or choice.estimated else (band.lo, band.hi)
+        return None if band is None or band.hi <= 0 or choice.estimated else (band.lo, band.hi)
 
     def failure(members: tuple[int, ...]) -> str:
         above_limit = " (a rate above the limit)" if members in choice.impossible else ""
         return f"{', '.join(tags(members))}{above_limit}"
 
     chosen = [devices[position] for position in choice.members]
+    predicted = rates(choice.band)
     return Selection(
         devices=tuple(chosen),
         environment=formats.variables(chosen) if origin.acts else {},
         reason=choice.why(devices),
         origin=origin,
-        predicted=rates(choice.band),
-        predicted_how=choice.band.basis if choice.band and not choice.estimated else "",
+        predicted=predicted,
+        predicted_how=choice.band.basis if predicted and choice.band else "",
         finalists=tuple(
             Finalist(tags(one.members), rates(one.band), one.measured, one.default) for one in choice.finalists
         ),

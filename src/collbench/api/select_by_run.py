@@ -167,12 +167,13 @@ def _present(request: SelectRequest) -> Present:
 
 
 def _simulated(count: int) -> str:
-    """Return that the newest saved run was simulated, and what takes it nevertheless; "" if it was not."""
-    newest = next(iter(saved_runs.believed().files), None)
+    """Return that the newest saved run with pairs was simulated, and what takes it nevertheless; "" if it was not."""
+    kinds = CommandKind.PAIRS, CommandKind.CHECK
+    newest = next((path for path in saved_runs.believed().files if saved_runs.command_of(path) in kinds), None)
     if newest is None or not is_simulated(saved_runs.backend_of(newest)):
         return ""
     taking = shlex.join(["collbench", "select", str(count), str(newest), "--any-machine"])
-    return f"; the newest saved run was simulated, and is taken only by name: {taking}"
+    return f"; the newest saved pairs were simulated, and are taken only by name: {taking}"
 
 
 def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:

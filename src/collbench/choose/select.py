@@ -36,7 +36,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run, device_sets, tags
-from collbench.model.units import abridged, amount, fixed, verb
+from collbench.model.units import abridged, amount, every, fixed, verb
 
 __all__ = ["choose", "choose_by_labels", "choose_each", "evidence", "further_finalists", "settle"]
 
@@ -88,7 +88,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
         band = predict(problem.wired) if problem else None
         candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
         of = len(run.devices)
-        reason = f"all {k} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
+        reason = f"{every(k)} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
         choice = Choice(tuple(fit), reason, band, candidates)
     else:
         choice = _decided(problem, k, without)
@@ -249,14 +249,15 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: s
     chosen, default, k = shortlist[0], next(some for some in shortlist if some.default), len(shortlist[0].members)
     if problem.undecided:
         return problem.grounds
+    if chosen.band.hi <= 0:
+        return f"no set of {k} is without a fault"
     if k == 2 and not chosen.band.unmeasured:
         pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
         whose = f"the {pair}{without}" if without else f"the machine's {pair}"
         best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
         return f"{best} GB/s; {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
-    over = f" over {chosen.band.basis}" if chosen.band.hi > 0 else ""
     other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}"
-    return f"predicted {chosen.band}{over} ({other})"
+    return f"predicted {chosen.band} over {chosen.band.basis} ({other})"
 
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).

@@ -72,7 +72,7 @@ def check(
     if map_p2p:
         _map_peers(values, as_json=as_json)
     if run_file is None:
-        run = _measured(values)
+        run = _measured(values, as_json=as_json)
     elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
@@ -106,7 +106,7 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
-def _measured(values: Mapping[str, Any]) -> Run:
+def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far.
 
     Raises MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores.
@@ -122,7 +122,7 @@ def _measured(values: Mapping[str, Any]) -> Run:
         runs = [runfile_run_file.again(session.run) for session in begun]
         if not runs or not _fails(runs[0]):
             raise
-        say(str(error))
+        _say_apart(str(error), as_json=as_json)
         return runs[0]
     return runfile_run_file.again(run)
 
@@ -192,9 +192,14 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
         show_page([*first, *verdicts.page(run, all_verdicts, lacking, further)])
     if lacking:
         sys.stdout.flush()  # a full disk is reported first
-        if as_json or not _read_together():  # the page begins with it
-            say(lacking)
+        _say_apart(lacking, as_json=as_json)
     leave(status)
+
+
+def _say_apart(line: str, *, as_json: bool) -> None:
+    """Say what the page begins with, unless stdout and stderr are read together."""
+    if as_json or not _read_together():
+        say(line)
 
 
 def _read_together() -> bool:

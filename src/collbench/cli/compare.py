@@ -93,7 +93,7 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
     for path in (*paths, *history):
         first = seen.setdefault(path.resolve(), path)
         if first is not path:
-            raise UsageError(f"{path} and {first} are the same file: compare it with another one")
+            raise UsageError(f"{path} and {first} are the same file: name each run once")
 
 
 def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:

@@ -11,19 +11,21 @@ def verdict_of(ranking: Ranking, without: str = "") -> str:
     kind = ranking.kind
     if ranking.sets == 1 and not ranking.failed:
         return f"there is one {kind}, so there is nothing to choose"
-    if len(ranking.standings) == 1 and not ranking.failed:
-        return f"only one of {ranking.sets} {kind}s was measured, so there is nothing to compare"
+    failed = wrong_sets(ranking, f" of {ranking.sets} {kind}s")
+    if len(ranking.standings) == 1:
+        why = "; ".join(failed) or f"only one of {ranking.sets} {kind}s was measured"
+        return f"{why}, so there is nothing to compare"
     if ranking.all_tied:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
         subject = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
         among = " among them" if without else ""
         return f"all {subject}{without} tie within {ranking.spread:.1%}: the choice{among} does not affect {what}"
-    if ranking.failed:
-        doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
+    if failed:
+        doubts = "".join(f"{count}; " for count in failed)
     else:
         doubts = f"{len(ranking.standings)} of {ranking.sets} {kind}s were measured; " if ranking.lacking else ""
     if ranking.one_tier:
-        other = "other " if ranking.failed else ""
+        other = "other " if failed else ""
         slower = f"the worst looks {ranking.spread:.1%} slower than the best"
         return f"{doubts}no {other}{kind}{without} differs significantly: {slower}"
     slower = f"is {ranking.spread:.0%} slower than"

@@ -144,9 +144,9 @@ def _find(devices: Sequence[Device], entry: str) -> Device:
     if entry.isdecimal():
         matches = [device for device in devices if str(device.index) == (entry.lstrip("0") or "0")]
         if not matches:
-            raise UsageError(f"device {entry[:_LONGEST]} is not available: this process may use {_indices(devices)}")
+            raise UsageError(f"device {entry[:_LONGEST]} is not available; these are: {_indices(devices)}")
         return matches[0]
-    whole = [device for device in devices if device.uuid.lower() == entry.lower()]
+    whole = [device for device in devices if entry.lower() in (device.uuid.lower(), device.tag.lower())]
     matches = whole or [device for device in devices if device.uuid.lower().startswith(entry.lower())]
     if len(matches) != 1:
         why = "is neither a device index nor the UUID of a device" if not matches else "fits more than one UUID"

@@ -208,6 +208,11 @@ def amount(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def every(count: int) -> str:
+    """Return the words for all of so many: "both" of 2, "all 3"."""
+    return "both" if count == 2 else f"all {count}"
+
+
 def verb(count: int, one: str, several: str) -> str:
     """Return the form of a verb whose subject is so many: "is" of 1, "are" of 2."""
     return one if count == 1 else several

@@ -237,7 +237,7 @@ def what(verdict: Verdict, run: Run) -> str:
     if verdict.failure is not None:
         return f"{text} {failure(verdict.failure, run.devices).rstrip('.')}."
     if verdict.skipped is not None:
-        return f"{text} {skipped_reason(verdict.skipped, run).rstrip('.')}."
+        return f"{verdict.place}: {skipped_reason(verdict.skipped, run).rstrip('.')}."
     return text
 
 

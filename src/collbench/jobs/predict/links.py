@@ -77,9 +77,10 @@ class Links:
         key = tuple(sorted(members))
         other = next((one for one in INSTEAD.get(operation, (operation,)) if (one, key) in self._curves), None)
         if other is None:
+            indices = ",".join(str(self.run.devices[position].index) for position in key)
             raise NoEvidence(
                 f"no run has the time of {operation.collective.title} on {tags(key, self.run.devices)}: measure it "
-                "with --devices"
+                f"with 'collbench {operation} --devices {indices}'"
             )
         curve = self._curves[other, key]
         size = size_bytes * operation.busbw_factor(len(key)) / other.busbw_factor(len(key))
@@ -109,7 +110,7 @@ class Links:
             fit = f" without {tags(tuple(sorted(faulty)), self.run.devices)} (faulty)" if faulty else ""
             raise NoEvidence(
                 f"cannot predict for {amount(k, 'device')}{fit}: no run has a collective on so many; measure it with "
-                "--devices"
+                "'collbench allreduce --devices LIST'"
             )
         size = min(
             max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),

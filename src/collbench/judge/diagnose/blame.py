@@ -12,6 +12,7 @@ from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, on
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, tags
+from collbench.model.units import every
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
 
@@ -194,7 +195,7 @@ def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blam
     members = tuple(sorted({member for link in links for member in link}))
     labels = " and ".join(sorted({facts.label(link) for link in links}))
     one_way = "" if both_ways(links) == links else " (one direction each)"
-    return Blame(links, members, f"{'all ' if everything else ''}{len(pairs)} {labels} pairs{one_way}")
+    return Blame(links, members, f"{every(len(pairs)) if everything else len(pairs)} {labels} pairs{one_way}")
 
 
 def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Cause) -> Cause:

@@ -131,7 +131,8 @@ def other_devices(comparison: Comparison) -> str:
     new = counted(comparison.new.devices[position].name for position, _ in pairs)
     others = comparison.match.by_uuid
     same = f"; {others} {verb(others, 'other is', 'others are')} the same" if others else ""
-    return f"other devices: {new} in place of {old}{same}" if pairs else ""
+    replaced = "" if new == old else f" in place of {old}"
+    return f"other devices: {new}{replaced}{same}" if pairs else ""
 
 
 def matched(comparison: Comparison) -> str:

@@ -13,7 +13,7 @@ from collbench.judge.summary import HostShare, host_shares, share_of_all
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run, tags
-from collbench.model.units import figure, format_size
+from collbench.model.units import every, figure, format_size
 from collbench.report.text.collectives import point_figures
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
@@ -134,7 +134,7 @@ def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[Part]:
             if kept:
                 parts.append(f"{'both ways ' if variant.opposed else ''}{', '.join(kept)}")
         if parts:
-            where = f"all {len(run.devices)} at once{_host_memory(run, node)}"
+            where = f"{every(len(run.devices))} at once{_host_memory(run, node)}"
             yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
 
 

@@ -44,9 +44,8 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
-        how = selection.predicted_how
-        how = f"{' over ' if selection.predicted[1] > 0 else ', '}{how}" if how else ""
-        yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
+        rates = f"{_range(selection.predicted)} GB/s over {selection.predicted_how}"
+        yield f"predicted {_rate_name(origin)} {rates}{_sim(selection)}"
     yield from _published(selection)
     if selection.job is not None:
         yield from selection.job.lines(_sim(selection), tied=selection.tied)
@@ -89,12 +88,11 @@ def _published(selection: Selection) -> Iterator[str]:
 def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     """Yield a row for each finalist: its predicted and its measured rate."""
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
-    by_labels = selection.estimated
-    yield "finalists by labels" if by_labels else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
+    yield "finalists by labels" if selection.estimated else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     chosen = {device.tag for device in selection.devices}
     shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
-    measured = any(one.measured for one in shown)
-    rows = [("set", "" if by_labels else "predicted", "measured (95%)" if measured else "", "")]
+    measured, predicted = any(one.measured for one in shown), any(one.predicted for one in shown)
+    rows = [("set", "predicted" if predicted else "", "measured (95%)" if measured else "", "")]
     for one in shown:
         rate = "-" if measured else ""
         if one.measured:
@@ -103,7 +101,14 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
         notes = [f"the first {len(one.devices)}"] if one.first else []
         if one.measured and one.predicted and (missed := _missed(one.predicted, one.measured)):
             notes.append(f"{missed} its prediction")
-        rows.append((", ".join(one.devices), _range(one.predicted) if one.predicted else "", rate, ", ".join(notes)))
+        rows.append(
+            (
+                ", ".join(one.devices),
+                _range(one.predicted) if one.predicted else "-" if predicted else "",
+                rate,
+                ", ".join(notes),
+            )
+        )
     yield from (f"  {line}" for line in columns(rows))
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
