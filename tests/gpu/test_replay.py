@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.api import Replaying, ReplayOptions, on_sets, request_of
+from collbench.jobs.replay.api import Replaying, on_sets, request_of
 from collbench.jobs.replay.results import replays_of
 from collbench.measurement.backends import factory
 from collbench.model.run import Run
@@ -30,8 +30,8 @@ EVERY_CALL = (
 
 
 def replayed(job: Job, **options: object) -> Run:
-    replay_options = ReplayOptions(backend="cuda", devices="0,1", trials=3, seed=1, **options)  # type: ignore[arg-type]
-    done = Replaying(request_of(job, "job.json", replay_options, ("replay",)), None).finish()
+    values = {"backend": "cuda", "fabric": None, "devices": "0,1", "trials": 3, "seed": 1, **options}
+    done = Replaying(request_of(job, "job.json", values, ("replay",)), None).finish()
     assert done.run.complete
     return done.run
 
@@ -66,8 +66,8 @@ def test_two_arms() -> None:
 
 def test_sets_take_turns() -> None:
     """The same two GPUs in both orders: with four there would be other sets."""
-    replay_options = ReplayOptions(backend="cuda", ranks=2, trials=3, seed=1)
-    request = request_of(data_parallel(2, (2**24,)), "job.json", replay_options, ("select", "2"))
+    values = {"backend": "cuda", "fabric": None, "trials": 3, "seed": 1}
+    request = request_of(data_parallel(2, (2**24,)), "job.json", values, ("select", "2"), ranks=2)
     first_gpu, second_gpu = factory.present_devices("cuda")[:2]
     done = Replaying(
         on_sets(request, [(first_gpu, second_gpu), (second_gpu, first_gpu)], independent=True), None

@@ -26,7 +26,7 @@ from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay import simulated
 from collbench.jobs.replay import worlds as backend
-from collbench.jobs.replay.api import Replaying, ReplayOptions
+from collbench.jobs.replay.api import Replaying
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.jobs.replay.results import replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
@@ -378,9 +378,8 @@ def test_two_sets_of_cores_take_turns_and_one_that_dies_leaves_the_other(folder:
     cores = numa.devices()
     if len(cores) < 2:
         pytest.skip("one core is one set")
-    request = replaying.request_of(
-        data_parallel(), "job.json", ReplayOptions(ranks=2, backend="host", trials=3, seed=1), ("select", "2"), SILENT
-    )
+    values = {"backend": "host", "fabric": None, "trials": 3, "seed": 1}
+    request = replaying.request_of(data_parallel(), "job.json", values, ("select", "2"), SILENT, ranks=2)
     both = replaying.on_sets(request, [cores[:2], cores[1::-1]], independent=True)
     session = Replaying(both, folder / "run.json")
     try:

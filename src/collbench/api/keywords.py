@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,11 +55,6 @@ def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UsageError(f"{name}={value!r} is not a whole number from {least} to {most}")
     return value
-
-
-def seed(value: object) -> int | None:
-    """Return a seed, any whole number from 0; None for None."""
-    return None if value is None else whole("seed", value, most=2**63 - 1)
 
 
 def number(name: str, value: object, *, below: float | None = None) -> float:
@@ -154,17 +149,6 @@ def check_fabric(backend: str, fabric: str | None) -> None:
     factory.simulated(fabric)
     if find_launch(os.environ) is not None:
         raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
-
-
-def command_line(words: Iterable[str], options: Mapping[str, str | bool | None]) -> tuple[str, ...]:
-    """Return the command line that would ask for the same, for people: options that are None or False are left out."""
-    line = list(words)
-    for option, value in options.items():
-        if isinstance(value, str):
-            line += [option, value]
-        elif value:
-            line.append(option)
-    return tuple(line)
 
 
 def run_path(command: str, backend: str, output: object, save: object) -> Path | None:

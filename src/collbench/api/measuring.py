@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,6 @@ from collbench.model.units import parse_sizes
 _SMALLEST = 8
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The options of every command that makes a run, as values.
-
-    `devices` are indices or UUIDs with commas, None for all; `output` is the file to save the run in, which gives way
-    with `force`. `seed` None leaves it to chance.
-    """
-
-    devices: str | None = None
-    backend: str = "auto"
-    fabric: str | None = None
-    output: Path | None = None
-    force: bool = False
-    seed: int | None = None
 
 
 def request_of(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collbench import untrusted
 from collbench.api import keywords
-from collbench.api.measuring import RunOptions, request_of
+from collbench.api.measuring import request_of
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import explained, new_seed
 from collbench.cluster.switches import read_switches
@@ -20,7 +20,7 @@ from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.plan import Request, settings_of
-from collbench.model.capabilities import BACKENDS, SIM, is_simulated
+from collbench.model.capabilities import SIM, is_simulated
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -330,22 +330,23 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[t
 
 
 def survey(
-    nodes_request: NodesRequest,
-    options: RunOptions,
-    nccl: str | None,
-    cluster_name: str | None,
+    values: Mapping[str, Any],
     command: Sequence[str],
     serve: Callable[[LaunchEnvironment, Request], object],
     notices: Notices = SILENT,
 ) -> NodeSurvey | None:
     """Survey a simulated cluster, or measure the nodes of this launch as its rank 0; on other ranks `serve`.
 
-    Raises what survey_simulated and survey_launch raise, and UsageError outside a launch.
+    `values` are the options of `collbench nodes` by name. Raises what survey_simulated and survey_launch raise, and
+    UsageError outside a launch.
     """
-    if is_simulated(options.backend):
-        if options.output is not None:
+    alike = ("count", "gpus", "size_bytes", "one_way", "rails", "switches")
+    nodes_request = NodesRequest(budget_seconds=values["budget"], **{name: values[name] for name in alike})
+    cluster_name = values["fabric_cluster"]
+    if is_simulated(values["backend"]):
+        if values["output"] is not None:
             raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
-        return survey_simulated(nodes_request, cluster_name, options.seed)
+        return survey_simulated(nodes_request, cluster_name, values["seed"])
     if cluster_name is not None:
         raise UsageError(f"--fabric-cluster {cluster_name} is a simulated cluster: add --backend sim")
     launch = find_launch(os.environ)
@@ -354,11 +355,11 @@ def survey(
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, or simulate a "
             "cluster with --backend sim"
         )
-    request = request_for(nodes_request, request_of("nodes", {**asdict(options), "nccl": nccl}, command, notices))
+    request = request_for(nodes_request, request_of("nodes", values, command, notices))
     if launch.rank > 0:
         serve(launch, request)
         return None
-    path = options.output or saved_runs.new_run(
+    path = values["output"] or saved_runs.new_run(
         "nodes", request.backend, notices.say, advice=", or name a file with --output FILE"
     )
     return survey_launch(nodes_request, request, path, launch, notices)
@@ -386,28 +387,30 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
     is saved as `output`, or as a new file. Raises Error.
     """
-    nodes_request = NodesRequest(
-        count=keywords.optional(keywords.whole, "select", select, least=1),
-        gpus=keywords.optional(keywords.whole, "gpus", gpus, least=1),
-        size_bytes=keywords.size(size),
-        budget_seconds=keywords.number("budget", budget),
-        one_way=keywords.flag("one_way", one_way),
-        rails=keywords.flag("rails", rails),
-        switches=keywords.optional(keywords.file_name, switches),
-    )
-    options = RunOptions(
-        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        seed=keywords.seed(seed),
-        output=keywords.optional(keywords.path, output),
-    )
+    from collbench.cli.calls import called  # late: the command needs no other command
+
+    given = {
+        "count": keywords.optional(keywords.listed, "select", select),
+        "gpus": keywords.optional(keywords.listed, "gpus", gpus),
+        "backend": keywords.text("backend", backend),
+        "fabric_cluster": keywords.optional(keywords.file_name, fabric_cluster),
+        "size_bytes": f"{keywords.size(size)}",
+        "budget": f"{keywords.number('budget', budget):f}s",
+        "one_way": keywords.flag("one_way", one_way),
+        "rails": keywords.flag("rails", rails),
+        "switches": keywords.optional(keywords.file_name, switches),
+        "nccl": keywords.optional(keywords.file_name, nccl),
+        "seed": keywords.optional(keywords.listed, "seed", seed),
+        "output": keywords.optional(keywords.file_name, output),
+    }
 
     def serve(launch: LaunchEnvironment, request: Request) -> None:
         from collbench.ranks.factory import join  # late: a tenth of a second
 
         join(launch, request, join_seconds(os.environ))
 
-    library, cluster = (keywords.optional(keywords.file_name, name) for name in (nccl, fabric_cluster))
-    found = survey(nodes_request, options, library, cluster, ("nodes",), serve)
+    context, words = called("nodes", given)
+    found = survey(context.params, words, serve)
     if found is not None and found.failure is not None:
         raise found.failure
     return found

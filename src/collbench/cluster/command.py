@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import click
 
-from collbench.api.measuring import RunOptions
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, verbose_option
-from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, NodesRequest, survey
+from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
 
@@ -59,23 +58,7 @@ _own_options = options.apply(
 
 @click.command()
 @_own_options
-def nodes(  # noqa: PLR0913 - options
-    *,
-    count: int | None,
-    gpus: int | None,
-    fabric_cluster: str | None,
-    one_way: bool,
-    rails: bool,
-    switches: str | None,
-    size_bytes: int,
-    budget: float,
-    as_json: bool,
-    backend: str,
-    nccl: str | None,
-    output: Path | None,
-    force: bool,
-    seed: int | None,
-) -> None:
+def nodes(*, as_json: bool, **values: Any) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 
     All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspect nodes. So 128
@@ -86,17 +69,7 @@ def nodes(  # noqa: PLR0913 - options
       collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
       srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
     """
-    nodes_request = NodesRequest(
-        count=count,
-        gpus=gpus,
-        size_bytes=size_bytes,
-        budget_seconds=budget,
-        one_way=one_way,
-        rails=rails,
-        switches=switches,
-    )
-    shared = RunOptions(backend=backend, output=output, force=force, seed=seed)
-    found = survey(nodes_request, shared, nccl, fabric_cluster, options.command_line("nodes"), serve_rank_0, NOTICES)
+    found = survey(values, options.command_line("nodes"), serve_rank_0, NOTICES)
     if found is None:  # on another rank than 0
         return
     from collbench.cluster.page import as_plain, page  # late: numpy

@@ -10,7 +10,7 @@ from collbench.api.file_kinds import Settled
 from collbench.api.notices import Notices
 from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
-from collbench.jobs.replay.api import Replaying, ReplayOptions
+from collbench.jobs.replay.api import Replaying
 from collbench.jobs.replay.measure import ReplayRequest
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, DataCorruption, Interrupted, NotTrusted, UsageError
@@ -40,9 +40,8 @@ class JobScorer:
             raise UsageError(
                 "--job replays what a job sends between devices, and one device sends nothing: leave it out"
             )
-        options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-        command = (*command, str(count), "--job", self.name)
-        request = replaying.request_of(self.job, self.name, options, command, notices)
+        values, command = {"backend": backend, "fabric": fabric}, (*command, str(count), "--job", self.name)
+        request = replaying.request_of(self.job, self.name, values, command, notices, ranks=count)
         return lambda choice, links: _settled(choice, links, request, notices)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from collbench.api import keywords
 from collbench.api.measured_run import MeasuredRun
-from collbench.api.measuring import RunOptions, check_no_launcher, present_devices, resolved_backend
+from collbench.api.measuring import check_no_launcher, present_devices, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
 from collbench.jobs.job import Job, checked
@@ -19,7 +20,7 @@ from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpene
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
 from collbench.machine import visible_devices
-from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
+from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Run
 from collbench.model.units import amount
@@ -28,21 +29,6 @@ from collbench.runfile import run_file
 # About as many as for a data point that overlaps compute (method/collectives.md 8): a median of eight has a 95%
 # interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions(RunOptions):
-    """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
-
-    `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`),
-    `against` one on these devices.
-    `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
-    """
-
-    without: tuple[str, ...] = ()
-    against: str | None = None
-    trials: int | None = None
-    ranks: int | None = None
 
 
 def parse_without(text: str) -> tuple[str, ...]:
@@ -57,28 +43,34 @@ def parse_without(text: str) -> tuple[str, ...]:
 
 
 def request_of(
-    job: Job, name: str, options: ReplayOptions, command: Sequence[str], notices: Notices = SILENT
+    job: Job,
+    name: str,
+    values: Mapping[str, Any],
+    command: Sequence[str],
+    notices: Notices = SILENT,
+    ranks: int | None = None,
 ) -> ReplayRequest:
-    """Return what the options ask for of a job, whose file is called `name`; the command line is `command`.
+    """Return what the options of `collbench replay`, by name, ask for of a job, whose file is called `name`.
 
-    Raises UsageError, for a job that cannot be replayed too.
+    The command line is `command`; `ranks` says how many there are where `on_sets` names their devices later. Raises
+    UsageError, for a job that cannot be replayed too.
     """
     check_no_launcher("replay")
-    backend = resolved_backend(options.backend, options.fabric, notices)
-    rank_count = options.ranks
-    if options.devices is not None:
-        rank_count = len([device for device in options.devices.split(",") if device.strip()])
-    schedule = schedule_of(job, rank_count)
+    backend = resolved_backend(values["backend"], values["fabric"], notices)
+    devices, without, against = values.get("devices"), values.get("without") or (), values.get("against")
+    if devices is not None:
+        ranks = len([device for device in devices.split(",") if device.strip()])
+    schedule = schedule_of(job, ranks)
     backend_capabilities = capabilities(backend)
-    _check_backend(backend_capabilities, options, schedule)
+    _check_backend(backend_capabilities, without, against, schedule)
     if job.steps.reservation:
         notices.say(job.steps.reservation)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
     arms = [ReplayArm()]
-    if options.without:
-        arms.append(ReplayArm(options.without, _settings(options.without)))
-    if "nvlink" in options.without:
+    if without:
+        arms.append(ReplayArm(without, _settings(without)))
+    if "nvlink" in without:
         notices.say(ablation.NVLINK_NOTE)
     request = ReplayRequest(
         backend=backend,
@@ -86,21 +78,21 @@ def request_of(
         recorded_ranks=job.world_size,
         schedule=schedule,
         arms=tuple(arms),
-        trials=options.trials or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
-        seed=new_seed() if options.seed is None else options.seed,
+        trials=values.get("trials") or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
+        seed=new_seed() if values.get("seed") is None else values["seed"],
         command=tuple(command),
-        devices=options.devices,
-        fabric=options.fabric,
-        force=options.force,
+        devices=devices,
+        fabric=values["fabric"],
+        force=values.get("force", False),
     )
-    return request if options.against is None else _against(request, options.devices, options.against)
+    return request if against is None else _against(request, against)
 
 
-def _against(request: ReplayRequest, devices: str | None, against: str) -> ReplayRequest:
+def _against(request: ReplayRequest, against: str) -> ReplayRequest:
     """Return the request with a second arm on other devices."""
     present = present_devices(request.backend, request.fabric)
     ranks = len(request.schedule.ranks)
-    sets = [_named(present, devices, "--devices", ranks), _named(present, against, "--against", ranks)]
+    sets = [_named(present, request.devices, "--devices", ranks), _named(present, against, "--against", ranks)]
     if {device.uuid for device in sets[0]} == {device.uuid for device in sets[1]}:
         raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
     return on_sets(request, sets)
@@ -135,16 +127,15 @@ def _settings(without: Sequence[str]) -> dict[str, str]:
     return {name: value for switch in without for name, value in ablation.SWITCHES[switch].items()}
 
 
-def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Schedule) -> None:
+def _check_backend(backend: Capabilities, without: Sequence[str], against: str | None, schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
-    name = backend.name
-    if options.without and options.against is not None:
+    if without and against is not None:
         raise UsageError("--without changes NCCL and --against the devices: use only one")
-    if options.without and not backend.nvml:
+    if without and not backend.nvml:
         raise UsageError(
-            f"the {name} backend has no {', '.join(options.without)} to deny NCCL: compare devices with --against LIST"
+            f"the {backend.name} backend has no {', '.join(without)} to deny NCCL: compare devices with --against LIST"
         )
-    for name in _settings(options.without):
+    for name in _settings(without):
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
@@ -214,27 +205,21 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     The keywords are its options. Worker processes use the GPUs and torch; this process does not
     start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
     """
+    from collbench.cli.calls import called  # late: the command needs no other command
+
     keywords.check_only_process("replay")
     checked(job)
-    options = ReplayOptions(
-        without=() if without is None else parse_without(keywords.text("without", without)),
-        against=keywords.optional(keywords.listed, "against", against),
-        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
-        devices=keywords.optional(keywords.listed, "devices", devices),
-        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.file_name, fabric),
-        seed=keywords.seed(seed),
-    )
-    command_line = keywords.command_line(
-        ["replay", "--backend", backend],
-        {
-            "--devices": options.devices,
-            "--without": without,
-            "--against": options.against,
-            "--fabric": options.fabric,
-        },
-    )
-    request = request_of(job, "job", options, command_line)
+    given = {
+        "devices": keywords.optional(keywords.listed, "devices", devices),
+        "without": keywords.optional(keywords.text, "without", without),
+        "against": keywords.optional(keywords.listed, "against", against),
+        "trials": keywords.optional(keywords.listed, "trials", trials),
+        "backend": keywords.text("backend", backend),
+        "fabric": keywords.optional(keywords.file_name, fabric),
+        "seed": keywords.optional(keywords.listed, "seed", seed),
+    }
+    context, words = called("replay", given, ["job"])
+    request = request_of(job, "job", context.params, words)
     done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
     if done.failure is not None:
         raise done.failure

@@ -13,7 +13,7 @@ from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES
 from collbench.jobs import job_file
 from collbench.jobs.replay import api as replaying
-from collbench.jobs.replay.api import Replaying, ReplayOptions
+from collbench.jobs.replay.api import Replaying
 
 
 @click.command()
@@ -40,7 +40,7 @@ from collbench.jobs.replay.api import Replaying, ReplayOptions
     ),
     *options.of_workers,
 )
-def replay(job: Path, *, without: tuple[str, ...] | None, as_json: bool, **option_values: Any) -> None:
+def replay(job: Path, *, as_json: bool, **values: Any) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
     JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
@@ -54,9 +54,6 @@ def replay(job: Path, *, without: tuple[str, ...] | None, as_json: bool, **optio
       collbench replay job.json --without p2p
       collbench replay job.json --devices 0,1 --against 0,3
     """
-    replay_options = ReplayOptions(without=without or (), **option_values)
-    request = replaying.request_of(
-        job_file.load(job), job.name, replay_options, options.command_line("replay"), NOTICES
-    )
-    path = replay_options.output or new_file("replay", request.backend)
+    request = replaying.request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
+    path = values["output"] or new_file("replay", request.backend)
     measure_with_workers(partial(Replaying, request, path, NOTICES), "collbench.jobs.replay.section", as_json=as_json)
