@@ -7,7 +7,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.report.families import families, limits_of
+from collbench.report.html.series import families, limits_of
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
