@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
@@ -398,14 +397,6 @@ class Request(Asked):
         )
 
 
-def _asked(source: Asked) -> dict[str, Any]:
-    """Return what a request and the settings of its run have in common."""
-    return {name: getattr(source, name) for name in _ASKED}
-
-
-_ASKED = tuple(field.name for field in fields(Asked))
-
-
 def device_words(wanted: str | None) -> tuple[str, ...]:
     """Return the words of --devices as a run's settings keep them; () if all devices were asked for."""
     return tuple(word.strip() for word in wanted.split(",")) if wanted else ()
@@ -429,7 +420,7 @@ def settings_of(
         layout=_layout(request),
         sets=request.sets or (),
         fabric=request.fabric or "",
-        **_asked(request),
+        **{field.name: getattr(request, field.name) for field in fields(Asked)},
     )
 
 
