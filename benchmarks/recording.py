@@ -113,22 +113,22 @@ def step_ms(name: str, folder: Path) -> float:
 
 
 def gpu_times(job: Job, rank: JobRank) -> tuple[int, int, float | None]:
-    """Return how many calls of a rank have a GPU time, how many ran, and the mean sum of a step's times in µs.
+    """Return how many of a rank's kept calls have a GPU time, how many are kept, and the usual sum of a step's in µs.
 
     A captured call has none: it runs when its graph is replayed. Calls of one group share a kernel, the longest.
     """
-    counts = [
-        (position.gpu.count if position.gpu else 0, phase.repetitions)
+    times = [
+        sample.gpu[at] if sample.gpu else 0.0
         for phase in rank.phases
-        for position in phase.positions
+        for sample in phase.samples
+        for at, position in enumerate(phase.positions)
         if not job.calls[position.call].captured
     ]
     step = rank.step
     step_us: float | None = None
     if step is not None and all(position.gpu is not None for position in step.positions):
-        means = [position.gpu.mean if position.gpu else math.nan for position in step.positions]
-        step_us = float(kernels(step.positions, means).sum())
-    return sum(min(pair) for pair in counts), sum(ran for _, ran in counts), step_us
+        step_us = float(kernels(step.positions, [position.gpu or math.nan for position in step.positions]).sum())
+    return sum(time > 0 for time in times), len(times), step_us
 
 
 def least_of_step(job: Job) -> float | None:

@@ -69,7 +69,7 @@ def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, recorded: tup
     for rank in job.ranks:
         for phase in rank.phases:
             for position in phase.positions:
-                assert position.gpu is None or 0 < position.gpu.least <= position.gpu.median <= position.gpu.most
+                assert position.gpu is None or position.gpu > 0
                 # A captured call runs when its graph is replayed; its own call has no time.
                 assert position.gpu is None or not job.calls[position.call].captured
     if name == "moe":  # an all-to-all sends to its own rank, after which NCCL's clocks are of earlier calls
@@ -79,7 +79,7 @@ def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, recorded: tup
         assert any(call.captured for call in job.calls)
     else:
         known_calls = sum(
-            position.gpu.count
+            phase.repetitions
             for rank in job.ranks
             for phase in rank.phases
             for position in phase.positions

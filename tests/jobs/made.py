@@ -19,7 +19,6 @@ from collbench.jobs.job import (
     Position,
     Sample,
     Source,
-    Spread,
     Steps,
     StepSource,
     Unknown,
@@ -27,11 +26,6 @@ from collbench.jobs.job import (
 from collbench.model.operations import COLLECTIVES
 
 STARTED = "2026-01-02T03:04:05Z"
-
-
-def spread(value: float, count: int = 10) -> Spread:
-    """Return times that are all alike, µs."""
-    return Spread(count, value, value, value, value)
 
 
 def stepped(job: Job) -> Job:
@@ -85,7 +79,7 @@ def made_job(
             for number in range(kept)
         )
         positions = tuple(
-            Position(call_index, pause=spread(pause), gpu=spread(gpu_time))
+            Position(call_index, pause=pause, gpu=gpu_time)
             for call_index, pause, gpu_time in zip(call_indices, pauses, gpu_times, strict=True)
         )
         job_ranks.append(JobRank(rank, (Phase(positions, repetitions, samples),), host, rank))
@@ -110,13 +104,6 @@ _TIMES = st.floats(0.01, 1e7)
 
 
 @st.composite
-def spreads(draw: st.DrawFn) -> Spread:
-    """Draw a spread whose figures are in order."""
-    least, median, most = sorted(draw(st.tuples(_TIMES, _TIMES, _TIMES)))
-    return Spread(draw(st.integers(1, 10**6)), least, median, (least + median + most) / 3, most)
-
-
-@st.composite
 def phases(draw: st.DrawFn, calls: int) -> Phase:
     """Draw a sequence of up to six calls; whatever a source may lack is missing somewhere."""
     positions = draw(
@@ -125,8 +112,8 @@ def phases(draw: st.DrawFn, calls: int) -> Phase:
                 Position,
                 call=st.integers(0, calls - 1),
                 together=st.booleans(),
-                pause=st.none() | spreads(),
-                gpu=st.none() | spreads(),
+                pause=st.none() | _TIMES,
+                gpu=st.none() | _TIMES,
             ),
             min_size=1,
             max_size=6,

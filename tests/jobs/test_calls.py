@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from collbench.jobs.calls import pauses_of, report, step_seconds
-from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample, Spread
+from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample
 from collbench.jobs.job_file import dumps, loads
 from collbench.judge.tails import after_others
 from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
@@ -238,9 +238,7 @@ def test_names_of_ranks_do_not_matter() -> None:
 
 def test_a_step_is_the_median_of_the_kept_repetitions() -> None:
     """One of them had an evaluation after it; without any, the usual pauses add up to it."""
-    positions = tuple(
-        Position(0, pause=Spread(60, pause / 2, pause, 3 * pause, 900 * pause)) for pause in (700.0, 100.0)
-    )
+    positions = tuple(Position(0, pause=pause) for pause in (700.0, 100.0))
     samples = tuple(Sample(at, (0.0, 1.0), step=1e6 if at == 4 else 1000.0) for at in range(10))
     phase = Phase(positions, 60, samples)
     assert step_seconds(phase) == pytest.approx(1e-3)

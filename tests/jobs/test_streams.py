@@ -90,12 +90,7 @@ def judged(data: bytes | bytearray | memoryview) -> Job | None:
         for phase in rank.phases:
             for sample in phase.samples:
                 assert all(time >= 0 for time in sample.gpu)
-            for spread in (spread for position in phase.positions for spread in (position.pause, position.gpu)):
-                if spread is not None:
-                    assert spread.count > 0
-                    assert spread.least - 0.001 <= spread.median <= spread.most + 0.001
-                    assert spread.least - 0.001 <= spread.mean * 1.002
-                    assert spread.mean <= spread.most * 1.002 + 0.001
+            assert all((position.pause or 0) >= 0 and (position.gpu or 0) >= 0 for position in phase.positions)
     return job
 
 
@@ -219,9 +214,7 @@ def test_hosts_have_one_clock_each() -> None:
 
 def test_pauses_of_a_tail_are_exact_and_the_first_is_unknown() -> None:
     (phase,) = merge([stream(tail=np.array([0, 1, 0]))]).job.ranks[0].phases
-    pauses = [position.pause for position in phase.positions]
-    assert pauses[0] is None
-    assert [pause.median for pause in pauses[1:] if pause] == [1.0, 2.0]
+    assert [position.pause for position in phase.positions] == [None, 1.0, 2.0]
     assert [position.together for position in phase.positions] == [False, True, False]
 
 

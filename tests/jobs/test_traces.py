@@ -323,5 +323,5 @@ def judged(data: bytes) -> None:
     assert all(end is None or end < job.groups[call.group].size for call in job.calls for end in (call.root, call.peer))
     for rank in job.ranks:
         for phase in rank.phases:
-            spreads = [s for position in phase.positions for s in (position.pause, position.gpu) if s is not None]
-            assert all(math.isfinite(spread.most) and spread.least >= 0 for spread in spreads)
+            times = [time or 0.0 for position in phase.positions for time in (position.pause, position.gpu)]
+            assert all(math.isfinite(time) and time >= 0 for time in times)

@@ -217,7 +217,7 @@ def step_seconds(phase: Phase) -> float | None:
     """Return the median seconds from one step to the next, else the sum of the median pauses; None if unknown."""
     lasted = {sample.repetition: sample.step for sample in phase.samples if sample.step}
     steps = [lasted[repetition] for repetition in _settled(lasted)]
-    pauses = [position.pause.median for position in phase.positions if position.pause is not None]
+    pauses = [position.pause for position in phase.positions if position.pause is not None]
     total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
     return total * MICRO if isfinite(total) and total > 0 else None
 
@@ -257,7 +257,7 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
     times = _sampled(phase, repetitions, "gpu")
     if not np.isnan(times).all() and len(times):
         return times
-    medians = [position.gpu.median if position.gpu is not None else 0.0 for position in phase.positions]
+    medians = [position.gpu or 0.0 for position in phase.positions]
     values = np.array([medians or []])
     values = np.where(np.isfinite(values) & (values > 0), values, np.nan) * MICRO
     return np.repeat(values, max(1, len(repetitions)), axis=0)
@@ -266,7 +266,7 @@ def _kernel_times(phase: Phase, repetitions: Sequence[int]) -> Values:
 def pauses_of(phase: Phase) -> list[float]:
     """Return the seconds before each call of a usual step, which add up to the step; zeros if they are unknown."""
     step = step_seconds(phase)
-    medians = [0.0 if position.pause is None else max(0.0, position.pause.median) for position in phase.positions]
+    medians = [max(0.0, position.pause or 0.0) for position in phase.positions]
     total = sum(medians)
     return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
 

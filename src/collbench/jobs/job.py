@@ -1,8 +1,8 @@
 """A recorded job: the collectives that its ranks sent, their order, groups, and the pauses between them.
 
 A job repeats its steps a million times, so a rank's calls are kept folded: a *phase* is a sequence of calls and how
-often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions, the
-same ones on every rank, are kept whole as *samples*, with the time of each call.
+often it came in a row. Of the times of each call and each pause the median is kept; some repetitions, the same ones on
+every rank, are kept whole as *samples*, with the time of each call.
 """
 
 from __future__ import annotations
@@ -107,25 +107,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Times of one event over its repetitions, µs: their number, extremes, median and mean."""
-
-    count: Count
-    least: Micros
-    median: Micros
-    mean: Micros
-    most: Micros
-
-
-@dataclass(frozen=True, slots=True)
 class Position:
-    """One call of a phase."""
+    """One call of a phase; times are medians over its repetitions, µs, None if unknown."""
 
     call: int  # in Job.calls
     together: bool = False  # NCCL got it in one group (ncclGroupStart) with the call before it
     # The host's time since the call before; of the first position, since the last one of the repetition before.
-    pause: Spread | None = None
-    gpu: Spread | None = None  # how long its kernel ran: on a rank that came early, the wait for the others included
+    pause: Micros | None = None
+    gpu: Micros | None = None  # how long its kernel ran: on a rank that came early, the wait for the others included
     sizes: tuple[
         Count, ...
     ] = ()  # the least and the most bytes, of calls that NCCL got together their sum, if these vary

@@ -21,7 +21,7 @@ from collbench.jobs.job import (
     Source,
     Unknown,
 )
-from collbench.jobs.repeats import Folded, PartialPhase, Times, sample, spreads
+from collbench.jobs.repeats import Folded, PartialPhase, Times, sample, typical
 from collbench.jobs.streams import (
     FUNCTIONS,
     CommunicatorKey,
@@ -340,11 +340,11 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
 
 
 def _add_samples(partial: PartialPhase, repeated: Repeated, places: _Places, clock: int) -> None:
-    """Add the repetitions that the plugin kept of a phase, and how their times spread."""
+    """Add the repetitions that the plugin kept of a phase, and their usual times."""
     kept = [one for one in repeated.samples if one.repetition < partial.repetitions]
     pauses = [np.diff(one.starts, prepend=one.before or np.nan).clip(min=0.0) / 1e3 for one in kept]
     rows = [np.array(times).reshape(-1, len(repeated.symbols)) for times in (pauses, [_micro(one.gpu) for one in kept])]
-    partial.pauses, partial.gpu = spreads(places.first(rows[0])), spreads(places.over(np.max, rows[1]))
+    partial.pauses, partial.gpu = typical(places.first(rows[0])), typical(places.over(np.max, rows[1]))
     partial.samples += [
         sample(
             one.repetition,

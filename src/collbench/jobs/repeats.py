@@ -1,4 +1,4 @@
-"""A rank's calls as phases: what repeats in their sequence, in which order it came, and how its times spread."""
+"""A rank's calls as phases: what repeats in their sequence, in which order it came, and its usual times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collbench.jobs.job import Phase, Position, Sample, Spread
+from collbench.jobs.job import Phase, Position, Sample
 from collbench.jobs.streams import Numbers
 
 # A sequence is folded where it comes at least twice and covers so many calls.
@@ -37,8 +37,8 @@ class PartialPhase:
 
     repetitions: int = 0
     samples: list[Sample] = field(default_factory=list)
-    pauses: list[Spread | None] | None = None
-    gpu: list[Spread | None] | None = None
+    pauses: list[float | None] | None = None
+    gpu: list[float | None] | None = None
     numbers: list[int] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Folded:
 def _phase(symbols: tuple[int, ...], partial: PartialPhase, times: Times) -> Phase:
     length = len(symbols)
     rows = np.array(partial.begins, int)[:, None] + np.arange(length)
-    pauses, gpu = partial.pauses or spreads(times.pauses[rows]), partial.gpu or spreads(times.gpu[rows])
+    pauses, gpu = partial.pauses or typical(times.pauses[rows]), partial.gpu or typical(times.gpu[rows])
     positions = tuple(
         Position(symbol // 2, symbol % 2 == 1, pause, took)
         for symbol, pause, took in zip(symbols, pauses, gpu, strict=True)
@@ -149,21 +149,9 @@ def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
     return best
 
 
-def spreads(times: Numbers) -> list[Spread | None]:
-    """Return the spread of each column of times in µs, a row for each repetition, NaN where unknown; None of none."""
-    repetitions, length = times.shape
-    if not repetitions:
-        return [None] * length
-    ordered = np.sort(times, axis=0)  # NaN last
-    counts, columns = (~np.isnan(ordered)).sum(axis=0), np.arange(length)
-    last = np.maximum(counts - 1, 0)
-    median = (ordered[last // 2, columns] + ordered[counts // 2, columns]) / 2
-    mean = np.nansum(ordered, axis=0) / np.maximum(counts, 1)
-    figures = np.stack([ordered[0], median, mean, ordered[last, columns]], axis=1).tolist()
-    return [
-        Spread(count, *(round(figure, 3) for figure in four)) if count else None
-        for count, four in zip(counts.tolist(), figures, strict=True)
-    ]
+def typical(times: Numbers) -> list[float | None]:
+    """Return the median of each column of times in µs, a row for each repetition, NaN where unknown; None of none."""
+    return [None if math.isnan(middle) else round(middle, 3) for middle in medians(times, 0).tolist()]
 
 
 def micros(times: Numbers) -> tuple[float, ...]:

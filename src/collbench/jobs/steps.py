@@ -29,7 +29,7 @@ from collbench.jobs.job import (
     StepSource,
     Unknown,
 )
-from collbench.jobs.repeats import medians, micros, spreads
+from collbench.jobs.repeats import medians, micros, typical
 from collbench.model.units import amount
 
 Values = NDArray[np.float64]
@@ -132,12 +132,12 @@ def _unroll(job: Job, rank: JobRank) -> _Unrolled:
         own_calls = np.array([position.call for position in phase.positions])
         own_heads = np.array([not position.together for position in phase.positions])
         own_heads[0] = True
-        usual = [np.nan if position.pause is None else position.pause.median for position in phase.positions]
+        pauses = [np.nan if position.pause is None else position.pause for position in phase.positions]
         after, units = 0, int(own_heads.sum())
         for repetition in kept:
             sample = samples.get(repetition)
             one = np.full((4, length), np.nan)
-            one[3] = usual
+            one[3] = pauses
             if sample is not None:
                 for row, own in enumerate((sample.starts, sample.gpu, sample.gpu_starts)):
                     if own:
@@ -622,7 +622,7 @@ def _phase(one: _Unrolled, rows: Places, kept: Mapping[int, int], usual: int, nu
     ]
     positions = tuple(
         Position(int(one.calls[place]), not head, pause, took, spans[unit])
-        for place, head, pause, took, unit in zip(places, heads, spreads(pauses), spreads(gpu), unit_of, strict=True)
+        for place, head, pause, took, unit in zip(places, heads, typical(pauses), typical(gpu), unit_of, strict=True)
     )
     return Phase(positions, int(numbers[-1]) + 1, samples)
 

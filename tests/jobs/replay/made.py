@@ -7,13 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from collbench.jobs.job import Call, Group, Job, JobRank, Phase, Position, Source, Spread
+from collbench.jobs.job import Call, Group, Job, JobRank, Phase, Position, Source
 from tests.jobs.made import stepped
-
-
-def spread(microseconds: float) -> Spread:
-    """Return times that are all alike."""
-    return Spread(8, *[microseconds] * 4)
 
 
 def job_of(
@@ -31,8 +26,8 @@ def job_of(
             Position(
                 table.index(call),
                 together,
-                None if pause is None else spread(0.0 if together else pause),
-                None if gpu is None else spread(gpu * (rank + 1)),
+                None if pause is None else 0.0 if together else pause,
+                None if gpu is None else gpu * (rank + 1),
             )
             for call, together in step
         )

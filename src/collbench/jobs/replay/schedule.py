@@ -231,7 +231,7 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
     """Return a rank's units: calls of one NCCL group are one for each communicator, as torch batches them."""
     units, positions, pause = list[Unit](), list[tuple[int, ...]](), 0.0
     for together in _together(phase):
-        pause += sum(spread.median for at in together if (spread := phase.positions[at].pause)) * MICRO
+        pause += sum(phase.positions[at].pause or 0.0 for at in together) * MICRO
         by_group: dict[int, list[int]] = {}
         for at in together:
             call = job.calls[phase.positions[at].call]
@@ -453,9 +453,9 @@ def _recorded(
 
     def summed(key: _UnitKey) -> float | None:
         rank, number = key
-        spreads = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
-        medians = [spread.median for spread in spreads if spread is not None]
-        return max(medians) if len(medians) == len(spreads) else None
+        medians = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
+        known = [one for one in medians if one is not None]
+        return max(known) if len(known) == len(medians) else None
 
     def least(times: Iterable[float | None]) -> float | None:
         known = list(times)
