@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.launch import ablation as ablations
-from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_seconds
+from collbench.launch.ablation import Ablation, GpuResult, Ratio, Result, Spread, format_seconds
 from collbench.report.text.ablation import page, verdict
 from tests.launch.made import ablation
 from tests.report.pages import text
@@ -64,42 +64,6 @@ def test_a_sentence_says_whether_a_difference_is_shown(
     assert verdict(judged(*ratio)) == sentence, case
 
 
-@pytest.mark.parametrize(
-    ("names", "lacking", "measure", "sentence"),
-    [
-        (
-            ("with p2p and shm", "without p2p and shm"),
-            ("p2p", "shm"),
-            Measure.TRAIN_RUNTIME,
-            "without p2p and shm training of this job takes 30.0% longer (95% interval 28.0–32.0%)",
-        ),
-        (
-            ("as is", "with NCCL_ALGO=Ring"),
-            (),
-            Measure.PROCESS,
-            "with NCCL_ALGO=Ring the whole process of this job takes 30.0% longer than as is (95% interval 28.0–32.0%)",
-        ),
-        (
-            ("as is", "without shm and with NCCL_ALGO=Ring"),
-            (),
-            Measure.STEP,
-            "without shm and with NCCL_ALGO=Ring a step of this job takes 30.0% longer than as is "
-            "(95% interval 28.0–32.0%)",
-        ),
-        (
-            ("on GPU0, GPU1", "on GPU2, GPU3"),
-            (),
-            Measure.STEP,
-            "on GPU2, GPU3 a step of this job takes 30.0% longer than on GPU0, GPU1 (95% interval 28.0–32.0%)",
-        ),
-    ],
-)
-def test_every_change_has_its_words(
-    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, sentence: str
-) -> None:
-    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == sentence
-
-
 def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
     sentence = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
     assert sentence.startswith("without p2p a step of this job takes 30.0% longer (")
@@ -126,29 +90,6 @@ def rows(page_text: str) -> list[list[str]]:
     """Return the first four cells of the table's rows."""
     lines = page_text.split("\n\n")[2].splitlines()[1:3]
     return [[cell.strip() for cell in line.split("  ") if cell.strip()][:4] for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "header"),
-    [
-        ("what both arms inherit", {}, "settings  NCCL_NVLS_ENABLE=0\n"),
-        (
-            "of which a container's word on its own NCCL is none",
-            {"environment": {"NCCL_VERSION": "2.27.3-1", "NCCL_NVLS_ENABLE": "0"}},
-            "settings  NCCL_NVLS_ENABLE=0\n",
-        ),
-        ("CPU cores", {"backend": "host"}, "backend   host: gloo on CPU cores, which ignores NCCL variables\n"),
-        ("their names", {"backend": "host"}, "with p2p: CPU0, CPU1; no variable changed"),
-        ("the warm-up", {}, "without the first tenth, three at least\n"),
-        ("the user's warm-up", {"skip": 12}, "without the first 12\n"),
-        ("a script that prints no warm-up", {"skip": 0}, "the median of all step times it printed\n"),
-        ("Hugging Face", {"measure": Measure.TRAIN_RUNTIME}, "value     of a run: train_runtime, as Hugging Face's"),
-        ("whole processes", {"measure": Measure.PROCESS}, "wall time of the whole process, its start included"),
-    ],
-)
-def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[str, object], header: str) -> None:
-    an_ablation = dataclasses.replace(ablation([1.0, 1.0], [2.0, 2.0]), **changes)  # type: ignore[arg-type]
-    assert header in text(page(an_ablation)), case
 
 
 @pytest.mark.parametrize(
@@ -188,14 +129,3 @@ def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
     assert "±3.0% would need more than 10,000 repeats" in shown
     assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
     assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())
-
-
-def test_whole_milliseconds_never_show_that_a_step_takes_as_long() -> None:
-    made = ablation([0.02] * 4, [0.02] * 4)
-    for arm in made.arms:
-        arm.runs = [dataclasses.replace(one, rounding=ablations.Rounding(step=0.5e-3)) for one in arm.runs]
-    made.result = ablations.judge(made)
-    shown = " ".join(text(page(made)).split())
-    assert "no difference beyond" not in shown
-    assert "undecided: without p2p a step of this job takes between 4.9% less and 5.2% more (95%)" in shown
-    assert "±3.0% needs more digits: those that the script prints leave ±5.2%, however often it is trained" in shown

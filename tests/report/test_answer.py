@@ -26,14 +26,6 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").
 SIM = ("--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--seed", "1")
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
-    """The program, in an empty folder and with no saved runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return Program(monkeypatch, capsys)
-
-
 def checked(text: str) -> dict[str, Any]:
     """Return a printed run, whose answer follows the schema."""
     printed: dict[str, Any] = json.loads(text)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 from collbench.report.nccl_tests import lines
-from tests.builders import gpus, in_words, left_out, measured, throttled
+from tests.builders import gpus, in_words, measured
 from tests.builders import run_of as built
-from tests.report.recorded import OPERATIONS, RECORDINGS, read, run_of, without_in_place
+from tests.report.recorded import OPERATIONS, RECORDINGS, read, run_of
 
 MIB = 2**20
 FOUR = (0, 1, 2, 3)
@@ -92,25 +91,6 @@ def test_which_time_is_shown(title: str, run: Run, time: str, time_name: str) ->
     assert one_row(run)[5] == time
     (meaning,) = (line for line in lines(run) if line.startswith("# time:"))
     assert time_name in meaning
-
-
-def test_what_the_command_asked_for_stands_in_the_header() -> None:
-    run = looped((3e-5,), iterations=50, warmup=3, verify=False, graph=7)
-    run.measurements[0].wrong = None
-    assert (
-        "# nThread 4 nGpus 1 minBytes 1048576 maxBytes 1048576 step: 1048576(bytes) "
-        "warmup iters: 3 iters: 50 agg iters: 1 validation: 0 graph: 7 unalign: 0"
-    ) in lines(run)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "step"),
-    [((8, 16, 32), "2(factor)"), ((1, 4, 16), "4(factor)"), ((1, 2, 3), "1(bytes)"), ((8, 16, 40), "0(bytes)")],
-)
-def test_the_step_between_sizes(sizes: tuple[int, ...], step: str) -> None:
-    run = built(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0, size * MIB) for size in sizes])
-    megabytes = step.replace("1(bytes)", f"{MIB}(bytes)")
-    assert f" step: {megabytes} " in "\n".join(lines(run))
 
 
 def point(operation: Operation, variant: Variant, **of: object) -> Measurement:
@@ -195,48 +175,6 @@ def test_scripts_take_ok_for_passed(
     assert note is None or any(line.startswith(note) for line in printed)
 
 
-def test_what_a_reader_must_know_follows_the_figures() -> None:
-    flags = (throttled(1, "low bandwidth"),)
-    measurement = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
-    measurement.samples[0] = replace(measurement.samples[0], flags=flags)
-    run = built(gpus(4), [measurement, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
-    run.skipped = [left_out("sizes 4G: no room")]
-    printed = lines(run)
-    index = next(index for index, line in enumerate(printed) if "Avg" in line)
-    assert printed[index + 1 : index + 3] == [
-        "# flagged: throttled: low bandwidth on GPU1: 1048576 out of place",
-        "# skipped: sizes 4G: no room",
-    ]
-
-
-def test_each_communicator_has_a_report_of_its_own() -> None:
-    pairs = [(0, 1), (0, 2), (1, 2)]
-    run = built(gpus(3), [measured(Operation.ALLREDUCE, pair, 100.0, MIB) for pair in pairs], command=("allreduce",))
-    printed = lines(run)
-    seen = re.findall(r"#  Rank +(\d) Group +(\d) .* device +(\d)", "\n".join(printed))
-    assert ["".join(columns) for columns in seen] == ["000", "101", "010", "112", "021", "122"]
-    assert sum("Avg bus bandwidth" in line for line in printed) == 3
-
-
 def test_a_run_without_collectives_is_refused() -> None:
     with pytest.raises(UsageError, match="this run holds none"):
         lines(built(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]))
-
-
-def test_copies_beside_collectives_are_left_out() -> None:
-    both = [measured(Operation.CE_WRITE, (0, 1), 300.0), measured(Operation.ALLREDUCE, (0, 1), 100.0, MIB)]
-    assert one_row(built(gpus(2), both))[0] == "1048576"
-
-
-def test_rows_ascend_whatever_the_order_of_the_trials() -> None:
-    sizes = [
-        size
-        for row in rows(built(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0, s) for s in (64, 8, 32)]))
-        for size in row[:1]
-    ]
-    assert all(int(small) < int(large) for small, large in pairwise(sizes))
-
-
-def test_without_in_place_the_other_half_stays_the_same() -> None:
-    run = run_of(read(RECORDINGS[0]))
-    assert [row[:9] for row in rows(without_in_place(run))] == [row[:9] for row in rows(run)]

@@ -57,15 +57,6 @@ def test_each_operation_has_its_slowest_median_and_fastest_link_at_its_largest_s
     }
 
 
-def test_times_are_of_the_smallest_size() -> None:
-    metrics = families(run_of(gpus(3), SWEEP))
-    times = values(metrics["collbench_time_seconds"], "operation", "statistic", "size_bytes")
-    slowest = 8 / (100e9 * 8 / 99)  # bytes over bytes a second
-    assert times["ce-write", "max", "8"] == pytest.approx(slowest, rel=5e-4)
-    launches = values(metrics["collbench_launch_time_seconds"], "operation", "size_bytes")
-    assert launches == {("allreduce", "8"): 1e-5}
-
-
 @pytest.mark.parametrize(("devices", "most"), [(8, 100), (24, 120)])
 def test_series_are_few_whatever_was_measured(devices: int, most: int) -> None:
     """Four copies on every link of eight GPUs at 14 sizes are 3,136 data points."""

@@ -36,29 +36,6 @@ def test_the_columns_that_name_the_rows_come_again(case: str, width: int, parts:
     assert [list(part.heads) for part in fold(WIDE, width)] == parts
 
 
-def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
-    sizes = layout.table("size", "time", "busbw", rows=[("1K", "5.0", "0.2")], left=())
-    assert [list(part.heads) for part in fold(sizes, 12)] == [["size", "time"], ["size", "busbw"]]
-
-
-def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_aligned() -> None:
-    strategies = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", left=("strategy",), keys=2)
-    strategies.add_row("2", "ddp", "2.29", "35.3")
-    assert [list(part.heads) for part in fold(strategies, 30)] == [
-        ["GPUs", "strategy", "on best, ms"],
-        ["GPUs", "strategy", "on worst, ms"],
-    ]
-
-
-def test_the_longest_line_of_a_cell_decides_where_a_table_is_folded() -> None:
-    tiers = layout.table("tier", "GB/s", "pairs", rows=[("1", "44.3", "GPU0-GPU1\nGPU0-GPU2")], left=("tier", "pairs"))
-    assert len(fold(tiers, 4 + 2 + 4 + 2 + 9)) == 1
-    assert [list(part.heads) for part in fold(tiers, 20)] == [
-        ["tier", "GB/s"],
-        ["tier", "pairs"],
-    ]
-
-
 @given(
     st.lists(st.lists(CELLS, min_size=3, max_size=3).map(tuple), min_size=2, max_size=8),
     st.integers(1, 2),

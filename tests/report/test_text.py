@@ -10,12 +10,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from collbench.model.operations import Operation
-from collbench.model.run import Run
 from collbench.report import rows as formats
 from collbench.report.columns import COLUMNS, Row, Type
 from collbench.report.rows import rows
 from tests.builders import gpus, measured, run_of
-from tests.report.hostile import NAME, hostile_run
+from tests.report.hostile import hostile_run
 
 FOUND = rows(hostile_run())
 
@@ -47,14 +46,6 @@ def test_pandas_reads_the_json() -> None:
     import pandas as pd
 
     same(pd.read_json(io.StringIO(formats.as_json(FOUND)), dtype=False, precise_float=True), FOUND)
-
-
-def test_texts_are_quoted_and_numbers_are_not() -> None:
-    line = formats.as_csv(
-        rows(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0, size=2**20)]))
-    ).splitlines()[1]
-    assert '"GPU0","GPU1"' in line
-    assert ",1048576," in line
 
 
 def tables(markdown: str) -> list[list[list[str]]]:
@@ -113,26 +104,3 @@ def as_read(cell: str, kind: Type) -> Any:
     if kind is Type.YES_NO:
         return cell == "true"
     return int(cell) if kind is Type.WHOLE else float(cell) if kind is Type.REAL else cell
-
-
-def test_one_cell_needs_no_table() -> None:
-    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0)])
-    markdown = formats.as_markdown(run, rows(run))
-    assert tables(markdown) == []
-    assert heads(markdown + "\n\n")["busbw_gbs"] == "100"
-
-
-@pytest.mark.parametrize(
-    ("backend", "reported"), [("cuda", "cuda"), ("sim", "sim: SIMULATED, nothing here was measured on a GPU")]
-)
-def test_markdown_says_the_backend_first(backend: str, reported: str) -> None:
-    run: Run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 100.0)], backend=backend)
-    assert heads(formats.as_markdown(run, rows(run)))["backend"] == reported
-    assert formats.as_markdown(run, rows(run)).startswith("- backend: ")
-
-
-def test_a_hostile_name_stays_text_in_each() -> None:
-    import pandas as pd
-
-    assert pd.read_csv(io.StringIO(formats.as_csv(FOUND)))["hostname"][0] == NAME
-    assert pd.read_json(io.StringIO(formats.as_json(FOUND)))["hostname"][0] == NAME

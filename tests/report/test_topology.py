@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from collbench.machine.nvidia_smi import facts, parse_topology
 from collbench.model.run import Device, Path
-from collbench.report.text.topology import explain_pair, render_labels, render_topology
+from collbench.report.text.topology import explain_pair, render_topology
 from tests.builders import nvml_says
 
 H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
@@ -12,24 +12,6 @@ H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML report
 
 def _devices(count: int, cpus: str = "0-63", numa: int | None = 0) -> tuple[Device, ...]:
     return tuple(Device(index=i, uuid="", name="", numa_node=numa, cpu_affinity=cpus) for i in range(count))
-
-
-def _h200(count: int) -> tuple[Path, ...]:
-    pairs = ((i, j) for i in range(count) for j in range(i + 1, count))
-    return tuple(Path(pair, "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")) for pair in pairs)
-
-
-@pytest.mark.parametrize("count", [1, 2, 8])
-def test_a_machine_of_up_to_eight_gpus_fits_80_columns(count: int) -> None:
-    text = render_topology(_devices(count, cpus="56-111,168-223", numa=None), _h200(count))
-    assert max(map(len, text.splitlines())) <= 80
-    assert "56-111,168-223 N/A" in " ".join(text.split())
-
-
-def test_wide_machines_get_their_affinities_below_the_matrix() -> None:
-    matrix, affinities = render_labels(_devices(16), _h200(16)).split("\n\n")
-    assert "Affinity" not in matrix
-    assert affinities.splitlines()[-1].split() == ["GPU15", "0-63", "0"]
 
 
 @given(st.integers(1, 12), st.data())

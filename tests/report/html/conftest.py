@@ -9,12 +9,9 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-
-from tests.cli.program import Program
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -54,11 +51,3 @@ def browser() -> Iterator[Browser]:
             lacking(f"{program} does not start ({error.message.splitlines()[0]})")
         yield opened
         opened.close()
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
-    """The program, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return Program(monkeypatch, capsys)

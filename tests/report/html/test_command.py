@@ -24,31 +24,6 @@ def saved(program: Program) -> Program:
     return program
 
 
-def test_the_page_is_named_as_the_run_and_lands_here(saved: Program, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    Path("run.json").rename("runs/monday.json")
-    said = saved("report", "runs/monday.json")
-    assert (said.status, said.err) == (0, "")
-    assert said.out == "saved     monday.html\n"
-    assert Path("monday.html").read_text(encoding="utf-8").startswith("<!doctype html>\n<html")
-
-
-def test_several_runs_are_one_page_by_the_shortest_names_that_differ(saved: Program, tmp_path: Path) -> None:
-    (tmp_path / "a" / "x").mkdir(parents=True)
-    (tmp_path / "b" / "x").mkdir(parents=True)
-    for name in ("a/x/run.json", "b/x/run.json"):
-        run_file.save(by_hand(), Path(name))
-    assert saved("report", "a/x/run.json", "b/x/run.json", "-o", "both.html").status == 0
-    text = Path("both.html").read_text(encoding="utf-8")
-    assert re.findall(r'<a href="#run-\d">(.*?)</a>', text) == ["a/x/run.json", "b/x/run.json"]
-    assert "b/x/run.json over a/x/run.json" in text
-
-
-def test_a_run_beside_itself_has_two_names(saved: Program) -> None:
-    assert saved("report", "run.json", "run.json").status == 0
-    assert "run.json (2) over run.json (1)" in Path("run.html").read_text(encoding="utf-8")
-
-
 def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None:
     for seed, name in ((1, "base.json"), (2, "new.json")):
         run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))

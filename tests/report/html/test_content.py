@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import pytest
 
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Health, Measurement, Run, Sample, StopReason
+from collbench.model.run import Run
 from collbench.report.html.content import content
-from collbench.report.text.layout import Found
-from tests.builders import GIB, gpus, in_words, measured, noisy, pair_run, run_of, shared
+from tests.builders import GIB, gpus, measured, noisy, pair_run, run_of
 from tests.report.html.runs import (
     MIB,
     by_hand,
@@ -102,133 +100,12 @@ def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:
     assert (latency, bandwidth, half) == ("10.0", "100.0", "976.6")  # KiB, which are 1e6 B
 
 
-def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
-    flagged = Sample((0.01,) * 6, 1, concurrent=True, flags=(shared(0),))
-    points = [measured(Operation.CE_WRITE, (0, 1), 100.0), measured(Operation.CE_WRITE, (1, 0), 100.0)]
-    points[0].samples.append(flagged)
-    points[0].stop = StopReason.BUDGET
-    points.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=in_words("it hung"), wrong=3))
-    writes = series(reported(run_of(gpus(3), points)), "ce-write")
-    notes = {
-        tuple(devices): writes["words"][at] for devices, at in zip(writes["sets"], writes["notes"][0], strict=True)
-    }
-    assert notes == {
-        (0, 1): "time budget reached before it converged; measured concurrently with others; "
-        "shared: 1 other process on GPU0",
-        (1, 0): "",
-        (0, 2): "failed: it hung; 3 wrong elements",
-    }
-    assert figures(writes, GIB, [0, 2], BANDWIDTH) == (None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("what", "run", "name", "kind", "sets"),
-    [
-        ("links", run_of(gpus(2), [measured(Operation.SM_READ, (1, 0), 1.0)]), "sm-read", "link", [[1, 0]]),
-        (
-            "a larger communicator",
-            run_of(gpus(4), [measured(Operation.ALLTOALL, range(4), 1.0)]),
-            "alltoall over 4 ranks",
-            "group",
-            [[0, 1, 2, 3]],
-        ),
-        (
-            "host copies",
-            run_of(
-                gpus(2),
-                [
-                    Measurement(replace(m.point, variant=Variant.HOST, members=(1,)), m.samples)
-                    for m in [measured(Operation.H2D_CE, (0, 1), 1.0)]
-                ],
-            ),
-            "h2d-ce host",
-            "device",
-            [[1]],
-        ),
-    ],
-)
-def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, sets: list[list[int]]) -> None:
-    shown = series(reported(run), name)
-    assert (shown["kind"], shown["sets"]) == (kind, sets), what
-
-
 @pytest.mark.parametrize(
     ("share", "letter"), [(1.0, "Y"), (0.98, "X"), (0.95, "U"), (0.75, "M"), (0.5, "I"), (0.25, "E"), (0.001, "A")]
 )
 def test_shades_grow_with_the_share_of_the_best(share: float, letter: str) -> None:
     run = pair_run(3, lambda a, b: 100.0 if (a, b) == (0, 1) else 100.0 * share)
     assert series(reported(run), "allreduce")["figures"][0]["shades"] == [f"Y{letter}{letter}"]
-
-
-def short_answers(run: Run) -> dict[str, tuple[str, str]]:
-    page = reported(run)["runs"][0]
-    return {one.question: (one.short, one.state) for one in page["answers"]}
-
-
-@pytest.mark.parametrize(
-    ("what", "run", "which", "fast", "wrong"),
-    [
-        ("all alike", by_hand(), "any of them", "300.0 GB/s busbw", ("nothing found", "ok")),
-        (
-            "one slow GPU",
-            pair_run(4, lambda a, b: 100.0 if 3 in (a, b) else 300.0),
-            "GPU0, GPU1",
-            "100.0 to 300.0 GB/s busbw",
-            ("1 contradiction", "warn"),
-        ),
-        ("nothing", run_of(gpus(2), []), "nothing to choose", "nothing measured", ("not judged", "warn")),
-        (
-            "one communicator of all",
-            run_of(gpus(4), [measured(Operation.ALLREDUCE, range(4), 200.0)]),
-            "nothing to choose",
-            "300.0 GB/s busbw",  # × 2(4−1)/4
-            ("not judged", "warn"),
-        ),
-    ],
-)
-def test_the_first_screen_answers_three_questions(
-    what: str, run: Run, which: str, fast: str, wrong: tuple[str, str]
-) -> None:
-    answers = short_answers(run)
-    assert (answers["Which devices"][0], answers["How fast"][0], answers["Is anything wrong"]) == (
-        which,
-        fast,
-        wrong,
-    ), what
-
-
-def test_where_no_fit_devices_share_a_pair_nothing_is_chosen() -> None:
-    busy = Health(processes=2)
-    run = replace(pair_run(3, lambda _a, _b: 1.0), health_before=(Health(), busy, busy), health_after=(Health(),) * 3)
-    assert short_answers(run)["Which devices"] == ("nothing to choose", "warn")
-
-
-def test_an_interrupted_run_says_so() -> None:
-    assert short_answers(replace(by_hand(), complete=False))["Is anything wrong"] == ("nothing found", "warn")
-
-
-def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
-    hot = Health(temperature=88, throttle=("HW thermal slowdown",), nvlink_errors=0)
-    well = Health(temperature=40, nvlink_errors=0)
-    run = replace(by_hand(), health_before=(well,) * 4, health_after=(well, well, hot, replace(well, nvlink_errors=5)))
-    page = reported(run)["runs"][0]
-    assert short_answers(run)["Is anything wrong"] == ("GPU2, GPU3 not fit", "warn")
-    left = [line for line in page["answers"][0].lines if line.startswith("left out")]
-    assert left == ["left out GPU2: throttled: HW thermal slowdown", "left out GPU3: faulty: 5 new NVLink errors"]
-    states = next(part for part in printed(page, "health") if isinstance(part, list) and isinstance(part[0], tuple))
-    assert [row[:2] for row in states] == [("GPU0", "40"), ("GPU1", "40"), ("GPU2", "40 → 88"), ("GPU3", "40")]
-    assert [row[5] for row in states] == ["none", "none", "none → HW thermal slowdown", "none"]
-    assert states[3][6] == "0 → 5"  # NVLink errors
-
-
-def test_verdicts_have_their_cause_and_command() -> None:
-    run = run_of(gpus(4), by_hand(slow=100.0).measurements, by_hand().paths)
-    found = [part for part in printed(reported(run)["runs"][0], "verdicts") if isinstance(part, Found)]
-    assert [(one.kind, one.where) for one in found if one.kind.startswith("NV_")] == [
-        ("NV_DEGRADED", "GPU0, GPU1 (NV18)")
-    ]
-    assert ("theory", "450 GB/s: 18 × 25 GB/s") in found[0].fields
-    assert "nvidia-smi nvlink" in found[0].check
 
 
 @pytest.mark.parametrize(
@@ -275,33 +152,8 @@ def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None
     assert reported(base, other)["comparisons"][0]["how"] == "other devices, matched by their order"
 
 
-def test_runs_of_different_backends_are_not_compared() -> None:
-    comparison = reported(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
-    assert comparison["how"] == "not compared: cuda and host backend"
-    assert (comparison["sections"], comparison["data"]["series"]) == ([], [])
-
-
-def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whole() -> None:
-    base = by_hand()
-    newer = replace(base.machine, driver="590.1", nccl="2.30.0")
-    slower = [measured(m.point.operation, m.point.members, 150.0, m.point.size_bytes) for m in base.measurements[-6:]]
-    other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
-    comparison = reported(base, other)["comparisons"][0]
-    head, _, whole, *_ = printed(comparison, "compare")
-    differences = [line[10:] for line in str(head).split("\n") if line.startswith("differs   ")]
-    assert [line.partition(":")[0] for line in differences] == ["driver", "NCCL"]
-    assert differences[1] == f"NCCL: {base.machine.nccl or 'none'} → 2.30.0"
-    assert ("allreduce at 1G: everywhere", "6", "0.500×", "0.497-0.503") in whole
-
-
 def test_latencies_are_compared_as_speeds() -> None:
     # an access of 500 ns against one of 1000 ns is twice as fast
     runs = [run_of(gpus(2), [measured(Operation.CHASE, (0, 1), 8 / ns, size=8)]) for ns in (1000.0, 500.0)]
     ratios = reported(*runs)["comparisons"][0]["data"]["series"][0]
     assert [ratios["figures"][0][end] for end in ("low", "value", "high")] == [[[2.0]]] * 3
-
-
-def test_runs_with_nothing_in_common_are_distinguished() -> None:
-    other = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, 1.0, size=8) for pair in combinations(range(3), 2)])
-    comparison = reported(by_hand(), other)["comparisons"][0]
-    assert comparison["data"]["series"] == []

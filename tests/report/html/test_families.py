@@ -1,24 +1,14 @@
 """Families of data points: their sizes, the theory they have, and the order of works."""
 
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 
 import pytest
 
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
 from collbench.report.html.series import families, limits_of
-from tests.builders import GIB, gpus, measured, run_of
-
-MIB = 2**20
-
-
-def test_pairs_and_larger_communicators_are_families() -> None:
-    pairs = [(*pair, size) for pair in combinations(range(3), 2) for size in (MIB, GIB)]
-    points = [measured(Operation.ALLREDUCE, (a, b), 300.0, size) for a, b, size in [*pairs, (0, 1, 4 * GIB)]]
-    run = run_of(gpus(4), [*points, measured(Operation.ALLREDUCE, range(4), 1.0, MIB)])
-    found = [(one.kind, one.ranked, len(one.sets)) for one in families(run)]
-    assert found == [("pair", True, 3), ("group", False, 1)]
+from tests.builders import GIB, gpus, run_of
 
 
 def copies(variant: Variant, sets: tuple[tuple[int, ...], ...]) -> Run:
@@ -57,8 +47,3 @@ def test_host_memory_is_behind_the_devices_slot() -> None:
     (family,) = families(run)
     # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
     assert limits_of(run, family.work, [(0,), (1,)]) == {(0,): 63.0}
-
-
-def test_families_are_in_the_models_order_each_work_once() -> None:
-    points = [measured(op, (0, 1), 1.0) for op in (Operation.BROADCAST, Operation.CE_READ, Operation.BROADCAST)]
-    assert [str(family.work) for family in families(run_of(gpus(2), points))] == ["ce-read", "broadcast"]
