@@ -11,20 +11,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collbench.cli.launched import Launched, launched
 from collbench.machine.launchers import LaunchEnvironment
-from collbench.measurement.plan import Request
 from collbench.model.errors import BackendError
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation
 from collbench.ranks import nonzero as nonzero_ranks
 from collbench.ranks import store as store_module
 from collbench.ranks.factory import World, join
 from collbench.ranks.store import Store
 from collbench.runfile import run_file
+from tests.builders import ALL
 from tests.cli.program import Program
 from tests.ranks.processes import (
     LAUNCHERS,
@@ -42,14 +43,6 @@ from tests.ranks.processes import (
 )
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
-    """The program in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Program(monkeypatch, capsys)
 
 
 def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path: Path) -> None:
@@ -258,19 +251,7 @@ def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None
     assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
 
 
-REQUEST = Request(
-    backend="host",
-    devices=None,
-    sizes=(8,),
-    copies=(),
-    collectives=(Work(Operation.ALLREDUCE),),
-    pairs=False,
-    dtype="float32",
-    redop="sum",
-    nccl=None,
-    seed=1,
-    command=("allreduce",),
-)
+REQUEST = replace(ALL, backend="host", copies=(), pairs=False, command=("allreduce",))
 
 
 def test_ranks_that_never_connect_are_named() -> None:

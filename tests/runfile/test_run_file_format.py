@@ -18,7 +18,6 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial
-from collbench.measurement.plan import Request
 from collbench.measurement.session import Session
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
@@ -44,7 +43,7 @@ from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.overlaps.results import Overlap, OverlapTrial
 from collbench.report import sentences
 from collbench.runfile import run_file
-from tests.builders import gpus, measured, pair_run, run_of, shared
+from tests.builders import ALL, gpus, measured, pair_run, run_of, shared
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "run-file.schema.json").read_text(encoding="utf-8"))
@@ -104,19 +103,7 @@ def rich_run() -> Run:
 def host_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the JSON of a file that a real measurement on this machine's cores has saved."""
     path = tmp_path_factory.mktemp("host") / "run.json"
-    request = Request(
-        backend="host",
-        devices=None,
-        sizes=(4096, 65536),
-        copies=(Variant.PLAIN,),
-        collectives=(),
-        pairs=True,
-        dtype="float32",
-        redop="sum",
-        nccl=None,
-        seed=1,
-        command=("pairs",),
-    )
+    request = dataclasses.replace(ALL, backend="host", sizes=(4096, 65536), collectives=(), command=("pairs",))
     with Session(request, path, pytest.fail) as session:
         session.measure(lambda _done, _total: None)
     return json.loads(path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from collbench.measurement.plan import Request, make_plan
 from collbench.measurement.session import empty_run
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.errors import DataCorruption
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.runfile.codec import plain
 from collbench.sim.collectives import truth_of
@@ -33,6 +33,7 @@ from collbench.sim.fabrics import (
     load,
 )
 from collbench.sim.network import Transfer, network_of, shared_rates
+from tests.builders import ALL
 
 SLOT = 20.0
 QUIET = Noise(trial=0.0, batch=0.0)
@@ -75,20 +76,8 @@ def faulty(fabric: Fabric, *faults: Fault) -> Fabric:
 
 def request(**fields: object) -> Request:
     """Return the request of a small `pairs` on the sim backend."""
-    defaults: dict[str, object] = {
-        "backend": "sim",
-        "devices": None,
-        "sizes": (8, 2**20, 2**26),
-        "copies": (Variant.PLAIN,),
-        "collectives": (Work(Operation.ALLREDUCE),),
-        "pairs": True,
-        "dtype": "float32",
-        "redop": "sum",
-        "nccl": None,
-        "seed": 1,
-        "command": ("pairs",),
-    }
-    return Request(**{**defaults, **fields})  # type: ignore[arg-type]  # a test names fields
+    small = replace(ALL, backend="sim", collectives=(Work(Operation.ALLREDUCE),), seed=1, command=("pairs",))
+    return replace(small, **{"sizes": (8, 2**20, 2**26)} | fields)  # type: ignore[arg-type]  # a test names fields
 
 
 def copy_rates(fabric: Fabric, transfers: Sequence[Transfer]) -> list[float]:

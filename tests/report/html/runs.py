@@ -11,30 +11,20 @@ from statistics import median
 from typing import Any
 
 from collbench.measurement.plan import Request
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, InterferenceCheck, Machine, Measurement, Path, Run, Sample
 from collbench.report.html.content import content
 from collbench.report.html.page import render
 from collbench.report.text.layout import Table
 from collbench.runfile import run_file
 from collbench.sim import fabrics
-from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, throttled
+from tests.builders import ALL, GIB, gpus, in_words, left_out, measured, run_of, throttled
 from tests.sim.made import simulate
 
 RECORDED = FilePath(__file__).parents[3] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
 MIB = 2**20
-SIM_PAIRS = Request(
-    backend="sim",
-    devices=None,
-    sizes=(64, 2**20, 2**26, 2**28),
-    copies=(Variant.PLAIN,),
-    collectives=(Work(Operation.ALLREDUCE),),
-    pairs=True,
-    dtype="float32",
-    redop="sum",
-    nccl=None,
-    seed=7,
-    command=("pairs",),
+SIM_PAIRS = replace(
+    ALL, backend="sim", sizes=(64, 2**20, 2**26, 2**28), collectives=(Work(Operation.ALLREDUCE),), command=("pairs",)
 )
 # It would run, or break out of its place, wherever text is taken for a page.
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>&lt;{{7*7}}\u2028\u202e"
