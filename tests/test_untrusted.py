@@ -387,7 +387,12 @@ def test_a_mutated_file_is_read_or_refused(program: Program, tmp_path: Path, kin
     original = json.loads((tmp_path / f"{kind}.json").read_text(encoding="utf-8"))
     for _ in range(25):
         (tmp_path / "odd.json").write_text(json.dumps(mutated(chance, original)), encoding="utf-8")
-        for command in ("show odd.json", "show --json odd.json", "report run.json odd.json -o page.html --force"):
+        for command in (
+            "show odd.json",
+            "show --json odd.json",
+            "check odd.json",
+            "report run.json odd.json -o page.html --force",
+        ):
             assert_harmless(program, command)
 
 

@@ -11,44 +11,10 @@ import pytest
 
 from collbench.cli.program import cli
 from collbench.launch.arguments import TORCHRUN_FLAGS, TORCHRUN_VALUES
+from collbench.model.operations import COLLECTIVES
 from tests.cli.program import Program, collbench
 
-COLLECTIVES = (
-    "allreduce",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "reducescatter",
-    "alltoall",
-    "alltoallv",
-    "sendrecv",
-    "gather",
-    "scatter",
-)
-COMMANDS = [
-    "pairs",
-    "copies",
-    "latency",
-    *COLLECTIVES,
-    "overlap",
-    "replay",
-    "topo",
-    "doctor",
-    "runs",
-    "show",
-    "report",
-    "export",
-    "check",
-    "compare",
-    "reference",
-    "select",
-    "nodes",
-    "predict",
-    "train",
-    "ablate",
-    "record",
-    "import",
-]
+COMMANDS = cli.list_commands(click.Context(cli))
 
 
 def test_every_command_is_listed_once_in_its_group(program: Program) -> None:
@@ -59,7 +25,7 @@ def test_every_command_is_listed_once_in_its_group(program: Program) -> None:
     collectives = " ".join(lines).partition("pairs: ")[2].partition(".")[0].replace(",", "").split()
     assert set(collectives) == set(COLLECTIVES)
     listed = [found[1] for line in lines if (found := re.fullmatch(r"  (\w+) +[A-Z][^.]+\.", line))]
-    assert sorted([*listed, *collectives]) == sorted(COMMANDS) == sorted(cli.list_commands(click.Context(cli)))
+    assert sorted([*listed, *collectives]) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -75,10 +75,3 @@ def test_a_gpu_on_which_something_failed_is_not_chosen_while_there_are_others(pr
     path.write_text(json.dumps(data), encoding="utf-8")
     chosen = program("select", "1", "run.json", "--any-machine")
     assert chosen.out.startswith("GPU1 "), chosen.out + chosen.err
-
-
-def test_the_only_device_that_is_left_is_chosen(program: Program) -> None:
-    assert program("allreduce", "--quick", *EIGHT, "-o", "run.json").status == 0
-    chosen = program("select", "1", "run.json", "--any-machine", "--exclude", "0,1,2,3,4,5,6")
-    assert chosen.out.startswith("GPU7 "), chosen.err
-    assert "the 1 of 8 devices that is left" in chosen.out

@@ -54,16 +54,6 @@ def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
     assert {m.failure.kind for m in run_file.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
 
 
-def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:
-    result = program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS))
-    assert "All pairs tie" not in result.out
-    assert "1 of 28 pairs failed; no other pair differs significantly" in result.out
-    best = {line.split()[1]: line for line in result.out.splitlines() if line.startswith("best")}
-    assert best["8"].endswith("includes failed GPU2-GPU3 (sim)")
-    for count in ("2", "4"):
-        assert not ("GPU2" in best[count] and "GPU3" in best[count].split(":")[0]), best[count]
-
-
 SLOW = Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.33)
 NO_P2P = Fault(FaultKind.P2P_DISABLED, (), words="NCCL_P2P_DISABLE=1")
 NARROW = Fault(FaultKind.PCIE_DEGRADED, (2,), width=4)
@@ -94,19 +84,6 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
     assert (shown.status, shown.out.splitlines()[0]) == (0, trouble)
     chosen = program("select", "2", "run.json", "--any-machine").out.splitlines()
     assert chosen[1].startswith(f"check     {first}")
-
-
-@pytest.mark.parametrize("name", ["dgx-1v", "hgx-h200", "nvlink-pairs-2x2", "pcie-4-two-bridges", "titan-rtx-nv2"])
-def test_pairs_of_a_healthy_machine_begins_with_the_best_pair(program: Program, name: str) -> None:
-    result = program("pairs", *LARGE, *machine(name))
-    assert (result.status, result.out.startswith("best 2 ")) == (0, True), result.out.splitlines()[0]
-    assert "check     " not in program("select", "2", "run.json", "--any-machine").out
-
-
-def test_what_fails_comes_before_what_contradicts_labels(program: Program) -> None:
-    result = program("pairs", *LARGE, *machine("dgx-1v", HANGS, SLOW))
-    first, second, *_ = result.out.splitlines()
-    assert (result.status, first.startswith(PLACE), second.startswith("NV_DEGRADED GPU0-GPU3: ")) == (4, True, True)
 
 
 def test_pairs_of_cores_are_not_judged_by_labels_that_collbench_made() -> None:
@@ -173,18 +150,6 @@ def test_a_shortfall_is_reported_first_and_in_json(program: Program, run: Run) -
     assert missed in answer["failed"]
 
 
-def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program) -> None:
-    assert program("pairs", "--sizes", "64M", "--operations", "copy", *machine("dgx-1v")).status == 0
-    reason = "no peer access, so a kernel cannot address the other GPU's memory"
-    for args in (("show", "-v"), ("check", "-v"), ("show", "--ranking", "-v", "--operation", "sm-write")):
-        page = " ".join(program(args[0], "run.json", *args[1:]).out.split())
-        assert reason in page, args
-        assert "fewer than 3 trials" not in page, args
-        assert "not measured" not in page, args
-    rank = json.loads(program("show", "--ranking", "run.json", "--operation", "sm-write", "--json").out)
-    assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {reason}
-
-
 @pytest.mark.parametrize(
     ("what", "args"),
     [
@@ -246,13 +211,3 @@ def test_runs_whose_common_points_failed_are_no_usage_error(program: Program) ->
     result = program("compare", "base.json", "run.json")
     assert (result.status, result.out) == (4, "")
     assert "no data point was measured in both runs: base.json FAILED: GPU0-GPU1: 1 data point, hang" in result.err
-
-
-def test_report_states_it_on_stdout_and_on_the_page(program: Program) -> None:
-    saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words"))
-    result = program("report", "run.json")
-    assert (result.status, result.out.startswith(f"run.json: {PLACE}")) == (0, True)
-    assert f"{PLACE}1 data point, hang" in Path("run.html").read_text(encoding="utf-8")
-    saved(without_measurement(), "empty.json")
-    program("report", "empty.json")
-    assert "Labels, tools and measurement agree" not in Path("empty.html").read_text(encoding="utf-8")

@@ -78,16 +78,6 @@ def test_no_color_is_obeyed_in_a_terminal(program: Program, saved: Path) -> None
     assert ANSI.sub("", shown).split() == program("show", "run.json").out.split()
 
 
-def test_a_piped_page_is_plain_whole_and_has_no_blanks_at_line_ends(program: Program, tmp_path: Path) -> None:
-    run_file.save(pairs_run(4), tmp_path / "run.json")
-    out = program("show", "run.json").out
-    heads = next(line for line in out.splitlines() if line.startswith("tier"))
-    assert heads.split()[:8] == ["tier", "pair", "label", "allreduce", "interval", "vs", "best", "ce-write"]
-    assert "interval" in heads
-    assert "\x1b" not in out
-    assert [line for line in out.splitlines() if line != line.rstrip()] == []
-
-
 def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> None:
     columns = 60
     run_file.save(pairs_run(4), tmp_path / "run.json")
@@ -104,16 +94,15 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> No
     assert max(map(len, [*rows, *titles])) <= columns
 
 
-@pytest.mark.parametrize("columns", [24])
 @pytest.mark.parametrize("verbose", [(), ("-v",)])
 def test_no_column_of_many_pairs_is_left_out_without_a_word(
-    program: Program, tmp_path: Path, columns: int, verbose: tuple[str, ...]
+    program: Program, tmp_path: Path, verbose: tuple[str, ...]
 ) -> None:
     run_file.save(pairs_run(8), tmp_path / "run.json")
     wide = program("show", "run.json", *verbose).out
     heads = next(line for line in wide.splitlines() if line.startswith("tier"))
     command = collbench("show", "run.json", *verbose)
-    narrow = on_terminal(command, colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns)
+    narrow = on_terminal(command, colourful() | {"NO_COLOR": "1"}, tmp_path, columns=24)
     shown = [line for line in narrow.splitlines() if line.startswith("tier")]
     hidden = " ".join(narrow.partition("\nhidden ")[2].partition(":")[0].split())
     for head in re.split(r" {2,}", heads):

@@ -198,14 +198,6 @@ def test_what_is_excluded_is_not_chosen(program: Program, saved: Run, args: list
     assert "left out" not in result.err  # the user excluded it
 
 
-def test_too_many_are_refused_with_what_was_excluded(program: Program, saved: Run) -> None:
-    result = train(program, "--auto-select", "3", "--exclude", "1,2")
-    assert result.status == 2
-    assert "3 is more than the 2 that this process may use (GPU0, GPU3; not GPU1 (excluded), GPU2 (excluded))" in (
-        result.line
-    )
-
-
 def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,20 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.machine import labels
-from collbench.machine.nvidia_smi import Topology, facts, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.machine.nvidia_smi import facts, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
-
-# Layouts as they come in bug reports, shrunk to a few GPUs.
-OLD_NETWORK_COLUMNS = """\
-    GPU0    GPU1    mlx5_0  mlx5_10 mlx5_11 CPU Affinity   NUMA Affinity
-GPU0     X      NV12    NODE    PXB     SYS     0-47,96-143    0
-GPU1    NV12     X      PXB     NODE    SYS     48-95,144-191  1
-mlx5_0  NODE    PXB      X      NODE    SYS
-mlx5_10 PXB     NODE    NODE     X      SYS
-mlx5_11 SYS     SYS     SYS     SYS      X
-"""
 PASTED_WITH_NICS = """\
 $ nvidia-smi topo -m
         [4mGPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID[0m
@@ -36,72 +25,9 @@ NIC Legend:
   NIC0: mlx5_0
 GPU0 is fine.
 """
-BEFORE_R396 = (
-    "\tGPU0\tGPU1\tGPU2\tCPU Affinity\r\n"
-    "GPU0\t X \tPSB\tSOC\t0-7\r\n"
-    "GPU1\tPSB\t X \tSOC\t0-7\r\n"
-    "GPU2\tSOC\tSOC\t X \t\r\n"
-)
+
+
 ONE_GPU = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-63\t0\t\tN/A\n"
-# What a driver of 2025 prints on a machine with cards but without the CPU list of one GPU, shrunk to two GPUs.
-EMPTY_CPU_CELL = (
-    "\t\x1b[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
-    "GPU0\t X \tNV18\tNODE\tNODE\t0-35\t0\t\tN/A\n"
-    "GPU1\tNV18\t X \tNODE\tNODE\t\t1\t\tN/A\n"
-    "NIC0\tNODE\tNODE\t X \tNODE\t\t\t\t\nNIC1\tNODE\tNODE\tNODE\t X \t\t\t\t\n"
-)
-# A wide terminal's text after it was wrapped and joined: two cells of the cards have become one.
-JOINED_CELLS = """\
-        GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
-GPU0     X      NV18    PIX     NODENODE        0-55,112-167    0               N/A
-GPU1    NV18     X      NODE    SYS     SYS     56-111,168-223  1               N/A
-"""
-NO_AFFINITY_AND_GAPS = "\n# saved by hand\n\tGPU0\tGPU3\n\nGPU0\t X \tNODE\n# between\nGPU3\tNODE\t X \n"
-
-
-@pytest.mark.parametrize(
-    ("title", "text", "expected"),
-    [
-        (
-            "network cards by device name, one space between columns",
-            OLD_NETWORK_COLUMNS,
-            Topology(("GPU0", "GPU1"), (("X", "NV12"), ("NV12", "X")), ("0-47,96-143", "48-95,144-191"), ("0", "1")),
-        ),
-        (
-            "a prompt before, escape codes that lost their escape, a legend and prose after",
-            PASTED_WITH_NICS,
-            Topology(("GPU0", "GPU1"), (("X", "NV4"), ("NV4", "X")), ("0", "1"), ("0-1", "2")),
-        ),
-        (
-            "labels of an old driver, CRLF, no NUMA column, an empty affinity cell",
-            BEFORE_R396,
-            Topology(
-                ("GPU0", "GPU1", "GPU2"),
-                (("X", "PIX", "SYS"), ("PIX", "X", "SYS"), ("SYS", "SYS", "X")),
-                ("0-7", "0-7", ""),
-                ("", "", ""),
-            ),
-        ),
-        (
-            "an empty CPU cell between cards and NUMA node",
-            EMPTY_CPU_CELL,
-            Topology(("GPU0", "GPU1"), (("X", "NV18"), ("NV18", "X")), ("0-35", ""), ("0", "1")),
-        ),
-        (
-            "cells of network cards that run into each other",
-            JOINED_CELLS,
-            Topology(("GPU0", "GPU1"), (("X", "NV18"), ("NV18", "X")), ("0-55,112-167", "56-111,168-223"), ("0", "1")),
-        ),
-        ("a single GPU", ONE_GPU, Topology(("GPU0",), (("X",),), ("0-63",), ("0",))),
-        (
-            "comments and blank lines between, GPU numbers with a hole, no affinity at all",
-            NO_AFFINITY_AND_GAPS,
-            Topology(("GPU0", "GPU3"), (("X", "NODE"), ("NODE", "X")), ("", ""), ("", "")),
-        ),
-    ],
-)
-def test_layouts_from_the_field(title: str, text: str, expected: Topology) -> None:
-    assert parse_topology(text) == expected, title
 
 
 HEAD = "\tGPU0\tGPU1\n"
@@ -169,19 +95,6 @@ def test_a_byte_order_mark_is_no_hindrance(tmp_path: pathlib.Path) -> None:
     assert read_topology(file).gpus == ("GPU0",)
 
 
-def test_sixteen_gpus_with_cards() -> None:
-    names = [f"GPU{i}" for i in range(16)]
-    head = "\t".join(["", *names, *(f"NIC{i}" for i in range(10)), "CPU Affinity", "NUMA Affinity"])
-    rows = [
-        "\t".join([name, *("X" if i == j else "NV6" for j in range(16)), *["SYS"] * 10, f"{i}", "0"])
-        for i, name in enumerate(names)
-    ]
-    parsed = parse_topology("\n".join([head, *rows]))
-    assert parsed.gpus == tuple(names)
-    assert parsed.labels[15][14] == "NV6"
-    assert parsed.cpu_affinity == tuple(map(str, range(16)))
-
-
 def test_a_mig_enabled_gpu_keeps_its_row_and_other_rows_do_not_count() -> None:
     """MIG instances have no rows of their own: a GPU in MIG mode is a GPU, and its peer access is not supported."""
     assert parse_p2p("\tGPU0\tGPU1\nGPU0\tX\tNS\nGPU1\tNS\tX\nMIG 1g.10gb\tX\tX\n").states == (("X", "NS"), ("NS", "X"))
@@ -192,17 +105,6 @@ def test_a_mig_enabled_gpu_keeps_its_row_and_other_rows_do_not_count() -> None:
 def test_any_text_is_parsed_or_refused(parse: Callable[[str], object], text: str) -> None:
     with contextlib.suppress(UsageError):
         parse(text)
-
-
-WHOLE = ((DATA / "h200x4" / "nvidia-smi-topo-m.txt").read_text(), PASTED_WITH_NICS, EMPTY_CPU_CELL, JOINED_CELLS)
-
-
-@given(st.sampled_from(WHOLE), st.integers(0, 1200), st.integers(0, 1200), st.text(max_size=5))
-def test_a_text_with_a_piece_cut_out_is_parsed_or_refused(text: str, start: int, end: int, put: str) -> None:
-    with contextlib.suppress(UsageError):
-        parsed = parse_topology(text[:start] + put + text[end:])
-        assert len(parsed.labels) == len(parsed.gpus)
-        assert all(len(row) == len(parsed.gpus) for row in parsed.labels)
 
 
 @given(st.binary(max_size=300))
@@ -218,12 +120,6 @@ def test_any_file_is_parsed_or_refused(tmp_path_factory: pytest.TempPathFactory,
 def test_a_missing_peer_file_names_its_own_command(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match=r"save one with: nvidia-smi topo -p2p r > FILE"):
         read_p2p(tmp_path / "absent.txt")
-
-
-def test_recorded_peer_access() -> None:
-    peers = parse_p2p((DATA / "h200x4" / "nvidia-smi-topo-p2p-r.txt").read_text())
-    assert peers.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
-    assert peers.states == tuple(tuple("X" if i == j else "OK" for j in range(4)) for i in range(4))
 
 
 def test_peer_access_that_is_refused_one_way() -> None:

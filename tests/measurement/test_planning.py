@@ -88,13 +88,6 @@ def test_a_size_that_just_fits_is_measured() -> None:
     assert [skip.sizes for skip in skipped] == [(512 * MIB + 8,)]
 
 
-def test_where_no_size_fits_the_smallest_is_named() -> None:
-    backend = FakeBackend(2)
-    backend.capacity = MIB
-    with pytest.raises(UsageError, match="size 1G does not fit"):
-        make_plan(replace(ALL, sizes=(GIB, 2 * GIB, 4 * GIB)), backend)
-
-
 def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_own_reason() -> None:
     works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
     with pytest.raises(UsageError) as caught:

@@ -14,12 +14,10 @@ import jsonschema
 import pytest
 
 import collbench
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.results import overlaps_of
-from collbench.overlaps.section import COLUMNS
-from collbench.report.columns import ORIGIN, Type
 from collbench.runfile import run_file
 from tests.cli.program import Program
 from tests.cli.program import collbench as command_of
@@ -64,45 +62,6 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
     assert not first.measurements
     assert run_file.loads(run_file.dumps(first), "again") == first
     jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
-
-
-@pytest.mark.parametrize(
-    ("lost", "line"),
-    [
-        (1, "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores (sim)"),
-        (
-            2,
-            "FAILED: GPU0-GPU1: allreduce of 1M overlapping gemm:8192, high priority, 4 CTAs: too few cores; "
-            "and 1 more data point (sim)",
-        ),
-    ],
-)
-def test_the_first_line_names_the_data_point_that_was_lost_and_why(
-    program: Program, folder: Path, lost: int, line: str
-) -> None:
-    args = ("--sizes", "1M,4M", "--priority", "high", "--ctas", "4", "--trials", "3", "-o", "run.json")
-    assert program("overlap", *SIM, *args).status == 0
-    run = run_file.load(folder / "run.json")
-    for overlap in overlaps_of(run)[:lost]:
-        overlap.trials.clear()
-        overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail="too few cores")
-    run_file.save(run, folder / "run.json", replace=True)
-    assert program("show", "run.json").out.splitlines()[0] == line
-
-
-def test_export_has_a_row_of_typed_values_for_each_data_point(program: Program, folder: Path) -> None:
-    program("overlap", *SIM, "--sizes", "1M,64M", "-o", "run.json")
-    result = program("export", "run.json", "--format", "json")
-    assert (result.status, result.err) == (0, "")
-    kinds = {Type.TEXT: str, Type.WHOLE: int, Type.REAL: float, Type.YES_NO: bool}
-    rows = json.loads(result.out)
-    assert [row["size_bytes"] for row in rows] == [2**20, 2**26]
-    for row in rows:
-        assert list(row) == [column.name for column in (*ORIGIN, *COLUMNS)]
-        for column in (*ORIGIN, *COLUMNS):
-            assert row[column.name] is None or isinstance(row[column.name], kinds[column.type]), column.name
-        assert row["collective_factor_low"] <= row["collective_factor"] <= row["collective_factor_high"]
-        assert row["collective_beside_seconds"] > row["collective_alone_seconds"] > 0
 
 
 @pytest.mark.parametrize("layout", ["nccl-tests", "prometheus"])

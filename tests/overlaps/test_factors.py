@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -57,12 +56,6 @@ def test_what_slows_a_whole_trial_widens_its_times_and_not_its_factors() -> None
     found = summarize(point(2**20, 4.5))
     assert found.collective_factor.half < 1e-6
     assert found.collective_alone.half > 0.1
-
-
-def test_two_trials_have_no_interval() -> None:
-    found = summarize(point(2**20, 4.5, trials=2))
-    assert found.collective_factor.interval is None
-    assert math.isinf(found.collective_factor.half)
 
 
 def noisy(size: int, *factors: float, compute: float = 1.2) -> Overlap:

@@ -92,12 +92,6 @@ def test_both_streams_have_chunks_to_be_covered_and_fit_a_queue(title: str, call
     assert load.delay_s >= load.collective_chunks * load.calls * 6e-5, title
 
 
-def test_isolated_collective_and_compute_take_about_as_long() -> None:
-    load = planned(3.4e-3, 1.5e-3, 0.025)
-    assert load.collective_chunks * load.calls * 3.4e-3 == pytest.approx(0.025, rel=0.2)
-    assert load.compute_chunks * load.units * 1.5e-3 == pytest.approx(0.025, rel=0.2)
-
-
 @pytest.mark.parametrize("call", [CALL / 50, CALL, CALL * 50])
 @pytest.mark.parametrize("trials", [1, 3, 6])
 def test_each_trial_is_spread_over_a_unit_and_all_of_them_more_finely(call: float, trials: int) -> None:
@@ -351,14 +345,6 @@ def test_parts_of_a_load_are_its_rounds_in_order(rounds: int, chunks: int, units
     assert all(count * chunks * (units + 1) <= 1000 for count in several)
     unspaced = replace(load, idle_s=())
     assert [*unspaced.parts()] == [unspaced]
-
-
-def test_what_is_never_covered_fails_its_data_point_only() -> None:
-    backend = FakeWorld()
-    backend.cover = 1e-6
-    run = measured_run(backend, request())
-    assert run.complete
-    assert all(point.failure and point.failure.detail == overlap._UNCOVERED for point in overlaps_of(run))
 
 
 def test_a_point_without_room_fails_and_no_other() -> None:

@@ -104,21 +104,6 @@ def test_h200_tends_to_the_measured_bus_bandwidth() -> None:
     assert allreduce_busbw(disabled, (0, 1)) == pytest.approx(27.9, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("title", "fault", "members", "left"),
-    [
-        ("a slow pair that the ring may meet", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5), (0, 1, 2, 3), 0.5),
-        ("a slow pair elsewhere", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5), (0, 2, 3), 1.0),
-        ("a slow GPU", Fault(FaultKind.SLOW_GPU, (3,), factor=0.5), (0, 3), 0.5),
-        ("one of 18 links down", Fault(FaultKind.LINKS_DOWN, (3,)), (0, 3), 17 / 18),
-    ],
-)
-def test_behind_a_switch(title: str, fault: Fault, members: tuple[int, ...], left: float) -> None:
-    fabric = fabrics.load("hgx-h200")
-    whole = allreduce_busbw(fabric, members)
-    assert allreduce_busbw(faulty(fabric, fault), members) == pytest.approx(left * whole), title
-
-
 NARROW = (Bridge("a", "root0", 10, 10), Bridge("b", "root0", 10, 10))
 
 
@@ -134,13 +119,6 @@ NARROW = (Bridge("a", "root0", 10, 10), Bridge("b", "root0", 10, 10))
 def test_pcie_rings_share_uplinks(title: str, bridge_of_gpu: str, peers: bool, expected: float) -> None:
     fabric = replace(tree(list(bridge_of_gpu), NARROW), pcie_peers=peers)
     assert allreduce_busbw(fabric, range(len(bridge_of_gpu))) == pytest.approx(expected), title
-
-
-def test_sets_that_run_at_once_share_what_their_rings_cross() -> None:
-    truth = Truth(tree(list("abab"), NARROW))
-    assert truth.concurrent([(0, 1)]) == pytest.approx([10])
-    assert truth.concurrent([(0, 1), (2, 3)]) == pytest.approx([5, 5])
-    assert truth.concurrent([(0, 2), (1, 3)]) == pytest.approx([20, 20])
 
 
 def small_fabrics() -> list[Fabric]:

@@ -41,20 +41,10 @@ def test_a_shipped_fabric_names_itself_and_its_sources(name: str) -> None:
     assert fabric.faults == ()
 
 
-@pytest.mark.parametrize("name", fabrics.names())
-def test_a_fabric_survives_its_file(name: str) -> None:
-    assert fabrics.loads(fabric_text(fabrics.load(name)), "again") == fabrics.load(name)
-
-
 def test_random_fabrics_survive_their_files() -> None:
     for seed in range(50):
         fabric = random_fabrics.make(np.random.default_rng(seed))
         assert fabrics.loads(fabric_text(fabric), "again") == fabric
-
-
-def test_a_path_is_read(tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text(fabric_text(fabrics.load("titan-rtx-nv2")), encoding="utf-8")
-    assert fabrics.load(str(tmp_path / "mine.json")).name == "titan-rtx-nv2"
 
 
 @pytest.mark.parametrize(
@@ -182,17 +172,3 @@ def test_no_value_at_any_key_makes_a_traceback(key_path: tuple[Any, ...], value:
 @given(st.lists(FAULTS, max_size=2))
 def test_no_fault_makes_a_traceback(faults: list[dict[str, Any]]) -> None:
     use(json.dumps({**DGX, "faults": faults}))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
-def test_no_text_makes_a_traceback(text: str) -> None:
-    use(text)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 4000), st.text(max_size=4))
-def test_no_truncation_and_no_typo_makes_a_traceback(position: int, typo: str) -> None:
-    whole = json.dumps(DGX)
-    use(whole[:position])
-    use(whole[:position] + typo + whole[position:])

@@ -30,12 +30,6 @@ def test_labels_equal_the_published_matrix(name: str) -> None:
     assert label_of == {(a, b): published[a][b] for a, b in label_of}
 
 
-def test_every_pair_behind_nvswitches_is_nv18() -> None:
-    paths = labels.paths(fabrics.load("hgx-h200"))
-    assert {(path.label, path.nvlinks, path.tool_label) for path in paths} == {("NV18", 18, "NV18")}
-    assert {path.theory_gbs for path in paths} == {450.0}  # NVIDIA's 900 GB/s both ways
-
-
 @pytest.mark.parametrize(
     ("title", "bridge_of_gpu", "expected"),
     [
@@ -52,12 +46,6 @@ def test_pcie_labels_mean_what_nvidia_smi_says(title: str, bridge_of_gpu: tuple[
     assert label(tree(bridge_of_gpu, SWITCHES), 0, 1) == expected, title
 
 
-def test_a_pcie_path_has_its_slots_limit() -> None:
-    (path,) = labels.paths(tree(("root0", "root0")))
-    assert (path.theory_gbs, path.theory_source) == (31.5, "sim: PCIe gen 4 ×16")
-    assert (path.nvlinks, path.ancestor, path.cuda_peers) == (0, "PHB", True)
-
-
 @pytest.mark.parametrize(
     ("title", "fault", "expected"),
     [
@@ -72,12 +60,6 @@ def test_faults_of_nvlinks_show_in_the_labels(title: str, fault: Fault | None, e
     fabric = complete(3, links=2)
     path = labels.paths(faulty(fabric, fault) if fault else fabric)[0]
     assert (path.label, path.nvlinks, path.tool_label, path.theory_gbs) == expected, title
-
-
-def test_a_link_of_one_gpu_down_at_a_switch_shows_in_its_row() -> None:
-    fabric = faulty(fabrics.load("hgx-h200"), Fault(FaultKind.LINKS_DOWN, (3,)))
-    assert {path.label for path in labels.paths(fabric) if 3 in path.devices} == {"NV17"}
-    assert {path.label for path in labels.paths(fabric) if 3 not in path.devices} == {"NV18"}
 
 
 def test_a_file_may_say_what_the_tools_tell() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collbench.model.operations import Operation
 from collbench.sim import fabrics
-from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, HostBridge
+from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind
 from collbench.sim.network import Transfer, max_min
 from tests.sim.made import complete, copy_rates, faulty, tree
 
@@ -41,18 +41,6 @@ def test_transfers_share_what_they_cross(
     assert rates(fabric, *links) == pytest.approx(expected), title
 
 
-def test_staged_copies_share_host_memory() -> None:
-    fabric = tree(("root0",) * 6)  # 50 GB/s of memory
-    assert rates(fabric, (0, 1), staged=True) == pytest.approx([20])
-    assert rates(fabric, (0, 1), (2, 3), (4, 5), staged=True) == pytest.approx([50 / 3] * 3)
-
-
-def test_a_root_that_lets_little_through_limits_peers_and_not_the_host() -> None:
-    fabric = replace(tree(("root0", "root0")), host_bridges=(HostBridge("root0", 0, peer_gbs=6),))
-    assert rates(fabric, (0, 1)) == pytest.approx([6])
-    assert copy_rates(fabric, [Transfer(None, 0, Operation.H2D_CE)]) == pytest.approx([20])
-
-
 @pytest.mark.parametrize(
     ("title", "fault", "expected"),
     [
@@ -72,34 +60,6 @@ def test_faults_of_nvlinks(title: str, fault: Fault, expected: tuple[float, floa
     fabric = faulty(complete(3), fault)
     gbs = [rates(fabric, link)[0] for link in ((0, 1), (1, 0), (0, 2))]
     assert gbs == pytest.approx(expected), title
-
-
-@pytest.mark.parametrize(
-    ("title", "fault", "expected"),
-    [
-        ("half the lanes", Fault(FaultKind.PCIE_DEGRADED, (0,), width=8), 10),
-        ("a generation less", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=3), 10),
-        ("generation 2 of 4", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=2), 20 * 8 / 31.5),
-        ("generation 1 of 4", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=1), 20 * 4 / 31.5),
-        ("peer access slower than staged", Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.5), 10),
-        ("slow", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.8), 16),
-        ("a bottleneck", Fault(FaultKind.BOTTLENECK, gbs=7), 7),
-    ],
-)
-def test_faults_of_pcie(title: str, fault: Fault, expected: float) -> None:
-    fabric = faulty(tree(("root0", "root0")), fault)
-    assert rates(fabric, (0, 1)) == pytest.approx([expected]), title
-
-
-def test_peer_access_that_is_slower_than_staged_leaves_staged_copies_alone() -> None:
-    fabric = faulty(tree(("root0", "root0")), Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.5))
-    assert rates(fabric, (0, 1), staged=True) == pytest.approx([20])
-
-
-def test_a_bottleneck_is_shared_by_all_that_run_at_once() -> None:
-    fabric = faulty(complete(4), Fault(FaultKind.BOTTLENECK, gbs=12))
-    assert rates(fabric, (0, 1)) == pytest.approx([10])
-    assert rates(fabric, (0, 1), (2, 3)) == pytest.approx([6, 6])
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ import pytest
 from collbench.judge.physics import impossible
 from collbench.judge.stats import summarize
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
-from collbench.model.errors import DataCorruption, StepFailed
-from collbench.model.failures import Cause
+from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Flag, Run, StopReason
+from collbench.model.run import Run, StopReason
 from collbench.model.skew import Skew, SkewKind
 from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind, Noise
-from tests.builders import shared, throttled
 from tests.sim.made import QUIET, complete, faulty, request, simulate, tree
 
 QUIET_DGX = replace(fabrics.load("dgx-1v"), noise=QUIET)
@@ -55,11 +53,6 @@ def test_without_noise_a_large_message_takes_its_size_over_its_rate(
     assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.005), title
 
 
-def test_all_to_one_shares_the_receivers_port() -> None:
-    all_to_one = step(Operation.CE_WRITE, (0, 1, 2, 3), variant=Variant.ALL_TO_ONE)
-    assert gbs(SimBackend(QUIET_H200, seed=1), all_to_one) == pytest.approx([396 / 3], rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("title", "timed", "microseconds"),
     [
@@ -75,14 +68,6 @@ def test_small_messages_of_h200_take_what_was_measured(title: str, timed: Step, 
     backend = SimBackend(QUIET_H200, seed=1)
     timing = backend.time(timed)
     assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title
-
-
-def test_launch_loops_are_timed_where_they_are_requested() -> None:
-    backend = SimBackend(QUIET_H200, seed=1)
-    plain = step(Operation.ALLREDUCE, (0, 1), size=8)
-    assert backend.time(plain).launch_seconds == ()
-    timing = backend.time(replace(plain, launches=20))
-    assert timing.launch_seconds[0] == pytest.approx(timing.seconds[0][0] + 2.8e-6, rel=0.01)
 
 
 def test_noise_is_as_the_fabric_defines_it() -> None:
@@ -162,69 +147,10 @@ def test_host_copies_share_the_switch_above_their_gpus(title: str, timed: Step, 
     assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.01), title
 
 
-def test_both_directions_share_the_host_memory() -> None:
-    fabric = tree(("root0", "root0", "root2"))
-    backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, memory_gbs=24)), seed=1)
-    slow = step(Operation.H2D_CE, (0,), variant=Variant.HOST_BOTH_WAYS)
-    assert gbs(backend, slow) == pytest.approx([12], rel=0.01)
-    assert gbs(backend, replace(slow, work=Work(Operation.H2D_CE, Variant.HOST))) == pytest.approx([20], rel=0.01)
-
-
-def test_a_hanging_link_costs_only_its_own_points() -> None:
-    run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
-    failed = {
-        frozenset(measurement.point.members)
-        for measurement in run.measurements
-        if measurement.stop is StopReason.FAILED
-    }
-    assert failed == {frozenset((1, 2))}
-    assert all(
-        measurement.samples for measurement in run.measurements if frozenset(measurement.point.members) not in failed
-    )
-    assert {measurement.failure.cause for measurement in run.measurements if measurement.failure} == {Cause.GIVEN_UP}
-
-
-def test_a_hang_is_a_failed_step() -> None:
-    backend = SimBackend(faulty(complete(3), Fault(FaultKind.HANGING_LINK, (1, 2))), seed=1)
-    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (1, 2))])
-    assert isinstance(outcome, StepFailed)
-    ((_, outcome),) = backend.time_steps([step(Operation.CE_WRITE, (0, 2))])
-    assert isinstance(outcome, Timing)
-
-
 def test_wrong_times_make_links_look_faster() -> None:
     backend = SimBackend(faulty(complete(3), Fault(FaultKind.MISTIMED, (0, 1), factor=3)), seed=1)
     rates = gbs(backend, step(Operation.CE_WRITE, (0, 1))) + gbs(backend, step(Operation.CE_WRITE, (0, 2)))
     assert rates == pytest.approx([30, 10], rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("title", "fault", "flags"),
-    [
-        ("throttled", Fault(FaultKind.THROTTLED_GPU, (1,), factor=0.8), (throttled(1),)),
-        ("shared", Fault(FaultKind.FOREIGN_LOAD, (1,), factor=0.8), (shared(1),)),
-        (
-            "a copying job",
-            Fault(FaultKind.FOREIGN_LOAD, (0, 1), factor=0.8),
-            (shared(0), shared(1)),
-        ),
-    ],
-)
-def test_faults_set_the_flags_of_the_health_watch(title: str, fault: Fault, flags: tuple[Flag, ...]) -> None:
-    backend = SimBackend(faulty(complete(3), fault), seed=1)
-    assert backend.flags((0, 1)) == flags, title
-    assert backend.flags((2,)) == ()
-
-
-def test_flags_reach_the_samples() -> None:
-    run = simulate(faulty(complete(3), Fault(FaultKind.FOREIGN_LOAD, (2,))), request(sizes=(2**20,)), seed=1)
-    flagged = {
-        2 in measurement.point.members
-        for measurement in run.measurements
-        for sample in measurement.samples
-        if sample.flags
-    }
-    assert True in flagged
 
 
 def test_budgets_count_the_simulated_machines_time() -> None:
@@ -234,22 +160,6 @@ def test_budgets_count_the_simulated_machines_time() -> None:
     assert {measurement.stop for measurement in short.measurements} >= {StopReason.BUDGET}
     assert StopReason.BUDGET not in {measurement.stop for measurement in long.measurements}
     assert long.seconds > short.seconds > 0
-
-
-def test_chosen_devices_keep_their_names_and_their_links() -> None:
-    run = simulate(QUIET_DGX, request(devices="5,1,0", sizes=(2**26,)), seed=1)
-    assert [device.index for device in run.devices] == [5, 1, 0]
-    assert [(path.devices, path.label) for path in run.paths] == [((0, 1), "NV2"), ((0, 2), "SYS"), ((1, 2), "NV1")]
-    rates = {m.point.members: summarize(m).busbw for m in run.measurements if m.point.operation is Operation.CE_WRITE}
-    assert rates[0, 1] == pytest.approx(48.3, rel=0.01)
-    assert rates[0, 2] == pytest.approx(9.5, rel=0.05)
-
-
-def test_a_variable_that_is_set_there_is_in_the_run() -> None:
-    disabled = faulty(QUIET_H200, Fault(FaultKind.P2P_DISABLED))
-    run = simulate(disabled, request(sizes=(2**26,)), seed=1)
-    assert run.settings.environment == {"NCCL_P2P_DISABLE": "1"}
-    assert simulate(QUIET_H200, request(sizes=(2**20,)), seed=1).settings.environment == {}
 
 
 def _uneven(fabric: Fabric, skew: Skew | None, size: int) -> Run:
@@ -283,20 +193,6 @@ def test_a_ranks_block_for_itself_uses_no_link() -> None:
     run = _uneven(QUIET_H200, Skew(SkewKind.MATRIX, matrix=blocks), 2**27 + 7 * 2**17)
     assert summarize(run.measurements[0]).busbw > 450
     assert impossible(run) == []
-
-
-def test_one_large_block_is_bound_by_its_own_link() -> None:
-    """GPU3 and GPU4 of a DGX-1V share no NVLink."""
-    blocks = tuple(tuple(2**28 if (a, b) == (3, 4) else 0 for b in range(8)) for a in range(8))
-    run = _uneven(QUIET_DGX, Skew(SkewKind.MATRIX, matrix=blocks), 2**28)
-    assert 5 < summarize(run.measurements[0]).busbw / (7 / 8) < 15.75
-    assert impossible(run) == []
-
-
-def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
-    """GPU3 and GPU4 of a DGX-1V share no NVLink, and its ring of NVLinks is of no use to them: a slot carries 15.75."""
-    run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(Operation.SENDRECV),), pairs=False), seed=1)
-    assert 5 < summarize(run.measurements[-1]).busbw < 15.75
 
 
 def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,13 +39,6 @@ def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None
     assert [notes.count(verdict) for verdict in verdicts] == [*map(int, counts.groups())]
 
 
-def test_an_old_page_is_replaced_whole(saved: Program) -> None:
-    Path("old.HTM").write_text("old", encoding="utf-8")
-    assert saved("report", "run.json", "--output", "old.HTM", "--force").status == 0
-    assert Path("old.HTM").read_text(encoding="utf-8").endswith("</html>\n")
-    assert sorted(path.name for path in Path().iterdir()) == ["old.HTM", "run.json"]
-
-
 @pytest.mark.parametrize(
     ("what", "arguments", "line"),
     [

@@ -146,12 +146,6 @@ def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
     assert comparison["how"] == "matched by UUID"
 
 
-def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None:
-    base = by_hand()
-    other = replace(base, devices=tuple(replace(one, uuid=f"GPU-other-{one.index}") for one in base.devices))
-    assert reported(base, other)["comparisons"][0]["how"] == "other devices, matched by their order"
-
-
 def test_latencies_are_compared_as_speeds() -> None:
     # an access of 500 ns against one of 1000 ns is twice as fast
     runs = [run_of(gpus(2), [measured(Operation.CHASE, (0, 1), 8 / ns, size=8)]) for ns in (1000.0, 500.0)]
