@@ -6,8 +6,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.cli.program import Program
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -24,14 +22,6 @@ def sessions(page: str) -> list[tuple[str, str]]:
     code = re.sub(r"^    ", "", "\n".join(re.findall(r"^    .*|^$", page, re.MULTILINE)), flags=re.MULTILINE)
     shown = re.split(r"^\$ collbench (.+)$", code, flags=re.MULTILINE)[1:]
     return list(zip(shown[::2], shown[1::2], strict=True))
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return Program(monkeypatch, capsys)
 
 
 def test_each_command_prints_what_the_page_shows(program: Program, tmp_path: Path) -> None:

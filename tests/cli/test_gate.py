@@ -14,7 +14,7 @@ from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file
-from collbench.sim.fabrics import Fault, FaultKind
+from collbench.sim.fabrics import Fault
 from tests.cli.program import Program, Result
 from tests.judge.checked import failed, h200
 from tests.sim.made import faulty_file
@@ -34,13 +34,6 @@ def test_a_healthy_machine_passes_and_every_pair_was_isolated(program: Program) 
     assert not any(sample.concurrent for measurement in run.measurements for sample in measurement.samples)
     assert {len(measurement.samples) for measurement in run.measurements} == {3}
     assert sum(measurement.point.operation is Operation.ALLREDUCE for measurement in run.measurements) == 8 * 7 // 2
-
-
-def test_wrong_data_is_status_4(program: Program) -> None:
-    result = quick(program, Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True))
-    assert result.status == 4
-    assert "sim: wrong data: " in result.err
-    assert "link GPU0 → GPU1: 1 wrong, the first at byte " in result.err
 
 
 @pytest.mark.parametrize("backend", [(), ("--backend", "auto")])

@@ -73,10 +73,6 @@ def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder:
     assert program("show", "5").out == program("show", str(files[0])).out  # a file of that name comes first
 
 
-def test_a_number_where_nothing_is_saved(program: Program) -> None:
-    assert program("show", "1").err == "collbench: there is no saved run 1: measure with 'collbench pairs' first\n"
-
-
 def test_where_nothing_is_saved(program: Program) -> None:
     assert collbench.runs() == ()
     assert program("runs").out == "there is no saved run: measure with 'collbench pairs'\n"
@@ -108,10 +104,3 @@ def test_without_a_file_the_newest_saved_run_is_read_and_named(program: Program,
     newest = program(*command.split(), *(["--force"] if "report" in command else []))
     assert (newest.status, newest.out) == (named.status, named.out)
     assert f"the newest saved run, {newer}" in newest.err.splitlines()[0]
-
-
-@pytest.mark.parametrize("command", READERS)
-def test_without_a_file_and_a_saved_run_one_line_says_what_to_do(program: Program, command: str) -> None:
-    result = program(*command.split())
-    assert (result.status, result.out) == (2, "")
-    assert "collbench pairs" in result.line

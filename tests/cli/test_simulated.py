@@ -34,15 +34,6 @@ def test_a_file_is_read_once_and_again_if_it_changed(
     assert read == ["mine.json"] * 2
 
 
-def test_where_all_devices_are_wanted_a_fresh_probe_names_the_link_that_hangs(program: Program) -> None:
-    args = ("select", "8", *faulty_file("dgx-1v", Fault(FaultKind.HANGING_LINK, (0, 1)), name="bad"))
-    unprobed, probed = program(*args), program(*args, "--fresh")
-    assert (unprobed.status, probed.status) == (0, 4)
-    assert "of the simulated machine bad (sim)" in unprobed.out
-    assert "links not probed" in unprobed.out
-    assert "FAILED: the set includes GPU0, GPU1 (sim)" in probed.out
-
-
 def test_devices_are_named_as_pages_name_them_too(program: Program) -> None:
     assert program("topo", "GPU0", "gpu3", *SIM[:4]).out == program("topo", "0", "3", *SIM[:4]).out
     assert program("select", "2", "--exclude", "GPU9", *SIM[:4]).line.startswith(

@@ -23,12 +23,6 @@ def _measure(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) 
     return on_gpus(fakes, tmp_path, arguments or _TWO, gpus=2, **settings)
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """The program in this process."""
-    return Program(monkeypatch, capsys)
-
-
 @pytest.fixture(scope="module")
 def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Which copy of a healthy worker comes after warming up and before the end."""

@@ -28,22 +28,14 @@ SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding=
 SIM = ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--seed", "1")
 HOST = ("--backend", "host", "--devices", "0,1", "--compute", "gemm:64", "--seed", "1")
 
-pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, also for saved runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("loaded_program", "loaded_torch", "program")
 
 
 def undated(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", text)
 
 
-def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
+def test_the_document_shows_what_is_printed(program: Program) -> None:
     shown = re.findall(r"^    \$ (collbench overlap .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
     assert shown
     for command, block in shown:
@@ -52,20 +44,20 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
         assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
-def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
+def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         assert program("overlap", *SIM, "--sizes", "1M,64M", "--trials", "3", "-o", name).status == 0
-    first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
+    first, again = (run_file.load(tmp_path / name) for name in ("a.json", "b.json"))
     assert overlaps_of(first) == overlaps_of(again)
     assert first.complete
     assert first.settings.kind is CommandKind.OVERLAP
     assert not first.measurements
     assert run_file.loads(run_file.dumps(first), "again") == first
-    jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
+    jsonschema.validate(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")), SCHEMA)
 
 
 @pytest.mark.parametrize("layout", ["nccl-tests", "prometheus"])
-def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folder: Path, layout: str) -> None:
+def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, layout: str) -> None:
     program("overlap", *SIM, "--sizes", "1M", "-o", "run.json")
     result = program("export", "run.json", "--format", layout)
     assert result.status == 2
@@ -87,11 +79,11 @@ def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folde
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(
-    program: Program, folder: Path, title: str, args: tuple[str, ...], message: str
+    program: Program, tmp_path: Path, title: str, args: tuple[str, ...], message: str
 ) -> None:
     result = program("overlap", *args)
     assert (result.status, message in result.line) == (2, True), title
-    assert not list(folder.rglob("*.json")), title
+    assert not list(tmp_path.rglob("*.json")), title
 
 
 @pytest.mark.parametrize(
@@ -99,7 +91,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     [("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")],
 )
 def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
-    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
     result = program("overlap", "--backend", "cuda")
@@ -107,7 +99,7 @@ def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
     assert program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json").status == 0
 
 
-def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -117,12 +109,12 @@ def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pyte
     assert "starts one process per GPU itself" in result.line
 
 
-def test_python_measures_the_same(program: Program, folder: Path) -> None:
+def test_python_measures_the_same(program: Program, tmp_path: Path) -> None:
     program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json")
     run = collbench.overlap(
         "all-reduce", sizes=["1M"], trials=3, backend="sim", fabric="titan-rtx-nv2", seed=1, save=False
     )
-    assert overlaps_of(run) == overlaps_of(run_file.load(folder / "run.json"))
+    assert overlaps_of(run) == overlaps_of(run_file.load(tmp_path / "run.json"))
     with pytest.raises(collbench.Error, match="priority"):
         collbench.overlap(priority="low", backend="sim", fabric="titan-rtx-nv2")
 
@@ -133,14 +125,14 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="n
 
 
 @needs_two_cores
-def test_cores_measure_and_verify(program: Program, folder: Path) -> None:
+def test_cores_measure_and_verify(program: Program, tmp_path: Path) -> None:
     result = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
     assert (result.status, result.err) == (0, "")
-    (overlap,) = overlaps_of(run_file.load(folder / "run.json"))
+    (overlap,) = overlaps_of(run_file.load(tmp_path / "run.json"))
     assert (overlap.work.operation, overlap.wrong, overlap.wrong_compute) == (Operation.ALLGATHER, 0, 0)
     assert len(overlap.trials) == 3
     assert all(len(trial.together) == 2 for trial in overlap.trials)
-    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+    jsonschema.validate(json.loads((tmp_path / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 
 def children(process: int) -> list[int]:
@@ -148,14 +140,14 @@ def children(process: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def begun(folder: Path, args: tuple[str, ...]) -> subprocess.Popen[str]:
+def begun(tmp_path: Path, args: tuple[str, ...]) -> subprocess.Popen[str]:
     """Start a long run of many data points; return it once the first one that was measured is in its file."""
-    command = command_of("overlap", *HOST, *args, "-o", str(folder / "run.json"))
+    command = command_of("overlap", *HOST, *args, "-o", str(tmp_path / "run.json"))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
     while not (
-        (folder / "run.json").exists()
-        and any(overlap.trials for overlap in overlaps_of(run_file.load(folder / "run.json")))
+        (tmp_path / "run.json").exists()
+        and any(overlap.trials for overlap in overlaps_of(run_file.load(tmp_path / "run.json")))
     ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -169,13 +161,13 @@ MANY = ("--sizes", "4K:64M", "--trials", "3")
 @needs_two_cores
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.usefixtures("own_program")
-def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: signal.Signals, status: int) -> None:
-    process = begun(folder, MANY)
+def test_a_signal_leaves_what_was_measured_and_no_process(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    process = begun(tmp_path, MANY)
     workers = children(process.pid)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (status, ""), err
-    run = run_file.load(folder / "run.json")
+    run = run_file.load(tmp_path / "run.json")
     assert overlaps_of(run)
     assert not run.complete
     assert re.fullmatch(r"collbench: interrupted: \d+ data points? measured so far .*saved as .*run.json.*\n", err), err
@@ -185,15 +177,15 @@ def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: 
 
 @needs_two_cores
 @pytest.mark.usefixtures("own_program")
-def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, program: Program) -> None:
-    process = begun(folder, MANY)
+def test_a_worker_that_dies_ends_the_run_with_what_was_measured(tmp_path: Path, program: Program) -> None:
+    process = begun(tmp_path, MANY)
     workers = children(process.pid)
     os.kill(workers[-1], signal.SIGKILL)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, ""), err
     assert "killed by signal 9" in err
     assert "run.json" in err
-    run = run_file.load(folder / "run.json")
+    run = run_file.load(tmp_path / "run.json")
     assert any(overlap.trials for overlap in overlaps_of(run))
     failure = overlaps_of(run)[-1].failure
     assert failure is not None

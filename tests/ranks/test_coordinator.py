@@ -15,7 +15,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches
 from collbench.ranks import rank_worker
 from collbench.ranks.connection import pair
-from collbench.ranks.coordinator import Coordinator, slowest
+from collbench.ranks.coordinator import slowest
 from collbench.ranks.ranks import RankLost, Ranks
 from tests.builders import gpus, throttled
 from tests.ranks.fakes import Board, FakeRankWorker, world
@@ -215,16 +215,6 @@ def test_copies_are_refused() -> None:
         assert coordinator.can_run(Work(Operation.CE_WRITE), (0, 1)) is not None
         with pytest.raises(UsageError, match="without torchrun"):
             coordinator.time(Step(Work(Operation.CE_WRITE), ((0, 1),), 8, 1, 1))
-
-
-def test_the_coordinator_is_a_backend() -> None:
-    from collbench.measurement.backends.protocol import Backend
-
-    def takes(_backend: Backend) -> None: ...
-
-    with world(workers(1.0)) as coordinator:
-        assert isinstance(coordinator, Coordinator)
-        takes(coordinator)
 
 
 def test_one_rank_of_each_host_reads_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:

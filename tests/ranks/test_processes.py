@@ -27,6 +27,7 @@ from collbench.ranks.store import Store
 from collbench.runfile import run_file
 from tests.builders import ALL
 from tests.cli.program import Program
+from tests.ranks import namespaces
 from tests.ranks.processes import (
     LAUNCHERS,
     PATIENCE_S,
@@ -303,46 +304,17 @@ def test_a_taken_port_is_reported() -> None:
         World(LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", bound.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[list[list[str]]]:
-    """Yield the command prefix for each of two hosts: network namespaces joined by a veth pair."""
-    first_space, second_space = (f"collbench-{os.getpid()}-{name}" for name in "ab")
-    cable = [f"ip link add veth0 netns {first_space} type veth peer name veth0 netns {second_space}"]
-    for name, address in ((first_space, "10.77.0.1"), (second_space, "10.77.0.2")):
-        cable += [f"ip -n {name} addr add {address}/24 dev veth0"]
-        cable += [f"ip -n {name} link set {device} up" for device in ("lo", "veth0")]
-    created = []
-    try:
-        for command in (f"ip netns add {first_space}", f"ip netns add {second_space}", *cable):
-            try:
-                subprocess.run(command.split(), check=True, capture_output=True, text=True)
-            except FileNotFoundError:
-                pytest.skip("two hosts need the command ip (iproute2)")
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-            created.append(command)
-        # A host name of its own, and then the command.
-        set_host_name = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
-        yield [
-            ["ip", "netns", "exec", space, *set_host_name, name]
-            for space, name in zip((first_space, second_space), ("a", "b"), strict=True)
-        ]
-    finally:
-        for space in (first_space, second_space):
-            if f"ip netns add {space}" in created:
-                subprocess.run(["ip", "netns", "del", space], check=False)
-
-
-def test_two_hosts_find_each_other_and_are_named(two_hosts: list[list[str]], tmp_path: Path) -> None:
+def test_two_hosts_find_each_other_and_are_named(tmp_path: Path) -> None:
     arguments = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick", "-v"]
-    one_task_per_node = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.77.0.1"}
+    first = namespaces.address(0)
+    one_task_per_node = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": first}
     environments = [as_slurm(rank, 2, 29500, SLURM_NODEID=rank, **one_task_per_node) for rank in range(2)]
-    with started(tmp_path, arguments, environments, two_hosts) as processes:
+    with namespaces.hosts(2) as hosts, started(tmp_path, arguments, environments, hosts) as processes:
         (status, out, err), other_output = ends(processes)
     assert status == 0, err
-    assert "processes 2 (Slurm), one for each device; hosts a, b" in out
+    assert "processes 2 (Slurm), one for each device; hosts n0, n1" in out
     assert other_output == (0, "", "")
     run = the_run(tmp_path)
-    assert [device.host for device in run.devices] == ["a", "b"]
+    assert [device.host for device in run.devices] == ["n0", "n1"]
     assert [path.label for path in run.paths] == ["NET"]
     assert [(measurement.point.members, measurement.wrong) for measurement in run.measurements] == [((0, 1), 0)]

@@ -112,17 +112,6 @@ def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, need
     return text(page(measured_ablation))
 
 
-def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
-    shown = " ".join(with_gpu((0.75, 0.8), 0.15, 0.01, 178).split())
-    assert "GPU's own" in shown
-    assert "the GPU is busy for 75% of a step with p2p, 80% without p2p" in shown
-    assert "1.1 times as long without p2p (95%: 9.0 to 11.0% more)" in shown
-    assert "the host bounds a step of both arms" in shown
-    assert "a larger batch, torch.compile or CUDA graphs" in shown
-    assert "±3.0% needs about 178 repeats, 237 min: runs of one arm differ by 15.0% (standard deviation)" in shown
-    assert "longer runs would not help" in shown
-
-
 def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
     shown = " ".join(with_gpu((0.75, 0.99), 0.05, 0.04, None).split())
     assert "the host bounds a step with p2p: with less host work, the ratio" in shown

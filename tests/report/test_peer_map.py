@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from collbench.judge.peer_causes import causes
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
-from collbench.report.text.peer_map import answer, dumps, page, status
+from collbench.report.text.peer_map import answer, page, status
 from tests.judge.test_peer_causes import BROKEN, HANGING, HEALTHY, NO, NOT_ENABLED, SLOW, STAGED, Seen
 from tests.report.pages import text
 
@@ -71,19 +69,3 @@ def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expect
     peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
     assert status(peer_map) is expected
     assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, ()))
-
-
-def test_what_tools_say_differently_is_on_the_page() -> None:
-    shown = text(page(_denied(HEALTHY), ()))
-    assert "reported  CUDA, NVML and nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0" in shown
-
-
-def test_page_and_json_have_each_link_with_its_cause_and_fix() -> None:
-    seen = STAGED.sets(NCCL_P2P_DISABLE="1")
-    every = causes(seen.map, seen.facts)
-    shown = text(page(seen.map, every))
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith("GPU")] == ["GPU0→GPU1", "GPU1→GPU0"]
-    assert "fix       unset NCCL_P2P_DISABLE" in shown
-    body = json.loads(dumps(seen.map, every, status(seen.map)))
-    assert [cause["links"] for cause in body["causes"]] == [[[0, 1], [1, 0]]]
-    assert [message["gbs"] for message in body["links"][0]["messages"]] == [24.0, 24.0, 24.0, 12.0]

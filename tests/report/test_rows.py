@@ -7,8 +7,8 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import Latency, RankLaunches
-from collbench.report.columns import COLUMNS, Type, Value
-from collbench.report.rows import rows, run_id
+from collbench.report.columns import COLUMNS, Type
+from collbench.report.rows import rows
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import hostile_run
@@ -56,32 +56,7 @@ def test_the_recorded_run_has_the_figures_of_its_page() -> None:
     assert pair["run"] == "20261121T065941Z-vm-978211"
 
 
-# operation, variant in words, the row's ends, ranks, root, reduction
-ENDS: list[tuple[int, Value, Value, Value, Value, Value]] = [
-    (0, "GPU0", "GPU1", None, None, None),
-    (1, None, None, None, None, None),
-    (2, "host", "GPU1", None, None, None),
-    (3, None, None, None, None, None),
-    (4, None, None, 3, 0, "sum"),
-    (5, None, None, 2, None, "sum"),
-]
-
-
-@pytest.mark.parametrize(("row_index", "source", "destination", "ranks", "root", "redop"), ENDS)
-def test_where_bytes_go_is_reported_where_they_go_one_way(
-    row_index: int, source: Value, destination: Value, ranks: Value, root: Value, redop: Value
-) -> None:
-    row = rows(hostile_run())[row_index]
-    reported = [row[name] for name in ("source", "destination", "world_size", "root", "redop")]
-    assert reported == [source, destination, ranks, root, redop]
-
-
 def test_a_failed_point_has_a_row_with_its_reason_and_no_figure() -> None:
     row = rows(hostile_run())[-1]
     assert row["failure"] == 'no answer for 30 s, "x" | y'
     assert (row["seconds"], row["busbw_gbs"], row["trials"], row["stop"]) == (None, None, 0, "failed")
-
-
-def test_runs_of_one_machine_have_different_names() -> None:
-    run = hostile_run()
-    assert len({run_id(run), run_id(replace(run, started="2026-01-02T03:04:06Z"))}) == 2

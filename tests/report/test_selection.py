@@ -38,22 +38,3 @@ def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
         "above its prediction",
         "271 (270–281)",
     ]
-
-
-def test_the_short_page_always_has_the_chosen_set() -> None:
-    further = tuple(Finalist((f"GPU{10 + number}",), (1.0, 2.0), (1.5, 1.5, 1.5)) for number in range(8))
-    page = explanation(replace(FULL, finalists=(*further, FULL.finalists[0])), verbose=False)
-    assert "  GPU2, GPU3  280–300" in page
-    assert "and 5 more" in page
-
-
-def test_every_line_with_a_simulated_rate_says_sim() -> None:
-    origin = Origin("sim", "sim run of 2026-11-21 02:00, saved at run.json", "box", "dgx-1v", size_bytes=2**26)
-    lines = explanation(replace(FULL, origin=origin)).splitlines()
-    assert lines[0] == "GPU2, GPU3 of the simulated machine dgx-1v (sim)"
-    assert lines[1:4] == [
-        "why       300 GB/s measured (sim)",
-        "predicted all-reduce busbw 280–300 GB/s over NVSwitch (sim)",
-        "finalists all-reduce busbw at 64M, GB/s (sim)",
-    ]
-    assert lines[8] == "gain      +3052.6% over GPU0, GPU1 (95%: +3010.0 to +3100.0%) (sim)"

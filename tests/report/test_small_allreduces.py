@@ -97,12 +97,6 @@ def test_times_are_shown_for_the_machine_and_number_of_ranks_they_are_of(
     assert (f"reference no published times of vLLM's custom all-reduce on {count} × {name}" in shown) == (not machine)
 
 
-def test_a_simulated_machine_has_no_reference() -> None:
-    run = replace(run_with(), backend="sim")
-    assert small_allreduces(run).custom is None
-    assert "reference" not in text(page(run), verbose=False)
-
-
 def test_each_published_time_is_a_row_of_the_source_and_agrees_with_an_older_version() -> None:
     with gzip.open(ROOT / "tests/data/published/aiconfigurator_custom_all_reduce.csv.gz", "rt", newline="") as file:
         rows = [*csv.DictReader(file)]

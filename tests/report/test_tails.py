@@ -8,9 +8,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Flag, Latency, RankLaunches, Run
 from collbench.report.html.content import content
 from collbench.report.html.page import render
-from collbench.report.text.measured import page
 from tests.builders import gpus, measured, run_of
-from tests.report.pages import text
 
 _COUNT = 400
 
@@ -23,13 +21,6 @@ def run_with(late_us: float, *, flags: tuple[Flag, ...] = (), common: bool = Tru
     ranks = tuple(RankLaunches((came,) * _COUNT, left, 1_000, 600, 32) for came in (0, late if common else 0))
     run.latencies.append(Latency(run.measurements[0].point, ranks, common, flags=flags))
     return run
-
-
-def test_a_run_without_single_launches_says_nothing_of_them() -> None:
-    run = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0)], command=("allreduce",))
-
-    assert "single launches" not in text(page(run))
-    assert "Tails and stragglers" not in render(content([("a", run)], "0"))
 
 
 def test_the_html_page_draws_every_launch() -> None:

@@ -66,15 +66,6 @@ def test_a_pair_in_a_sentence(title: str, path: Path, sentence: str) -> None:
     assert explain_pair(_devices(3), path) == sentence, title
 
 
-@pytest.mark.parametrize("label", ["PIX", "PXB", "PHB", "NODE", "SYS"])
-def test_every_pcie_label_has_its_own_way(label: str) -> None:
-    sentence = explain_pair(_devices(2), Path((0, 1), label, label))
-    others = {explain_pair(_devices(2), Path((0, 1), other, other)) for other in ("PIX", "PXB", "PHB", "NODE", "SYS")}
-    assert f"({label})" in sentence
-    assert len(others) == 5
-    assert "does not name" not in sentence
-
-
 def test_a_pair_is_named_by_nvidia_smis_numbers_not_by_position() -> None:
     devices = (Device(index=3, uuid="", name=""), Device(index=6, uuid="", name=""))
     assert explain_pair(devices, Path((0, 1), "NODE", "NODE")).startswith("GPU3 and GPU6 ")
