@@ -273,32 +273,6 @@ def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
     assert fakes.script(script, tmp_path).reported["found"] == compared
 
 
-@pytest.mark.parametrize(
-    ("title", "call", "text"),
-    [
-        ("33 collectives are too large a graph", "[[0, 1]], iterations=33", "a batch holds 1 to 32 collectives"),
-        ("no collective", "[[0, 1]], iterations=0", "a batch holds 1 to 32 collectives"),
-        ("no element", "[[0, 1]], count=0", "a collective of no elements"),
-        ("a message larger than the buffers", "[[0, 1]], count=20000", "does not fit the buffers"),
-        ("groups that overlap", "[[0, 1], [1, 2]]", "groups of a round share rank 1: time them in turn"),
-        ("a rank that is not there", "[[0, 4]]", "a group names rank 4 of a world of 4"),
-        ("no rank", "[[]]", "a group of no ranks"),
-        (
-            "blocks that are not equal",
-            "[[0, 1, 2]], 'allgather', count=256",
-            "a message of 256 elements does not split into 3 equal blocks",
-        ),
-    ],
-)
-def test_a_round_that_cannot_be_timed_is_refused(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
-) -> None:
-    done = fakes.script(f"report(**failure(collective, session(open_gpus()), {call}))", tmp_path)
-
-    assert text in done.reported["text"], title
-    assert done.lines("collective ") == [], title
-
-
 def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, tmp_path: Path) -> None:
     script = "report(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
     # Each reading of the clock takes a second, so that the deadline passes after some readings.

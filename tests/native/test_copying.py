@@ -211,31 +211,6 @@ def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
     assert (reported["kind"], reported["offset"], reported["wrong"]) == ("DataError", offset, 1), title
 
 
-@pytest.mark.parametrize(
-    ("title", "call", "text"),
-    [
-        ("30 messages are too deep a queue", "[(0, 1)], iterations=30", "1 to 29 messages"),
-        ("no message", "[(0, 1)], iterations=0", "1 to 29 messages"),
-        ("a GPU that is not there", "[(0, 4)]", "no GPU at position 4"),
-        ("host memory to other host memory", "[(-1, -2)]", "within host memory"),
-        ("a NUMA node that no kernel has", "[(-1026, 0)]", "no NUMA node 1024"),
-        ("15 messages, and as many again behind them", "[(0, 1)], iterations=15, covered=True", "1 to 14 messages"),
-        ("host memory to itself", "[(-1, -1)]", "within host memory"),
-        ("two links to one GPU", "[(0, 1), (2, 1)]", "share a GPU"),
-        ("one GPU in two roles", "[(0, 1), (1, 2)]", "share a GPU"),
-        ("a message larger than the buffers", "[(0, 1)], bytes=70000", "does not fit the buffers"),
-        ("an empty message", "[(0, 1)], bytes=0", "does not fit the buffers"),
-    ],
-)
-def test_a_round_that_cannot_be_timed_is_refused(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
-) -> None:
-    done = fakes.script(f"report(**failure(copies, open_gpus(), {call}))", tmp_path)
-
-    assert text in done.reported["text"], title
-    assert done.lines("copy ") == [], title
-
-
 def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus(2)

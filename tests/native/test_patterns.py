@@ -320,24 +320,6 @@ def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, t
     assert "cuCtxEnablePeerAccess" not in done.log
 
 
-@pytest.mark.parametrize(
-    ("title", "call", "text"),
-    [
-        ("no transfer", "[[]]", "a group without transfers"),
-        ("a GPU in two groups", "[[(0, 1), (1, 2)], [(2, 3)]]", "groups of a round share a GPU"),
-        ("a GPU in two groups, with host memory", "[[(-1, 0)], [(0, 1)]]", "groups of a round share a GPU"),
-        ("a message larger than host memory", "[[(-1, 0)]], bytes=70000", "does not fit the buffers"),
-    ],
-)
-def test_a_round_that_cannot_be_timed_is_refused(
-    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
-) -> None:
-    done = fakes.script(f"report(**failure(transfers, open_gpus(), {call}))", tmp_path)
-
-    assert text in done.reported["text"], title
-    assert done.lines("copy ") == [], title
-
-
 def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path) -> None:
     script = "report(**failure(transfers, native.Gpus([0], PTX), [[(-1, 0)]]))"
 
