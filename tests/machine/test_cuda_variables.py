@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from collbench.machine.cuda_variables import Use, recorded, refuse
-from collbench.machine.visible_devices import kind
 from collbench.model.errors import ExitStatus, UsageError
 
 SET = {
@@ -50,20 +49,3 @@ def test_only_what_makes_figures_false_is_refused(environment: dict[str, str], r
         with pytest.raises(UsageError, match=f"{next(iter(environment))}=.*unset ") as caught:
             refuse(use, environment)
         assert caught.value.exit_code is ExitStatus.BAD_INPUT
-
-
-@pytest.mark.parametrize(
-    ("setting", "named_by"),
-    [
-        (None, ""),
-        ("", "none"),
-        ("-1", "none"),
-        ("NoDevFiles", "none"),
-        ("0,1", "indices"),
-        (" 3", "indices"),
-        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,GPU-1", "UUIDs"),
-        ("MIG-GPU-8932f937/1/2", "MIG"),
-    ],
-)
-def test_how_visible_devices_are_named_is_recorded_without_their_names(setting: str | None, named_by: str) -> None:
-    assert kind(setting) == named_by

@@ -271,12 +271,11 @@ def test_a_variable_that_makes_figures_false_is_refused_before_measuring(fakes: 
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_run_records_the_variables_of_cuda_and_how_its_gpus_were_named(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_run_records_the_variables_of_cuda(fakes: Fakes, tmp_path: Path) -> None:
     variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_HOME": "/home/somebody"}
     done = _collbench_with(fakes, tmp_path, variables, "pairs", "--backend", "cuda", *_QUICK)
     assert done.code == 0, done.stderr
     run = _run_file(tmp_path)
     assert run["settings"]["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert "CUDA_HOME" not in run["settings"]["environment"]
-    assert run["machine"]["visible_devices"] == "indices"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in done.stdout

@@ -80,15 +80,6 @@ def _read(devices: Sequence[Device], entries: Sequence[str], *, by_uuid: bool, a
     return Seen(tuple(selected), certain=alike)
 
 
-def kind(setting: str | None) -> str:
-    """Return how a list names devices: "indices", "UUIDs", "MIG" or "none"; "" without one. It holds no name."""
-    if setting is None:
-        return ""
-    first = _entries(setting)[0]
-    kinds = {"GPU-": "UUIDs", "MIG-": "MIG"}
-    return kinds.get(first[:4], "indices" if first[:1].isdigit() else "none")
-
-
 def _entries(setting: str) -> list[str]:
     return [entry.strip() for entry in setting.split(",")]
 

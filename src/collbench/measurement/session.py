@@ -133,8 +133,7 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that starts now on the opened devices, without measurements."""
     run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
-    ports = opened.ports()
-    run.ports_before, run.ports_before_read = ports or (), ports is not None
+    run.ports_before = opened.ports() or ()
     return run
 
 

@@ -364,8 +364,7 @@ class InterferenceCheck:
 class Machine:
     """Where a run was measured. Versions are the vendors' own strings; empty if there is none.
 
-    `fabric` names the simulated machine of the sim backend, "" for a real one. `visible_devices` is how
-    CUDA_VISIBLE_DEVICES named GPUs: "indices", "UUIDs", "MIG" or "none", "" if it was not set.
+    `fabric` names the simulated machine of the sim backend, "" for a real one.
     """
 
     hostname: str
@@ -379,7 +378,6 @@ class Machine:
     virtualization: str = ""
     multicast: bool | None = None
     fabric: str = ""
-    visible_devices: str = ""
 
 
 class CommandKind(StrEnum):
@@ -565,8 +563,7 @@ class Run:
     health_after: tuple[Health, ...] = ()
     ports_before: tuple[NetworkPort, ...] = ()
     ports_after: tuple[NetworkPort, ...] = ()
-    ports_before_read: bool = False  # hosts were asked for their ports: then no port means that there was none
-    ports_after_read: bool = False  # the same
+    ports_after_read: bool = False  # hosts were asked for their ports: then no port means that there was none
     seconds: Amount = 0.0
     complete: bool = False
 

@@ -260,7 +260,6 @@ def here(nvml: Nvml | None = None) -> Machine:
         driver=nvml.driver_version(),
         cuda=nvml.cuda_version(),
         virtualization=nvml.virtualization(),
-        visible_devices=visible_devices.kind(os.environ.get(NAME)),
     )
 
 
