@@ -100,6 +100,11 @@ def test_where_nvlinks_close_no_ring_a_tree_may_be_faster_than_a_ring_over_pcie(
     assert by_pairs(chain).hi == 9.5
 
 
+def test_a_ring_over_pcie_may_use_the_slowest_hop_that_a_better_ring_avoids() -> None:
+    machine = wired(4, {}, {"SYS": 20.0}, slow={(0, 1): 5.0})
+    assert (by_pairs(machine).lo, by_pairs(machine).hi) == (5.0 * 2 / 4, 20.0)
+
+
 def test_noise_does_not_split_equal_links() -> None:
     """Four links within 1% of each other are two rings of one kind, not rings of four kinds."""
     noise = {(0, 1): 24.0, (1, 2): 24.3, (2, 3): 24.2, (0, 3): 24.1}

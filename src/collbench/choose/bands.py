@@ -52,8 +52,10 @@ def predict(wired: Wiring) -> Band:
     least, hi = 1.0, band.hi
     if band.how is How.PCIE_RING and band.lo:
         crowded = band.hops > _FEW_HOPS  # what more ranks keep is a share of that of crowded hops
-        least = _LEAST_OVER_PCIE if crowded else min(1.0, _LEAST_OVER_PCIE * band.hi / band.lo)
-        tree = float(over_tree(wired, np.arange(ranks)[None, :])[0])
+        every = np.arange(ranks)[None, :]
+        hop = min(band.hi, float(slowest_hop(wired, every)[0]))
+        least = _LEAST_OVER_PCIE if crowded else min(1.0, _LEAST_OVER_PCIE * hop / band.lo)
+        tree = float(over_tree(wired, every)[0])
         if tree > hi:
             return replace(band, lo=band.lo * least, hi=tree, how=How.TREE)
     elif band.how in (How.NVSWITCH, How.NVLINK_RINGS):
@@ -140,7 +142,12 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     share = lowest_pair(wired.share, sets)
     # A pair loads the host with two hops. If no check loaded it with more, more may have to share what two have.
     kept = np.where(share > CROWDED, share, np.minimum(share, 2 / np.maximum(hops, 1)))
-    return hi * kept, hi, hops
+    return np.minimum(hi, slowest_hop(wired, sets)) * kept, hi, hops
+
+
+def slowest_hop(wired: Wiring, sets: Sets) -> Values:
+    """Return the slowest hop between any two of each set: NCCL's ring may use it though the best ring does not."""
+    return lowest_pair((wired.filled or wired).unshared, sets)
 
 
 def over_tree(wired: Wiring, sets: Sets) -> Values:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, over_tree, packing, predict
+from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, over_tree, packing, predict, slowest_hop
 from collbench.choose.choice import Candidate, Members
 from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.choose.wiring import CROWDED, Wiring
@@ -330,7 +330,7 @@ def _burdens(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.
     """
     groups = (of[candidates.sets] for of in (wired.host, wired.socket))
     crowds = [(some[:, :, None] == some[:, None, :]).sum(axis=2).max(axis=1) for some in groups]
-    slowest = _steps(lowest_pair((wired.filled or wired).unshared, candidates.sets), delta)
+    slowest = _steps(slowest_hop(wired, candidates.sets), delta)
     return np.column_stack([*crowds, np.where(candidates.hops > 0, slowest, 0.0)])
 
 
