@@ -11,36 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.run import Flag, FlagKind, Run
 from collbench.runfile import run_file
-from tests.builders import gpus, in_words, pair_run
+from tests.builders import gpus, pair_run
 from tests.cli.program import Program, save_run
+from tests.report.html.runs import hostile
 from tests.sim.made import fabric_text
 
 # Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines there.
 EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202ereversed\u2066 \nforged: GPU9 \r\u2028over"
 ALLOWED = "\n\t"
 WRONG = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-
-
-def evil_run() -> Run:
-    run = pair_run(4, lambda a, b: 300.0 if (a, b) != (0, 1) else 10.0)
-    failed = replace(run.measurements[-1], samples=[], failure=in_words(f"hang: {EVIL}"))
-    for measurement in run.measurements:
-        measurement.samples[:] = [
-            replace(sample, flags=(Flag(FlagKind.OTHER, (0,), reason=f"shared: {EVIL}"),))
-            for sample in measurement.samples
-        ]
-    return replace(
-        run,
-        version=f"1.0{EVIL}",
-        machine=replace(run.machine, hostname=f"host{EVIL}", driver=f"580{EVIL}", nccl=f"2.28{EVIL}"),
-        devices=tuple(replace(gpu, name=f"H200{EVIL}") for gpu in gpus(4)),
-        paths=tuple(replace(path, label=f"NV18{EVIL}") for path in run.paths),
-        settings=replace(run.settings, command=("pairs", EVIL), environment={f"NCCL_{EVIL}": EVIL}),
-        measurements=[*run.measurements[:-1], failed],
-        complete=False,
-    )
 
 
 def assert_harmless(text: str) -> None:
@@ -88,7 +68,7 @@ READERS = [
 
 @pytest.mark.parametrize(("args", "file"), READERS, ids=[args for args, _ in READERS])
 def test_no_command_prints_a_runs_control_characters(program: Program, args: str, file: str) -> None:
-    run_file.save(evil_run(), Path("evil.json"))
+    run_file.save(hostile(EVIL), Path("evil.json"))
     result = program(*args.split())
     assert result.status in ((1,) if args.startswith(("show --ranking", "predict")) else (0, 2, 3, 4)), (
         result.err

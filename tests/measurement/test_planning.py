@@ -88,19 +88,6 @@ def test_a_size_that_just_fits_is_measured() -> None:
     assert [skip.sizes for skip in skipped] == [(512 * MIB + 8,)]
 
 
-def test_where_nothing_is_left_the_first_that_was_skipped_is_reported_with_its_own_reason() -> None:
-    works = (Work(Operation.ALLREDUCE), Work(Operation.ALLGATHER))
-    with pytest.raises(UsageError) as caught:
-        plan_of(replace(ONE, collectives=works, sizes=(1, 2)))
-    assert str(caught.value) == "nothing can be measured: allreduce of 1 B, 2 B is left out (less than an element)"
-
-
-def test_a_request_asks_for_no_more_than_it_says() -> None:
-    plan = plan_of(ALL)
-    assert (plan.asked.root, plan.launches, plan.asked.verify, plan.isolated) == (0, 0, True, frozenset())
-    assert (ALL.isolated, ALL.quick, ALL.chase) == (False,) * 3
-
-
 @pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])
 def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_requested(
     iterations: int | None, launches: int
@@ -115,45 +102,6 @@ def test_how_long_each_request_measures() -> None:
     assert ALL.stopping_rule().budget_seconds == default.budget_seconds
     assert replace(ONE, sets=((0, 1), (0, 2))).stopping_rule().screening == 6
     assert replace(ALL, quick=True).stopping_rule().budget_seconds == 1.0
-
-
-def test_links_are_surveyed_at_fewer_sizes_than_a_communicator() -> None:
-    assert default_copy_sizes("cuda")[:4] == (8, 64, 256, KIB)
-    assert set(plan_of(replace(ALL, sizes=None)).sizes.values()) == {default_copy_sizes("cuda")}
-    assert set(plan_of(replace(ONE, sizes=None)).sizes.values()) == {default_sizes("cuda")}
-
-
-def test_isolated_points_run_one_at_a_time() -> None:
-    work = Work(Operation.ALLREDUCE)
-    pairs = replace(ONE, pairs=True)
-    assert plan_of(pairs, 3).isolated == frozenset()
-    assert plan_of(replace(pairs, isolated=True), 3).isolated == {(work, pair) for pair in ((0, 1), (0, 2), (1, 2))}
-    everybody = ((0, 1, 2),)
-    assert plan_of(replace(ONE, sets=everybody), 3).isolated == {(work, everybody[0])}
-
-
-class ChasingBackend(FakeBackend):
-    """Times pointer chases too, for the given variants."""
-
-    def __init__(self, count: int, *variants: Variant) -> None:
-        super().__init__(count)
-        self.chases = variants
-
-    def operations(self, variant: Variant) -> tuple[Operation, ...]:
-        return (*super().operations(variant), *([Operation.CHASE] if variant in self.chases else []))
-
-
-@pytest.mark.parametrize("variants", [(), (Variant.PLAIN,), (Variant.HOST,), (Variant.PLAIN, Variant.HOST)])
-def test_a_chase_is_planned_where_it_is_requested_and_the_backend_has_one(variants: tuple[Variant, ...]) -> None:
-    backend = ChasingBackend(3, *variants)
-    plan, _ = make_plan(replace(ALL, chase=True), backend)
-    groups = {work.variant: groups for work, groups in plan.groups.items() if work.operation is Operation.CHASE}
-    assert set(groups) == set(variants)
-    assert all(plan.sizes[Work(Operation.CHASE, variant)] == (8,) for variant in variants)
-    assert set(groups.get(Variant.PLAIN, ())) <= {(a, b) for a in range(3) for b in range(3) if a != b}
-    assert set(groups.get(Variant.HOST, ((0,), (1,), (2,)))) == {(0,), (1,), (2,)}
-    without, _ = make_plan(ALL, backend)
-    assert not [work for work in without.groups if work.operation is Operation.CHASE]
 
 
 @pytest.mark.parametrize(("backend", "largest"), [("cuda", GIB), ("host", 64 * MIB)])
@@ -257,14 +205,6 @@ def test_where_each_kind_of_copy_runs(variant: Variant, groups: set[tuple[int, .
         assert set(planned_groups) == groups
 
 
-def test_quick_measures_few_sizes_for_a_short_time() -> None:
-    quick = replace(ALL, sizes=None, quick=True)
-    assert set(plan_of(quick).sizes.values()) == {(8, 64 * KIB, MIB, 64 * MIB, 256 * MIB)}
-    assert quick.stopping_rule().budget_seconds < ALL.stopping_rule().budget_seconds
-    assert quick.stopping_rule().deciding == quick.stopping_rule().screening
-    assert replace(quick, budget_seconds=9.0).stopping_rule().budget_seconds == 9.0
-
-
 def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
     backend = FakeBackend(4)
     backend.capacity = 2 * GIB
@@ -297,23 +237,6 @@ def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, .
     assert set(plan.groups.values()) == {((0,), (1,), (2,))}
     assert {point.numa_node for point in plan.points()} == expected
     assert skipped == []
-
-
-def test_every_pass_measures_every_kind_of_registration() -> None:
-    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
-    request = replace(ALL, copies=(), collectives=works)
-    backend = FakeBackend(2)
-    plan, _ = make_plan(request, backend)
-    points = set(plan.points())
-    assert {(point.registration, point.size_bytes) for point in points} == {
-        (k, s) for k in Registration for s in (8, MIB)
-    }
-    steps = plan.passes(random.Random(1), points)
-    assert {(step.work.registration, step.size_bytes) for step in steps} == {
-        (k, s) for k in Registration for s in (8, MIB)
-    }
-    assert len(steps) == 6
-    assert request.registrations == (Registration.BUFFER, Registration.WINDOW)
 
 
 def test_cores_have_no_nccl_that_registers_memory() -> None:
@@ -369,11 +292,6 @@ def test_copies_that_name_all_others_as_busy_are_timed_in_one_step() -> None:
     assert sorted(plan.rounds(both_ways, random.Random(0))) == [[(0,)], [(1,)], [(2,)]]
 
 
-def test_one_device_has_no_others_to_copy_concurrently_with() -> None:
-    plan, _ = make_plan(replace(HOST, copies=(Variant.HOST, Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(1))
-    assert {work.variant for work in plan.groups} == {Variant.HOST, Variant.HOST_BOTH_WAYS}
-
-
 @pytest.mark.parametrize(
     ("title", "variant", "size", "messages"),
     [
@@ -417,14 +335,3 @@ def test_messages_with_a_nodes_memory_have_64_mib_at_most(
     plan, skipped = make_plan(replace(HOST, sizes=sizes), backend)
     assert set(plan.sizes.values()) == {planned_sizes}, title
     assert skipped == [Skipped(SkipKind.NODE_LIMIT, sizes=sizes, limit_bytes=64 * MIB) for sizes in skipped_sizes]
-
-
-def test_steps_and_samples_keep_their_node() -> None:
-    backend, run = FakeBackend(2), run_of(gpus(2), [])
-    backend.nodes = (0, 1)
-    plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
-    sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda: None))
-    assert {step.work.numa_node for step in backend.steps} == {0, 1}
-    assert {(measurement.point.members, measurement.point.numa_node) for measurement in run.measurements} == {
-        (member, node) for member in ((0,), (1,)) for node in (0, 1)
-    }

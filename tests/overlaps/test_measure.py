@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -380,18 +379,3 @@ def test_wrong_data_ends_the_run_and_is_counted(field: str) -> None:
     run: Run = measured_run.run  # type: ignore[attr-defined]
     assert getattr(overlaps_of(run)[0], field) == 3
     assert outcome(run).status is ExitStatus.UNTRUSTED
-
-
-def points_of(overlap_request: OverlapRequest, ranks: int) -> Sequence[tuple[Priority, int | None, int]]:
-    return [(point.priority, point.ctas, point.size_bytes) for point in overlap_request.points(ranks)]
-
-
-def test_every_lever_is_a_row_and_sizes_are_whole_elements() -> None:
-    overlap_request = request(priorities=(Priority.NORMAL, Priority.HIGH), ctas=(1, 2), sizes=(1001, 4096))
-    assert len(points_of(overlap_request, 2)) == 8
-    assert points_of(overlap_request, 2)[:3] == [
-        (Priority.NORMAL, 1, 1000),
-        (Priority.NORMAL, 1, 4096),
-        (Priority.NORMAL, 2, 1000),
-    ]
-    assert points_of(request(operation=Operation.ALLGATHER, sizes=(100, 20)), 3) == [(Priority.NORMAL, None, 96)]

@@ -79,26 +79,26 @@ def by_hand(slow: float = 400.0) -> Run:
     return run_of(gpus(4), points, links)
 
 
-def hostile() -> Run:
-    """Return a run in which every text that a machine or a user may write is `EVIL`."""
+def hostile(evil: str = EVIL) -> Run:
+    """Return a run in which every text that a machine or a user may write is this one."""
     run = by_hand()
-    device = replace(run.devices[0], uuid=EVIL, name=EVIL, pci_bus_id=EVIL, cpu_affinity=EVIL, host=EVIL)
-    links = [replace(path, label=EVIL, ancestor=EVIL, theory_source=EVIL) for path in run.paths]
-    failed = Measurement(replace(run.measurements[0].point, size_bytes=64), [], None, 0, failure=in_words(EVIL))
-    flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, EVIL),))
+    device = replace(run.devices[0], uuid=evil, name=evil, pci_bus_id=evil, cpu_affinity=evil, host=evil)
+    links = [replace(path, label=evil, ancestor=evil, theory_source=evil) for path in run.paths]
+    failed = Measurement(replace(run.measurements[0].point, size_bytes=64), [], None, 0, failure=in_words(evil))
+    flagged = Sample((0.001, 0.002), 1, concurrent=True, flags=(throttled(0, evil),))
     run.measurements[1].samples.append(flagged)
-    state = Health(sm_clock=1, temperature=90, throttle=(EVIL,))
+    state = Health(sm_clock=1, temperature=90, throttle=(evil,))
     return replace(
         run,
-        version=EVIL,
-        started=EVIL,
-        machine=Machine(EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, EVIL),
+        version=evil,
+        started=evil,
+        machine=Machine(evil, evil, evil, evil, evil, evil, evil, evil, evil),
         devices=(device, *run.devices[1:]),
         paths=tuple(links),
-        settings=replace(run.settings, environment={EVIL: EVIL}, command=(EVIL,), launcher=EVIL, processes=4),
+        settings=replace(run.settings, environment={evil: evil}, command=(evil,), launcher=evil, processes=4),
         measurements=[*run.measurements, failed],
-        skipped=[left_out(EVIL)],
-        interference_checks=[InterferenceCheck(Operation.CE_WRITE, (0, 1), EVIL, 1.0, 0.5, 0.5, 0.02, trusted=False)],
+        skipped=[left_out(evil)],
+        interference_checks=[InterferenceCheck(Operation.CE_WRITE, (0, 1), evil, 1.0, 0.5, 0.5, 0.02, trusted=False)],
         health_before=(state,) * 4,
         health_after=(state,) * 4,
     )
