@@ -64,9 +64,9 @@ def opened(path: Path, most: int, owners: Collection[int] | None = None) -> IO[b
         raise
 
 
-def read_text(path: Path, most: int, owners: Collection[int] | None = None) -> str:
+def read_text(path: Path, most: int) -> str:
     """Return the text of a file in UTF-8. Raises OSError as `read` does, and UnicodeDecodeError."""
-    return read(path, most, owners).decode()
+    return read(path, most).decode()
 
 
 def bounded(take: Callable[[int], bytes], most: int) -> bytes:

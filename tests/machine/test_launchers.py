@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from collbench.machine.launchers import (
     LaunchEnvironment,
     Step,
-    alone,
     find_launch,
     find_step,
     join_seconds,
@@ -217,14 +216,6 @@ def test_a_node_finds_its_step(title: str, environment: dict[str, str], step: St
 def test_a_step_of_several_tasks_a_node_is_refused() -> None:
     with pytest.raises(UsageError, match=r"starts 8 tasks on 2 nodes, .* --ntasks-per-node 1"):
         find_step(SRUN | {"SLURM_STEP_NUM_NODES": "2"})
-
-
-@pytest.mark.parametrize("launched", [TORCHRUN, SRUN, MPIRUN, ONE_A_NODE, SRUN | MPIRUN])
-def test_alone_removes_the_launchers_variables_and_nothing_else(launched: dict[str, str]) -> None:
-    reported = alone(launched | {"NCCL_NVLS_ENABLE": "0", "HOME": "/root"})
-    assert find_launch(reported) is None
-    assert reported["NCCL_NVLS_ENABLE"] == "0"
-    assert len(launched) + 2 - len(reported) <= 4
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", 300.0), (" 20 ", 20.0), ("1", 1.0), ("86400", 86400.0)])

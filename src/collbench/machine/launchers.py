@@ -50,8 +50,6 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _LONGEST_SHOWN = 40
 # Of one job, one for each GPU: several times what the largest machines have.
 _MAX_RANKS = 2**20
-# The variables by which `find_launch` recognizes a launcher.
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +97,6 @@ def join_seconds(environment: Mapping[str, str]) -> float:
     if not _NUMBER.fullmatch(value) or not 0 < int(value) <= _LONGEST_JOIN_S:
         raise UsageError(f"{JOIN_VARIABLE}={_shown(value)}: write whole seconds, 1 to {_LONGEST_JOIN_S}")
     return float(value)
-
-
-def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the launch: the process then measures on its own."""
-    return {name: value for name, value in environment.items() if name not in _LAUNCHER_VARIABLES}
 
 
 @dataclass(frozen=True, slots=True)
