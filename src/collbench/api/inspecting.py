@@ -15,6 +15,7 @@ from collbench.model.units import counted
 
 if TYPE_CHECKING:
     from collbench.machine.doctor.findings import Finding
+    from collbench.machine.nvml import Nvml
 
 
 class Topology(NamedTuple):
@@ -68,23 +69,21 @@ def topo(
     from collbench.machine.nvml import Nvml
 
     with Nvml() as nvml:
-        devices = _visible(nvml.devices(), notices)
+        devices = _visible(nvml, notices)
         return Topology(devices, nvml.paths(devices))
 
 
-def _visible(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
+def _visible(nvml: Nvml, notices: Notices) -> tuple[Device, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises MachineError for none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return devices  # CUDA need not be asked: NVML alone gives the labels
     from collbench.measurement.backends import factory
 
-    visible_gpus = factory.present_devices(CUDA.name)
-    if not visible_gpus:
-        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
-    if len(visible_gpus) < len(devices):
-        notices.say(f"{len(visible_gpus)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
-    return visible_gpus
+    every, left = nvml.devices(), factory.may_use(nvml)
+    if every and not left:
+        setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise MachineError(f"CUDA_VISIBLE_DEVICES='{setting}' hides every GPU: unset it to see them")
+    if len(left) < len(every):
+        notices.say(f"{len(left)} of {len(every)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return left
 
 
 def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
