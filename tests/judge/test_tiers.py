@@ -356,7 +356,7 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
         (ranking((1, 2), spread=0.25, missing=(lack((1, 2)),)), "2 of 3 pairs were measured; 2 tiers: "),
         (
             ranking((1, 1), missing=(lack((0, 1)), NEVER, NEVER)),
-            "2 of 5 pairs were measured; no pair differs significantly: ",
+            "2 of 5 pairs were measured; no pair differs significantly",
         ),
         (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),
         (

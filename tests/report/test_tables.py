@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.report.terminal import fold
-from collbench.report.text import layout
-from collbench.report.text.layout import Table
+from collbench.judge.summary import rank_summary
+from collbench.report.terminal import drawn, fold
+from collbench.report.text import layout, measured, ranking
+from collbench.report.text.layout import Table, shown
+from tests.report.pages import pairs_run
 
 CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 
@@ -69,3 +71,12 @@ def test_spaced_rows_end_with_the_last_and_are_as_far_apart(count: int, most: in
     assert len(kept) <= most
     assert kept[-1:] == [*range(count)][-1:]
     assert len({after - before for before, after in pairwise(kept)}) <= 1
+
+
+def test_of_a_page_only_figures_are_wider_than_a_narrow_terminal() -> None:
+    run = pairs_run(4, lambda a, b: 250.0 if (a, b) == (0, 1) else 300.0)
+    parts = [*shown([*measured.page(run), *ranking.page(run, rank_summary(run))], verbose=True)]
+    figures = "\n".join(part.plain for part in parts if isinstance(part, layout.Figures))
+    lines = "\n".join(text.plain for text in drawn(parts, verbose=True, wide=40, columns=40)).splitlines()
+    assert {line for line in lines if len(line) > 40} <= {*figures.splitlines()}
+    assert len({line for line in lines if len(line) > 30}) > 10

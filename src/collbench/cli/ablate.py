@@ -188,4 +188,5 @@ def ablate(*, as_json: bool, verbose: bool, dry_run: bool, **values: Any) -> Non
         return
     from collbench.report.text.ablation import page  # late: rich's tables
 
-    show_page([*page(ablation), f"\nsaved     {one_line(str(prepared.path))}"])
+    show_page(page(ablation))
+    echo(f"\nsaved     {one_line(str(prepared.path))}")

@@ -173,7 +173,7 @@ class RunPrinter:
         if self.layout != TABLE:
             say(f"saved {path}")
         else:
-            show_page([f"\nsaved     {one_line(str(path))}"])
+            echo(f"\nsaved     {one_line(str(path))}")
 
 
 # Where the caller prints something else of the run.

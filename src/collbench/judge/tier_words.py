@@ -26,8 +26,8 @@ def verdict_of(ranking: Ranking, without: str = "") -> str:
         doubts = f"{len(ranking.standings)} of {ranking.sets} {kind}s were measured; " if ranking.lacking else ""
     if ranking.one_tier:
         other = "other " if failed else ""
-        slower = f"the worst looks {ranking.spread:.1%} slower than the best"
-        return f"{doubts}no {other}{kind}{without} differs significantly: {slower}"
+        slower = f": the worst looks {ranking.spread:.1%} slower than the best" if round(ranking.spread, 3) else ""
+        return f"{doubts}no {other}{kind}{without} differs significantly{slower}"
     slower = f"is {ranking.spread:.0%} slower than"
     if ranking.size_bytes < TELLING_BYTES:  # the page has times
         slower = f"takes {figure(1 / (1 - ranking.spread))} times as long as"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from collbench.report.prose import NAME_WIDE, WIDE, filled, named
-from collbench.report.text.layout import Found, Legend, Lines, Page, Prose, Table, shown
+from collbench.report.text.layout import Figures, Found, Legend, Lines, Page, Prose, Table, shown
 
 _FEW_ROWS = 8  # up to this many rows, a second table with the remaining columns is easy to read
 
@@ -27,10 +27,9 @@ def drawn(
             yield _found(part, wide)
         elif isinstance(part, Prose):
             yield _wrapped(part, wide, part.hang)
-        elif isinstance(part, Lines):
-            yield part if columns is None else _wrapped(part, wide, NAME_WIDE)
         elif colored or not isinstance(part, Legend):
-            yield part
+            whole = columns is None or isinstance(part, Figures)
+            yield part if whole else _wrapped(part, wide, NAME_WIDE if isinstance(part, Lines) else 0)
 
 
 def _found(found: Found, width: int) -> Text:

@@ -24,9 +24,9 @@ from collbench.report.text.frame import header, origin, sim, unhealthy_lines
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
 
 _LEGEND = """\
-step: pauses and calls, slowest rank, median of the trials with its 95% interval;
-exposed: step minus pauses alone; communication: sum of the calls in a step, each
-timed on the rank that waited least"""
+step: pauses and calls, slowest rank, median of the trials with its 95% interval
+exposed: step minus pauses alone; communication: sum of the calls in a step,
+each timed on the rank that waited least"""
 _MOST_KINDS = 12
 HELD = "a replay"
 

@@ -32,6 +32,10 @@ def prose(text: str, style: str = "", hang: int = 0) -> Prose:
     return made
 
 
+class Figures(Text):
+    """Figures in columns: the one text that no terminal wraps."""
+
+
 class Legend(Text):
     """The meaning of colors: shown only where there are colors."""
 

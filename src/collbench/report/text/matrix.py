@@ -7,7 +7,6 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.text import Text
 
 from collbench.judge.stats import summarize
 from collbench.judge.tiers import Members, Ranking
@@ -15,7 +14,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, figure, format_size
 from collbench.report.prose import NARROW
-from collbench.report.text.layout import Legend
+from collbench.report.text.layout import Figures, Legend
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
@@ -26,7 +25,7 @@ _KINDS = {
 }
 
 
-def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
+def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Figures:
     """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
     work = Work(operation, variant)
     unit = unit_of(run, work, size_bytes)
@@ -38,12 +37,13 @@ def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: 
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
     kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
     kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
-    text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
+    text = Figures(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
     symmetric = operation.is_collective or variant is Variant.BOTH_WAYS
-    return text.append_text(_matrix(run, figures, unit, symmetric=symmetric))
+    text.append_text(_matrix(run, figures, unit, symmetric=symmetric))
+    return text
 
 
-def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric: bool) -> Text:
+def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric: bool) -> Figures:
     """Return figures of pairs as a matrix, row = source, shaded by shares of the best, in blocks of at most 80 columns.
 
     What was not measured is a dash; a `symmetric` figure fills both halves.
@@ -66,18 +66,18 @@ def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric:
     best = (known.min() if unit in _PER_SECOND else known.max()) if known.size else 0.0
     shares = best / matrix if unit in _PER_SECOND else matrix / best if best else np.full(matrix.shape, np.nan)
     style = _styles(shares)
-    blocks = []
+    text = Figures()
     # As many columns in each block: 16 of four digits need two blocks. Long names (of hosts) leave room for one.
     each = ceil(len(widths) / ceil(sum(widths) / max(NARROW - first, *widths)))
     for start in range(0, len(widths), each):
         block = range(start, min(start + each, len(widths)))
-        text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
+        text.append("\n" if start else "").append(" " * first)
+        text.append("".join(f"{heads[column]:>{widths[column]}}" for column in block))
         for tag, row, colours in zip(tags, cells, style, strict=True):
             text.append(f"\n{tag:<{first}}")
             for column in block:
                 text.append(f"{row[column]:>{widths[column]}}", style=colours[column])
-        blocks.append(text)
-    return Text("\n").join(blocks)
+    return text
 
 
 # A ranking as a matrix.
@@ -107,7 +107,7 @@ def value_of(measurement: Measurement, unit: str) -> float:
     return value(summary.seconds, summary.busbw, unit)
 
 
-def heat_map(run: Run, ranking: Ranking) -> Text:
+def heat_map(run: Run, ranking: Ranking) -> Figures:
     """Return a ranking of links or pairs as a heat map in the unit that says most."""
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}

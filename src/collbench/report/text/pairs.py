@@ -17,7 +17,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, tags
 from collbench.model.units import amount, figure, format_size, sentence, span
 from collbench.report.text.frame import device_names, ending, header, sim
-from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
+from collbench.report.text.layout import Figures, Lines, Page, Part, both, prose, short, table, whole
 from collbench.report.text.matrix import legend, render_bandwidths, unit_of, value, value_of
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
@@ -32,7 +32,7 @@ def pairs_page(run: Run) -> Page:
     yield from whole("header", Lines(header(run)))
     every, run = run, ordinary(run)
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
-    yield from whole("labels", Text(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
+    yield from whole("labels", Figures(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
     matrices = [render_bandwidths(run, operation, size) for operation, size in _mapped(run).items()]
     for matrix in matrices:
         yield from whole("matrices", Text(), matrix)
