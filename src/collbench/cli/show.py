@@ -36,7 +36,7 @@ from collbench.runfile.codec import document
     metavar="RUN",
     multiple=True,
     type=options.FILE,
-    help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
+    help="For a job: run with its calls' rates in isolation.",
 )
 @options.json
 @verbose_option

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from collbench.api import keywords
 from collbench.api.file_kinds import JOB, format_of
 from collbench.api.notices import SILENT, Notices
-from collbench.api.runs import load_named, newest
 from collbench.jobs import job_file, recording
-from collbench.jobs.job import Ending, Job, Library, check_sent_again
+from collbench.jobs.job import Ending, Job, check_sent_again
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, MachineError, RunFileError, UsageError
@@ -310,27 +309,23 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
 def report(job: Job, rank: int | None = None, runs: NamedRuns = ()) -> Report:
     """Return what a job's step says, compared with what runs say of its calls.
 
-    Without `runs` it is compared with the newest saved run, if that has the job's host and devices. Raises UsageError
-    for a rank that sent nothing, and a run of other devices.
+    Raises UsageError for a rank that sent nothing, and a run of other devices.
     """
     from collbench.jobs.calls import report as judged  # late: numpy
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
-    chosen = runs or _newest_run(job)
-    prices = {} if not chosen else dict(enumerate(map(partial(_placed(chosen, job).price, job), job.calls)))
+    prices = {} if not runs else dict(enumerate(map(partial(_placed(runs, job).price, job), job.calls)))
     # A column of measured figures.
     isolated = {number: price.seconds for number, price in prices.items() if price and not price.assumed}
-    if not runs and not isolated:
-        chosen = ()
     judgement = judged(job, rank, isolated)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"
         raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")
     return replace(
         judgement,
-        compared_with=tuple(name for name, _ in chosen),
-        compared_simulated=any(capabilities(run.backend).simulated for _, run in chosen),
+        compared_with=tuple(name for name, _ in runs),
+        compared_simulated=any(capabilities(run.backend).simulated for _, run in runs),
     )
 
 
@@ -375,19 +370,3 @@ def _placed(runs: NamedRuns, job: Job, devices: str | None = None) -> PlacedJob:
 def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the NCCL_* variables that the links depend on."""
     return {name: value for name, value in environment.items() if name.startswith("NCCL_") and name not in _RECORDERS}
-
-
-def _newest_run(job: Job) -> NamedRuns:
-    """Return the newest saved run of links if it is of the job's only host and has its devices; none otherwise."""
-    hosts = {rank.host for rank in job.ranks}
-    if len(hosts) != 1 or "" in hosts or job.library is not Library.NCCL:
-        return ()
-    try:
-        named_runs = load_named([newest(of_links=True)])
-        machine = named_runs[0][1].machine
-        if machine.hostname not in hosts or machine.fabric:
-            return ()
-        _placed(named_runs, job)  # raises if the run has no curves, or other devices
-    except (RunFileError, UsageError):
-        return ()
-    return named_runs
