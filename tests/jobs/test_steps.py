@@ -77,6 +77,8 @@ def test_a_scenarios_step_is_right_or_not_claimed(name: str, way: str, tmp_path:
     [
         (("tp", "norm", "warm-up"), 77200, False),  # a forward and a backward pass of equal blocks, then a norm
         (("fsdp", "accumulation", "norm"), 95000, False),  # every second micro-batch ends in a norm, at an equal pause
+        (("ddp", "norm", "loss"), 0, False),  # ten steps between two losses
+        (("ddp", "norm", "loss"), 0, True),
         (("tp", "accumulation", "warm-up"), 91001, True),  # too few repetitions of a step of 256 calls are kept whole
     ],
 )

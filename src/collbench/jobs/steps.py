@@ -304,7 +304,7 @@ def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:
         return None, "no calls come again after a pause longer than those between them"
     # The longest may be ten steps between two losses, or a shorter one a micro-batch.
     shorter = (each for each in levels if 2 * each.length <= levels[-1].length)
-    level = next((each for each in shorter if not _is_part(job, one, each)), levels[-1])
+    level = next((each for each in shorter if not _has_only_messages(job, one, each)), levels[-1])
     part = _part(one, level)
     if part < level.length:
         return None, f"it may be {part} or {level.length} calls: {_ALIKE_HERE}"
@@ -313,11 +313,10 @@ def _chosen(job: Job, one: _Unrolled) -> tuple[_Level | None, str]:
     return level, ""
 
 
-def _is_part(job: Job, one: _Unrolled, level: _Level) -> bool:
-    """True if a level has only messages, as in a pipeline, or large data is reduced between its sequences."""
+def _has_only_messages(job: Job, one: _Unrolled, level: _Level) -> bool:
+    """True for micro-batches of a pipeline."""
     units = level.among[level.at[0] : level.at[0] + level.length]
-    messages = all(job.calls[call].collective is None for call in one.calls[one.first[units]])
-    return messages or any(_reduces(job, one, unit) for _, between in _extras(one, level) for unit in between)
+    return all(job.calls[call].collective is None for call in one.calls[one.first[units]])
 
 
 def _part(one: _Unrolled, level: _Level) -> int:
