@@ -55,9 +55,8 @@ class ForJob:
     """What replaying a recorded job on the finalists showed.
 
     `sets` are the fastest first, those that failed last, out of `possible` sets; `trials` of each. `by_bandwidth` are
-    the devices that bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen
-    set saves against the slowest finalist and against that choice, (low, middle, high); None if there is none to
-    compare with.
+    the devices that bandwidth alone chose. `saved_bandwidth` are the seconds a step that the chosen set saves against
+    these, (low, middle, high); None if they are the same set, or failed.
     """
 
     job: str
@@ -66,7 +65,6 @@ class ForJob:
     possible: int
     sets: tuple[JobSet, ...]
     by_bandwidth: tuple[str, ...]
-    saved_worst: Three | None = None
     saved_bandwidth: Three | None = None
 
     @property
@@ -106,9 +104,6 @@ class ForJob:
         yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in self.sets if one.failure)
         if tied:
             yield f"tie       the choice does not change the communication time of this job{sim}"
-        if self.saved_worst is not None:
-            devices = ", ".join(self.sound[-1].devices)
-            yield f"saves     {_saved(self.saved_worst)} compared with the slowest finalist, {devices}{sim}"
         by_bandwidth = f"compared with the choice by bandwidth, {', '.join(self.by_bandwidth)}"
         if self.saved_bandwidth is not None:
             yield f"saves     {_saved(self.saved_bandwidth)} {by_bandwidth}{sim}"
@@ -182,7 +177,7 @@ def contest(job: str, run: Run, choice: Choice, links: Run, positions: Sequence[
         low, middle, high = (means[chosen][1] * (one - 1) for one in ratio(members, chosen))
         return low, middle, high
 
-    return replace(made, saved_worst=saved([best, *others][-1]), saved_bandwidth=saved(choice.members))
+    return replace(made, saved_bandwidth=saved(choice.members))
 
 
 def _mean(logs: Sequence[float], comparisons: int = 1) -> Three:

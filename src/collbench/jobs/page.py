@@ -110,20 +110,7 @@ def exposed_text(report: Report) -> str:
     return (
         f"{what}: compute {milli(one.compute)}, exposed communication {milli(one.exposed)}{split}{copies}, idle "
         f"{milli(one.idle)} (GPU of rank {one.rank}; {milli(one.overlapped)} of the compute hides communication)"
-        f"{_covered(report, one)}"
     )
-
-
-def _covered(report: Report, one: Exposure) -> str:
-    """Return how much of a rank's waiting is not exposed, as a clause; "" if nothing is known to be."""
-    waiting = report.mine.waiting
-    if one.whole or not waiting:
-        return ""
-    exposed = min(waiting, one.exposed if one.exposed_waiting is None else one.exposed_waiting)
-    least = "at least " if one.exposed_waiting is None else ""
-    if least and exposed == waiting:
-        return ""
-    return f"; of {milli(waiting)} waiting, {least}{milli(waiting - exposed)} is hidden by compute"
 
 
 def _gpu_table(exposures: Sequence[Exposure]) -> Table:
