@@ -14,7 +14,7 @@ from collbench.model.units import parse_size, parse_sizes
 from collbench.report.text import verdicts
 from collbench.runfile import run_file
 from tests.report.pages import text
-from tests.runfile.test_run_file import runs
+from tests.runfile.test_run_file import values
 
 
 @given(st.one_of(st.text(max_size=30), st.from_regex(r"[0-9.:,KMGTiB ]{0,20}", fullmatch=True)))
@@ -31,7 +31,7 @@ def test_any_text_is_refused_as_a_run_file(content: str) -> None:
 
 
 @settings(max_examples=8)
-@given(runs())
+@given(values(Run))
 def test_any_valid_run_is_judged(run: Run) -> None:
     verdicts_of_run = judge(run)
     not_judged(run)
