@@ -60,7 +60,8 @@ class Box:
         if self.made.family not in _MESHES:
             return over_pcie
         links = np.array([[self.made.links.get((a, b), 0) for b in members] for a in members])
-        rings = [[members[place] for place in ring] for ring in _packed(self.units * links)]
+        rooms = (self.units * links).tobytes()
+        rings = [[members[place] for place in ring] for ring in _packed(len(members), rooms)]
         if rings:
             load = Counter(hop for ring in rings for hop in _hops(ring))
             return min(len(rings) * self.made.rates([hop])[0] / times for hop, times in load.items()), "links"
@@ -147,51 +148,69 @@ def _slow(made: Made, rng: np.random.Generator) -> dict[str, float]:
     return slow
 
 
+@dataclass(frozen=True)
+class _Board:
+    """Where each GPU is: its NUMA node, the PCIe switch below it; and whether GPUs reach each other's memory."""
+
+    node: list[int]
+    switch: list[tuple[int, int]]
+    peers: bool
+
+    def label(self, a: int, b: int) -> str:
+        if self.switch[a] == self.switch[b]:
+            return "PIX"
+        return "NODE" if self.node[a] == self.node[b] else "SYS"
+
+    def route(self, a: int, b: int) -> Route:
+        """Return what a copy crosses without NVLinks; without peer access it goes through the host's memory."""
+        label, middle = self.label(a, b), list[str]()
+        if label != "PIX" or not self.peers:
+            host = [f"host {self.node[a]}"] if label == "NODE" or not self.peers else []
+            across = [f"socket {self.node[a]} {self.node[b]}"] if label == "SYS" else []
+            middle = [f"uplink {self.switch[a]} up", *host, *across, f"uplink {self.switch[b]} down"]
+        return (f"slot {a} out", *middle, f"slot {b} in")
+
+
 def _built(family: str, count: int, model: tuple[str, int, float, int], rng: np.random.Generator) -> Made:
     name, generation, link_gbs, bundle = model
     slot = _SLOT_GBS[generation] * float(rng.uniform(0.8, 0.85))
     nodes = int(rng.choice([1, 2, 2, 4])) if family in ("numa", "bridges") and count > 4 else 2
     below = int(rng.choice([1, 2, 4])) if family != "switch" else 1  # GPUs on a PCIe switch
-    node = [place * nodes // count for place in range(count)]
-    switch = [(node[place], place // below) for place in range(count)]
     places = list(range(count)) if rng.random() < 0.5 else rng.permutation(count).tolist()  # of GPUs by bus id
-    peers = family == "cube" or rng.random() < 0.8
+    node = [place * nodes // count for place in places]
+    peers = family == "cube" or bool(rng.random() < 0.8)
+    board = _Board(node, [*zip(node, (place // below for place in places), strict=True)], peers)
     capacity = {f"slot {gpu} {way}": slot for gpu in range(count) for way in ("in", "out")}
-    for gpu in places:
-        capacity |= {f"uplink {switch[places[gpu]]} {way}": slot * (1 if below > 1 else 9) for way in ("up", "down")}
-    host = slot * float(rng.choice([1.5, 3.0, 6.0, 12.0]))
+    capacity |= {
+        f"uplink {one} {way}": slot * (1 if below > 1 else 9) for one in board.switch for way in ("up", "down")
+    }
+    host, far = slot * float(rng.choice([1.5, 3.0, 6.0, 12.0])), float(rng.choice([0.8, 1.2, 3.0]))
     capacity |= {f"host {one}": host for one in range(nodes)}
-    far = float(rng.choice([0.8, 1.2, 3.0]))
     for a, b in permutations(range(nodes), 2):  # of four nodes two are on each socket
         capacity[f"socket {a} {b}"] = slot * (far if nodes < 4 or a // 2 != b // 2 else 2 * far)
     bundles = _bundles(family, count, bundle, rng)
+    ports = bundle * link_gbs * float(rng.uniform(0.86, 0.96))
     routes: dict[tuple[int | None, int | None], Route] = {}
     paths, links = [], dict[Pair, int]()
-    ports = bundle * link_gbs * float(rng.uniform(0.86, 0.96))
-    for a, b in combinations(range(count), 2):
-        at, to = places[a], places[b]
-        label = "PIX" if switch[at] == switch[to] else "NODE" if node[at] == node[to] else "SYS"
-        joined = bundles.get((min(at, to), max(at, to)), 0)
-        for one, other, first, last in ((a, b, at, to), (b, a, to, at)):
-            staged = ("host",) if label == "NODE" or not peers else ()
-            middle = [f"uplink {switch[first]} up", *(f"{kind} {node[first]}" for kind in staged)]
-            middle += [f"socket {node[first]} {node[last]}"] * (label == "SYS") + [f"uplink {switch[last]} down"]
-            direct = label == "PIX" and peers
-            routes[one, other] = (f"slot {one} out", *([] if direct else middle), f"slot {other} in")
-            if joined:
-                routes[one, other] = (f"NVLinks {one} {other}",)
-                capacity[f"NVLinks {one} {other}"] = joined / bundle * ports
-                links[one, other] = joined
-            if joined and family == "switch":
-                routes[one, other] = (f"port {one} out", f"NVLinks {one} {other}", f"port {other} in")
-                capacity |= {f"port {one} out": ports, f"port {other} in": ports}
-        limit = joined * link_gbs if joined else _SLOT_GBS[generation]
-        peer = PeerReadWrite(*[PeerStatus.OK if peers or joined else PeerStatus.CNS] * 2)
-        paths.append(Path((a, b), f"NV{joined}" if joined else label, label, joined, limit, "", peer, cuda_peers=peers))
-    for gpu in range(count):
-        up, down = (f"uplink {switch[places[gpu]]} {way}" for way in ("up", "down"))
-        routes[None, gpu], routes[gpu, None] = (down, f"slot {gpu} in"), (f"slot {gpu} out", up)
-    devices = tuple(_device(gpu, name, generation, node[places[gpu]]) for gpu in range(count))
+    for a, b in permutations(range(count), 2):
+        low, high = sorted((places[a], places[b]))
+        joined, label = bundles.get((low, high), 0), board.label(a, b)
+        routes[a, b] = board.route(a, b)
+        if joined:
+            routes[a, b] = own = (f"NVLinks {a} {b}",)
+            capacity[own[0]], links[a, b] = joined / bundle * ports, joined
+            if family == "switch":
+                routes[a, b] = (f"port {a} out", *own, f"port {b} in")
+                capacity |= {f"port {a} out": ports, f"port {b} in": ports}
+        if a < b:
+            limit = joined * link_gbs if joined else _SLOT_GBS[generation]
+            peer = PeerReadWrite(*[PeerStatus.OK if peers or joined else PeerStatus.CNS] * 2)
+            word = f"NV{joined}" if joined else label
+            paths.append(Path((a, b), word, label, joined, limit, "", peer, cuda_peers=peers))
+    for gpu, switch in enumerate(board.switch):
+        routes[None, gpu] = (f"uplink {switch} down", f"slot {gpu} in")
+        routes[gpu, None] = (f"slot {gpu} out", f"uplink {switch} up")
+    devices = tuple(_device(gpu, name, generation, node[gpu]) for gpu in range(count))
     return Made(family, devices, tuple(paths), capacity, routes, float(rng.uniform(0.75, 0.92)), links=links)
 
 
@@ -227,13 +246,9 @@ def _orders(k: int) -> np.ndarray:
     return np.array([(0, *rest) for rest in permutations(range(1, k))])
 
 
-def _packed(room: np.ndarray) -> list[list[int]]:
-    """Return the most directed rings through all members that fit into the room of each hop at once."""
-    return _packings(len(room), room.tobytes())
-
-
 @cache
-def _packings(k: int, rooms: bytes) -> list[list[int]]:
+def _packed(k: int, rooms: bytes) -> list[list[int]]:
+    """Return the most directed rings through all k members that fit into the room of each hop at once."""
     room, rings = np.frombuffer(rooms, dtype=int), _orders(k)
     hops = rings * k + np.roll(rings, -1, axis=1)
     usable = (room[hops] > 0).all(axis=1)
