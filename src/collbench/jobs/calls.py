@@ -48,7 +48,6 @@ class MatchedGroup:
 
     group: int
     ranks: tuple[int, ...]
-    calls: tuple[int, ...]
     places: Places
     times: Values
     moving: Values
@@ -351,7 +350,6 @@ def _matched_group(job: Job, group: int, callers: Sequence[_Caller], repetitions
     return MatchedGroup(
         group,
         tuple(one.rank.rank for one in callers),
-        first.calls(),
         indices,
         times,
         times.min(axis=0),  # NaN where any rank's is unknown
