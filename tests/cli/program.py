@@ -22,6 +22,9 @@ from tests.builders import gpus, pair_run
 from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
+# What torchrun sets for the first of two processes.
+RANK_0 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+RANK_0 |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @dataclass(frozen=True)

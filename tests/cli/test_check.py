@@ -11,7 +11,7 @@ import pytest
 from collbench.model.errors import MachineError
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.cli.program import Program, on_gpus
+from tests.cli.program import RANK_0, Program, on_gpus
 from tests.judge.checked import h200
 from tests.native.fakes import Fakes
 from tests.sim.made import faulty_file
@@ -99,15 +99,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
 
 
 def test_several_processes_are_told_to_let_one_judge(fakes: Fakes, tmp_path: Path) -> None:
-    ranks = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }
-    done = on_gpus(fakes, tmp_path, ("check",), ranks)
+    done = on_gpus(fakes, tmp_path, ("check",), RANK_0)
     assert done.code == 2
     assert "one process judges" in done.stderr
 

@@ -13,7 +13,7 @@ from collbench.cli.program import cli
 from collbench.jobs import job_file
 from collbench.model.operations import COLLECTIVES
 from tests.builders import gpus
-from tests.cli.program import Program, collbench, save_run
+from tests.cli.program import RANK_0, Program, collbench, save_run
 from tests.jobs.replay.made import data_parallel
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
@@ -49,12 +49,6 @@ def program_in_folder(program: Program, tmp_path: Path) -> Program:
     return program
 
 
-def as_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-
-
 def snapshot(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "state" not in path.parts}
 
@@ -63,8 +57,8 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
 def test_a_file_that_exists_is_refused_before_anything_is_measured(
     program_in_folder: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, args: str, file: str
 ) -> None:
-    if what == "nodes":
-        as_rank_0(monkeypatch)
+    for name, value in RANK_0.items() if what == "nodes" else ():
+        monkeypatch.setenv(name, value)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("somebody's work\n")
     before = snapshot(tmp_path)

@@ -203,9 +203,8 @@ def test_a_simulated_machine_is_measured_and_chosen_from_without_this_one(progra
 
 
 def test_without_gpus_it_says_how_a_saved_simulation_is_taken(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "simulated" not in program("select", "2").line
     assert program("pairs", *SIM, "--quick", "--sizes", "64M").status == 0

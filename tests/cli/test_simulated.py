@@ -8,7 +8,7 @@ import pytest
 
 from collbench.runfile import run_file
 from collbench.sim.fabrics import Fault, FaultKind
-from tests.cli.program import Program
+from tests.cli.program import RANK_0, Program
 from tests.sim.made import faulty_file
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
@@ -62,8 +62,7 @@ def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
 
 
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
-    for name, value in {**ranks, "LOCAL_WORLD_SIZE": "2"}.items():
+    for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
     result = program("allreduce", *SIM)
     assert result.status == 2

@@ -19,7 +19,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.results import overlaps_of
 from collbench.runfile import run_file
-from tests.cli.program import Program
+from tests.cli.program import RANK_0, Program
 from tests.cli.program import collbench as command_of
 
 ROOT = Path(__file__).parents[2]
@@ -100,10 +100,8 @@ def test_a_variable_that_makes_figures_false_is_refused_on_gpus(
 
 
 def test_a_launcher_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+    for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
     result = program("overlap", *SIM)
     assert result.status == 2
     assert "starts one process per GPU itself" in result.line
