@@ -26,7 +26,7 @@ sys.exit(status)
         pytest.param(["topo", "--topology", str(LABELS)], 30, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 51, {"scipy", "rich", "pynvml"}, id="select"),
         pytest.param(
-            ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 103, {"scipy", "torch", "pynvml"}, id="pairs"
+            ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 102, {"scipy", "torch", "pynvml"}, id="pairs"
         ),
     ],
 )

@@ -154,9 +154,9 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
     probed: list[str] = []
 
-    def probe(_wanted: object, why: str, _notices: object) -> Run:
+    def probe(_wanted: object, why: str, _notices: object) -> suitable_run.SuitableRun:
         probed.append(why)
-        return saved
+        return suitable_run.SuitableRun(saved, "a probe", probed=True)
 
     monkeypatch.setattr(suitable_run, "probe", probe)
     assert choice_of(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"

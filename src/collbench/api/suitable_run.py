@@ -139,7 +139,7 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
         from collbench.choose.problem import left_out  # late: numpy
 
         if len(left_out(found.run)) > len(left_out(found.run, allow_busy=True)):  # someone is
-            return _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+            return probe(criteria, "a saved run does not show what other processes use now: ", notices)
     return found
 
 
@@ -162,7 +162,7 @@ def _find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
             return found
     if criteria.all_wanted and not request.fresh and not failed:
         return nothing_to_compare(criteria.backend, criteria.candidates, request.fabric)
-    return _measured_now(criteria, refused, notices)
+    return probe(criteria, refused, notices)
 
 
 def _newest_that_fits(
@@ -227,11 +227,6 @@ def seen_to_fail(devices: Sequence[Device], max_age: timedelta, notices: Notices
     return ""
 
 
-def _measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
-    """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
-    return SuitableRun(probe(criteria, why, notices), torchrun.QUICK_PROBE, probed=True)
-
-
 def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
@@ -276,7 +271,7 @@ def _nccl_of_the_job(criteria: RunCriteria) -> str:
     return format_version(find_nccl(named_nccl(criteria.request.nccl)).version)
 
 
-def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
+def probe(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     """Measure all pairs for a few seconds, save the run and return it; a notice reports it, after `why`.
 
     A worker process uses the GPUs and ends afterwards, because this process may become torchrun. A notice reports a
@@ -299,7 +294,7 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
         notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
         for sentence in wrong_data_of(run):
             notices.say(sentence)
-    return run
+    return SuitableRun(run, torchrun.QUICK_PROBE, probed=True)
 
 
 def _probe_request(criteria: RunCriteria) -> Request:

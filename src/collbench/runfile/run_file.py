@@ -26,15 +26,13 @@ _REFUSAL = ("save the run as", "--output")
 _MODE = 0o644
 
 
-def save(run: Run, path: Path, *, replace: bool = False) -> str:
-    """Write the run to `path` so that a reader, or a crash, meets either the old file or the new one; return the text.
+def save(run: Run, path: Path, *, replace: bool = False) -> None:
+    """Write the run to `path` so that a reader, or a crash, meets either the old file or the new one.
 
     Raises Taken for a file that exists, unless `replace`, and RunFileError for a folder that cannot be written and for
     a full disk; the old file is then untouched.
     """
-    text = dumps(run)
-    atomic_write.write(text, path, *_REFUSAL, force=replace, mode=_MODE)
-    return text
+    atomic_write.write(dumps(run), path, *_REFUSAL, force=replace, mode=_MODE)
 
 
 def check_writable(path: Path, *, replace: bool = False) -> None:
