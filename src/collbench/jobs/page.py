@@ -462,7 +462,7 @@ def _limits(report: Report) -> Iterator[str]:
         yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
         if report.late_known:
-            yield "late      no rank arrives later than the others in significantly more than half of the steps"
+            yield "late      no rank arrives later than the others in significantly more than half of the repetitions"
         else:
             yield "late      not judged: this needs kernel times of all ranks of a group, as of record --gpu-times"
     if any(row.bounded and row.transfer is not None for row in report.rows):
