@@ -82,3 +82,25 @@ def test_figures_are_those_of_the_calls(path: Path) -> None:
                 union([(a, a + b) for a, b in zip(one["gpu_starts"], one["gpu"], strict=True)]) / times for one in timed
             ]
             assert row["kernels_seconds"] * 1e6 == pytest.approx(median(busy), rel=0.15)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_rows_add_up_to_the_step_and_waiting_names_the_late_rank(path: Path) -> None:
+    """From the file's own step: medians of each call's kernel and of the shortest one, summed up."""
+    text, raw = read(path)
+    steps = [rank.get("step") for rank in raw["ranks"]]
+    if not all(steps):
+        return
+    kept = [{one["repetition"]: one["gpu"] for one in step["samples"] if one["step"] > 0} for step in steps]
+    common = sorted(set.intersection(*map(set, kept)) - {0})
+    if not all(own[number] and all(own[number]) for own in kept for number in common):
+        return
+    shown = page.as_json(api.report(job_file.loads(text, path.name)))
+    least = [[min(times) for times in zip(*(own[number] for own in kept), strict=True)] for number in common]
+    for field, times in (("kernel_seconds", [kept[0][number] for number in common]), ("transfer_seconds", least)):
+        expected = sum(median(call) for call in zip(*times, strict=True))
+        assert sum(call["count"] * call[field] for call in shown["calls"]) * 1e6 == pytest.approx(expected)
+    waits = [median(sum(own[number]) - sum(low) for number, low in zip(common, least, strict=True)) for own in kept]
+    for rank in shown["late"]:
+        assert waits[rank["rank"]] == pytest.approx(0.0, abs=1.0)
+        assert rank["waits_seconds_per_step"] * 1e6 == pytest.approx(max(waits), rel=0.02)
