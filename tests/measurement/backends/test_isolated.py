@@ -15,7 +15,7 @@ import pytest
 
 from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
 from collbench.measurement.backends.protocol import Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import Call, Open, World
+from collbench.measurement.backends.worker_messages import Answer, Call, Open, Prepared, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.report import sentences
@@ -134,8 +134,7 @@ def test_a_worker_begins_nothing_after_a_failed_step(tmp_path: Path) -> None:
         parent_pipe.send(Call("open", (Open(gpus(fake_worker.DEVICES), None, collectives=True),)))
         for step in copies(fake_worker.STICKY, fake_worker.GOOD):
             parent_pipe.send(Call("time", (step,)))
-        parent_pipe.recv()
-        assert isinstance(parent_pipe.recv(), StepFailed)
+        assert [type(parent_pipe.recv()) for _ in range(3)] == [Answer, Prepared, StepFailed]
         parent_pipe.close()
     assert worker_log(tmp_path) == ["open peers=True", "plain 1024"]
 
@@ -299,3 +298,9 @@ def test_what_nccl_prints_does_not_reach_the_page_and_workers_end_with_their_par
     assert done.returncode == -signal.SIGKILL
     assert done.stdout.strip().isdecimal()
     assert done.stderr == "NCCL INFO what it says on stdout\n"
+
+
+@pytest.mark.parametrize("backend", [replace(SHORT, communicators_s=100)], indirect=True, ids=[""])
+def test_a_hang_of_the_first_copies_does_not_wait_for_communicators_that_exist(backend: IsolatedBackend) -> None:
+    hung = outcomes(opened(backend), copies(fake_worker.HANG, fake_worker.HANG))
+    assert hung == ["hang: no answer within 3 s, so the worker process was killed"] * 2

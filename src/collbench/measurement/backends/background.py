@@ -28,6 +28,11 @@ class Background(Generic[Result]):
         """Wait for the end, successful or not, at most this long."""
         self._thread.join(max(0.0, timeout_s))
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended with a result."""
+        return bool(self._results)
+
     def result(self) -> Result:
         """Wait for the end, and return the work's result. Raises the work's error."""
         self._thread.join()

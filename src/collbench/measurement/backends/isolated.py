@@ -95,7 +95,7 @@ class Supervised:
         self._setup: list[Call] = []
         self._waiting: deque[Step] = deque()
         self._sent = 0  # so many of the first waiting steps are with the child
-        self._warm = self._collects = False
+        self._warm = self._prepared = self._collects = False
         self._failed_starts, self._last_failure = 0, BackendError()
         self._seconds: dict[tuple[Work, int, int, int], float] = {}
 
@@ -114,7 +114,7 @@ class Supervised:
         if self._child is None:
             # What NCCL prints on stdout under NCCL_DEBUG goes to our stderr: our stdout holds the page.
             self._child = Child(self._module, (), {**own_environment(), **self._extra}, stdout=_STDERR)
-            self._warm = self._collects = False
+            self._warm = self._prepared = self._collects = False
 
     def ask(self, method: str, *arguments: object) -> object:
         """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
@@ -144,6 +144,7 @@ class Supervised:
         call = Call(method, (argument,))
         self._setup.append(call)
         if self._child is not None:
+            self._prepared = self._prepared and method != "prepare"
             self._exchange(call)
 
     def submit(self, step: Step) -> None:
@@ -259,8 +260,8 @@ class Supervised:
             self._sent += 1
         reply = self._reply(self._wait_s(step))
         if isinstance(reply, Prepared):
-            self._collects = True
-            reply = self._reply(self._wait_s(step) + self._timeouts.first_s)
+            self._prepared = True
+            reply = self._reply(self._wait_s(step))
         answer = cast("Answer", reply)
         self._note(step, answer)
         return cast("Timing", answer.value)
@@ -269,19 +270,22 @@ class Supervised:
         network = self._opening is not None and self._opening.world is not None
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
         wait += 0 if self._warm else self._timeouts.first_s
+        collective = step.work.operation.is_collective
+        if self._prepared:  # the first collective loads code of NCCL's
+            return wait + (self._timeouts.first_s if collective and not self._collects else 0)
         prepares = self._opening is not None and self._opening.collectives
-        starts = (step.work.operation.is_collective or prepares) and not self._collects
-        return wait + (self._timeouts.communicators_s if starts else 0)
+        return wait + (self._timeouts.communicators_s if collective or prepares else 0)
 
     def _note(self, step: Step, answer: Answer) -> None:
         self._warm = True
         kind = _kind(step)
         self._seconds[kind] = max(self._seconds.get(kind, 0.0), answer.seconds)
         if step.work.operation.is_collective:
-            self._collects, self._failed_starts = True, 0
+            self._prepared = self._collects = True
+            self._failed_starts = 0
 
     def _failure(self, step: Step, error: BackendError) -> StepFailed:
-        if step.work.operation.is_collective and not self._collects:
+        if step.work.operation.is_collective and not self._prepared:
             self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
             failed = PeerLost if isinstance(error, PeerLost) else BackendError

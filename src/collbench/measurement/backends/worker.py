@@ -122,8 +122,9 @@ class _Worker:
 
     def time(self, step: Step) -> Timing:
         self.ready()
-        if self._preparation is not None and step.work.operation.is_collective:
-            self._preparation.result()
+        started = self._preparation
+        if started is not None and (step.work.operation.is_collective or started.succeeded):
+            started.result()
             self._preparation = None
             self._pipe.send(Prepared())
         return time_step(self._opened, step)

@@ -74,7 +74,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Not an answer: the communicators exist, and the first collective begins."""
+    """Not an answer: the communicators exist, and the first step after that begins."""
 
 
 @dataclass(frozen=True, slots=True)
