@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from collbench.machine.nvidia_smi import facts, parse_topology
 from collbench.model.run import Device, Path
 from collbench.report.text.topology import explain_pair, render_topology
+from collbench.sim import fabrics
+from collbench.sim.labels import devices, paths
 from tests.builders import nvml_says
 
 H200 = "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
@@ -69,3 +71,10 @@ def test_a_pair_in_a_sentence(title: str, path: Path, sentence: str) -> None:
 def test_a_pair_is_named_by_nvidia_smis_numbers_not_by_position() -> None:
     devices = (Device(index=3, uuid="", name=""), Device(index=6, uuid="", name=""))
     assert explain_pair(devices, Path((0, 1), "NODE", "NODE")).startswith("GPU3 and GPU6 ")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_what_stands_below_the_matrix_fits_a_narrow_terminal(width: int) -> None:
+    machine = fabrics.load("dgx-1v")
+    _, _, below = render_topology(devices(machine), paths(machine), width).partition("Legend:")
+    assert 0.75 * width < max(map(len, below.splitlines())) <= width

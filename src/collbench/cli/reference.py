@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from collbench.cli.options import parse_operation, parsed
-from collbench.cli.terminal import echo, show_page
+from collbench.cli.terminal import echo, echo_sentence, show_page
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
 from collbench.model.units import format_size, parse_size
@@ -111,7 +111,7 @@ def _answer(kinds: Sequence[tuple[Figure, ...]], what: str, size: int, busbw: fl
             f"there are figures of {listed}"
         )
     for one in found:
-        echo(placed(one, busbw))
+        echo_sentence(placed(one, busbw))
     standings = {place(one, busbw) for one in found} if busbw is not None else set()
     if standings == {ReferenceVerdict.NOT_JUDGED}:
         return ExitStatus.FAILED

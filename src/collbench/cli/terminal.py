@@ -15,6 +15,7 @@ import click
 from collbench.api.notices import Notices
 from collbench.cli.exit_codes import lost, send_nowhere
 from collbench.model.printable import one_line, printable
+from collbench.report.prose import WIDE, filled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -57,6 +58,11 @@ def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
+def echo_sentence(text: str) -> None:
+    """Print a sentence on stdout, wrapped in a terminal."""
+    echo(filled(text, prose_width()) if columns() else text)
+
+
 def say(text: str, file: TextIO | None = None) -> None:
     """Print one notice on stderr, or in this file."""
     _write(one_line(f"collbench: {text}") + "\n", file or sys.stderr)
@@ -70,8 +76,6 @@ def columns() -> int | None:
 
 def prose_width() -> int:
     """Return how many columns sentences take: the terminal's, within reason."""
-    from collbench.report.prose import WIDE  # late: it loads rich and numpy
-
     return max(_NARROWEST_PROSE, min(columns() or WIDE, WIDE))
 
 

@@ -6,8 +6,9 @@ import click
 
 from collbench.api import inspecting
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo
+from collbench.cli.terminal import NOTICES, echo, echo_sentence, prose_width
 from collbench.model.errors import UsageError
+from collbench.report.prose import NARROW
 from collbench.report.text.topology import explain_pair, render_topology
 
 
@@ -59,6 +60,6 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     if topology_shown.fabric:
         echo(f"the simulated machine {topology_shown.fabric} (sim)")
     if pair:
-        echo(explain_pair(topology_shown.devices, paths[0]))
+        echo_sentence(explain_pair(topology_shown.devices, paths[0]))
     else:
-        echo(render_topology(topology_shown.devices, paths), end="")
+        echo(render_topology(topology_shown.devices, paths, min(NARROW, prose_width())), end="")

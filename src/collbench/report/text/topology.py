@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
 from collbench.model.units import amount, columns, fixed
-from collbench.report.prose import NARROW
+from collbench.report.prose import NARROW, filled
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
 _ROUTES = {
@@ -20,13 +19,14 @@ _ROUTES = {
 }
 
 
-def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
+def render_topology(devices: Sequence[Device], paths: Sequence[Path], width: int = NARROW) -> str:
     """Return the label matrix with affinities, its legend, and the theory of each label in GB/s one way.
 
-    `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does.
+    `paths` holds each unordered pair of positions in `devices`. The matrix reads as `nvidia-smi topo -m` does; what
+    stands below it is wrapped to `width` columns.
     """
-    entries = "\n".join(_entry(label, text) for label, text in labels.legend(path.label for path in paths))
-    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths)]
+    entries = "\n".join(_entry(label, text, width) for label, text in labels.legend(path.label for path in paths))
+    blocks = [render_labels(devices, paths), f"Legend:\n{entries}", _theory(paths, width)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -60,19 +60,20 @@ def explain_pair(devices: Sequence[Device], path: Path) -> str:
     return "; ".join([*clauses, _peer_access(path.peer_access)]) + "."
 
 
-def _theory(paths: Sequence[Path]) -> str:
+def _theory(paths: Sequence[Path], width: int) -> str:
     """Return a line for each distinct label and limit, best label first, and one for labels without a known limit."""
     known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
     limits = sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
-    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in limits]
+    lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}", width) for label, gbs, source in limits]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
-        lines.append(f"  {', '.join(unknown)}: not known, a label does not give the rate of its links")
+        text = f"{', '.join(unknown)}: not known, a label does not give the rate of its links"
+        lines.append(filled(text, width, "  ", " " * 9))
     return "Theory, one direction:\n" + "\n".join(lines) if lines else ""
 
 
-def _entry(label: str, text: str) -> str:
-    return textwrap.fill(text, NARROW, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
+def _entry(label: str, text: str, width: int) -> str:
+    return filled(text, width, f"  {label:<4} = ", " " * 9)
 
 
 def _joined(path: Path) -> str:
