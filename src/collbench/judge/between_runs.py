@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
-from statistics import fmean, median, variance
+from statistics import fmean, median, quantiles, variance
+from typing import NamedTuple
 
 from collbench.judge.data_points import Key
 from collbench.judge.stats import OwnNoise, summarize
@@ -31,9 +32,11 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Standard deviations of a log bandwidth from run to run: what all links of a run share, and what is a link's own.
+    """Standard deviations of a log bandwidth from run to run: what all links of a run share, and what is a link's own,
+    in all that is measured on it or, beyond that, in this data `point` alone.
 
-    Each is known to so many degrees of freedom.
+    Each is known to so many degrees of freedom. `shift` is by how much all links of two runs differ alike, as a
+    difference of logs: up to a bound the runs may be why, because two of them do not show how much this varies.
     """
 
     common: float = 0.0
@@ -41,11 +44,14 @@ class Variation:
     common_freedom: float = 0.0
     own_freedom: float = 0.0
     origin: Origin = Origin.DEFAULT
+    point: float = 0.0
+    point_freedom: float = 0.0
+    shift: float = 0.0
 
     @property
     def sigma(self) -> float:
         """The standard deviation of one data point."""
-        return math.hypot(self.common, self.own)
+        return math.hypot(self.common, self.own, self.point)
 
 
 NO_VARIATION = Variation()
@@ -113,12 +119,13 @@ def with_shown(known: Variation, shown: Variation) -> Variation:
     own_freedom = known.own_freedom + shown.own_freedom
     common = known.common_freedom * known.common**2 + shown.common_freedom * shown.common**2
     own = known.own_freedom * known.own**2 + shown.own_freedom * shown.own**2
-    return Variation(
-        max(known.common, math.sqrt(common / common_freedom)),
-        max(known.own, math.sqrt(own / own_freedom)),
-        common_freedom,
-        own_freedom,
-        shown.origin,
+    return replace(
+        known,
+        common=max(known.common, math.sqrt(common / common_freedom)),
+        own=max(known.own, math.sqrt(own / own_freedom)),
+        common_freedom=common_freedom,
+        own_freedom=own_freedom,
+        origin=shown.origin,
     )
 
 
@@ -168,36 +175,117 @@ FEWEST_LINKS = 6
 # So nothing shows how much these vary, and a change in two runs is a claim only if runs that vary by 2% hardly make it
 # (benchmarks/between_runs.py).
 OF_FEW_LINKS = 0.006
+# Runs may be the reason for a shift of all links up to this, a difference of logs: with δ 6%, by which two runs differ
+# once in thirty times if runs vary by 2% as a whole.
+MOST_SHIFT = 0.04
 # So many times what trials and default explain is more than chance makes of them.
 _MORE = 1.3
+# A link varies by at most this share of what the other links do. With the quantiles of a comparison it has changed if
+# it lies four of their standard deviations beyond δ: so does one of six links that vary by 2% in 3% of comparisons.
+_OF_OTHERS = 0.72
 
 
-def from_changes(changes: Mapping[Key, tuple[Measurement, float, float, Variation]]) -> dict[Key, Variation]:
-    """Return how much points vary whose links changed differently by clearly more than expected, or are too few.
+class Changed(NamedTuple):
+    """A data point in two runs: its log ratio, the variance of it that trials explain, and what else is expected."""
 
-    Each change is a point, a log ratio, the variance of it that the trials explain, and what else is expected. The
-    scale withstands that up to half of the links truly became slower.
+    measurement: Measurement
+    difference: float
+    of_trials: float
+    known: Variation
+
+
+_Rows = list[list[Key]]  # the links of each work, those of one-way copies in each direction
+
+
+def from_changes(changes: Mapping[Key, Changed]) -> dict[Key, Variation]:
+    """Return how much points vary from run to run, as two runs show it.
+
+    Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
+    more than trials and default explain counts. Fewer links than `FEWEST_LINKS` show nothing.
     """
-    shown = {}
-    for keys in _alike({key: measurement for key, (measurement, *_) in changes.items()}):
-        rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
-        for key in keys:
-            rows[key.work, key.members != tuple(sorted(key.members))].append(key)
-        wide = [row for row in rows.values() if len(row) >= FEWEST_LINKS]
-        if not wide:
-            for key in keys:
-                known = changes[key][3]
-                if 0 < known.own < OF_FEW_LINKS:
-                    shown[key] = replace(known, own=OF_FEW_LINKS, origin=Origin.FEW_LINKS)
+    found = {key: one.known for key, one in changes.items()}
+    sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
+    for key in changes:
+        sizes[key.size_bytes, len(key.members)].append(key)
+    for of_size in sizes.values():
+        if rows := _rows(of_size):
+            found |= _with_points(changes, rows)
+            found |= _with_links(changes, rows, found)
+    for keys in _alike({key: one.measurement for key, one in changes.items()}):
+        if rows := _rows(keys):
+            found |= _with_links(changes, rows, found)
             continue
-        spread = median(_scale([changes[key][1] for key in row]) ** 2 for row in wide)
-        trials = fmean(changes[key][2] for row in wide for key in row)
-        expected = trials + 2 * fmean(changes[key][3].sigma ** 2 for row in wide for key in row)
-        if spread > _MORE**2 * expected:
-            own = math.sqrt((spread - trials) / 2)
-            freedom = (min(map(len, wide)) - 1) / 2
-            more = Variation(own=own, own_freedom=freedom, origin=Origin.COMPARISON)
-            shown |= {key: with_shown(changes[key][3], more) for key in keys}
+        for key in keys:
+            if 0 < found[key].own < OF_FEW_LINKS:
+                found[key] = replace(found[key], own=OF_FEW_LINKS, origin=Origin.FEW_LINKS)
+    return found
+
+
+def _rows(keys: Sequence[Key]) -> _Rows:
+    """Return the rows that have enough links."""
+    rows: dict[tuple[str, bool], list[Key]] = defaultdict(list)
+    for key in keys:
+        rows[key.work, key.members != tuple(sorted(key.members))].append(key)
+    return [row for row in rows.values() if len(row) >= FEWEST_LINKS]
+
+
+def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
+    """Return the median of each link's values."""
+    links: dict[frozenset[int], list[float]] = defaultdict(list)
+    for key, value in values.items():
+        links[frozenset(key.members)].append(value)
+    return {link: median(of_link) for link, of_link in links.items()}
+
+
+def _with_points(changes: Mapping[Key, Changed], rows: _Rows) -> dict[Key, Variation]:
+    """Return how much points of one size vary by themselves: otherwise than their work and than their link.
+
+    It takes several works: none where there is but one, or where they show nothing.
+    """
+    left: dict[Key, float] = {}
+    for row in rows:
+        middle = median(changes[key].difference for key in row)
+        left |= {key: changes[key].difference - middle for key in row}
+    links = _of_links(left)
+    spread = median(_scale([left[key] - links[frozenset(key.members)] for key in row]) ** 2 for row in rows)
+    spread *= len(rows) / max(1, len(rows) - 1)  # what is left of so many values without their middle
+    trials = fmean(changes[key].of_trials for key in left)
+    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].known.sigma ** 2 for key in left)):
+        return {}
+    point, freedom = math.sqrt((spread - trials) / 2), (len(rows) - 1) * (min(map(len, rows)) - 1) / 2
+    return {
+        key: replace(changes[key].known, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in left
+    }
+
+
+def _with_links(changes: Mapping[Key, Changed], rows: _Rows, found: Mapping[Key, Variation]) -> dict[Key, Variation]:
+    """Return how much points vary with their links if these changed unlike each other, and what they changed by alike.
+
+    No point varies less than was `found`. The scale withstands that up to half of the links truly became slower. If
+    only one did, the others know better.
+    """
+    keys = [key for row in rows for key in row]
+    links = _of_links({key: changes[key].difference for key in keys})
+    low, _, high = quantiles(links.values(), n=4, method="inclusive")
+    shift = min(MOST_SHIFT, max(0.0, low)) + max(-MOST_SHIFT, min(0.0, high))
+    # What trials, and each point's own variation, leave in the middle of several works.
+    trials = fmean(changes[key].of_trials for key in keys) / len(rows)
+    point = fmean(found[key].point ** 2 for key in keys) / len(rows)
+    spread = _scale([*links.values()]) ** 2
+    expected = trials + 2 * (fmean(changes[key].known.sigma ** 2 for key in keys) + point)
+    more = math.sqrt((spread - trials) / 2 - point) if spread > _MORE**2 * expected else 0.0
+    of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=Origin.COMPARISON)
+    most = dict.fromkeys(links, 0.0)
+    for link in links if more else ():
+        others = [value for other, value in links.items() if other != link]
+        most[link] = _OF_OTHERS * math.sqrt(max(0.0, (variance(others) - trials) / 2 - point))
+    shown = {}
+    for key in keys:
+        together, one = with_shown(changes[key].known, of_all), replace(found[key], shift=shift)
+        own = min(together.own, most[frozenset(key.members)])
+        if own > one.own:
+            one = replace(one, own=own, own_freedom=together.own_freedom, origin=Origin.COMPARISON)
+        shown[key] = one
     return shown
 
 

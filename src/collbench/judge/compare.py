@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from collbench.judge import between_runs
-from collbench.judge.between_runs import NO_VARIATION, Variation
+from collbench.judge.between_runs import NO_VARIATION, Changed, Variation
 from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
 from collbench.judge.outcome import outcome
 from collbench.judge.stats import FEWEST_TRIALS, summarize
@@ -99,8 +99,8 @@ class PointPair:
 def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
     """Yield the parts of the variance of a weighted mean of differences.
 
-    Trials of each data point are its own. What varies between the two runs is shared: by all data points, and by those
-    of one set of devices.
+    Trials of each data point are its own, and so is a part of what varies between the two runs. The rest is shared: by
+    all data points, and by those of one set of devices.
     """
     own: dict[frozenset[int], float] = defaultdict(float)
     for weight, one in weighted:
@@ -109,6 +109,8 @@ def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
             yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
     runs = [one.between for _, one in weighted]
     yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
+    points = 2 * sum((weight * one.between.point) ** 2 for weight, one in weighted)
+    yield Variance(points, min(one.point_freedom for one in runs), "points")
     common = sum(weight * one.between.common for weight, one in weighted)
     yield Variance(2 * common**2, min(one.common_freedom for one in runs), "runs")
 
@@ -176,15 +178,15 @@ def in_both(
         }
     else:
         seen = between_runs.from_changes(
-            {one.key: (one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
+            {one.key: Changed(one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
         )
     return [replace(one, between=seen.get(one.key, one.between)) for one in found]
 
 
 def _judged(
     difference: float,
-    least: float,
-    most: float,
+    shift: float,
+    ends: tuple[float, float],
     parts: Sequence[Variance],
     delta: float,
     alpha: float,
@@ -192,26 +194,26 @@ def _judged(
 ) -> dict[str, Any]:
     """Return the fields of `Judged` for a difference with these parts of its variance; none: noise is unknown.
 
-    It counts as faster only if `least` is above δ, too, and as slower only if `most` is below: few must not decide.
+    The runs may be the reason for `shift` in it, or may not. It counts as faster only if the lower one of the `ends` is
+    above δ, too, and as slower only if the higher one is below: few must not decide.
     """
+    least, most = ends
     far = reach(parts, alpha) if parts else math.inf
-
-    def slower_by(limit: float) -> bool:
-        return difference + far < -limit and most < -limit
-
+    lower, upper = difference - max(0.0, shift), difference - min(0.0, shift)
     verdict = Verdict.UNDECIDED
-    if slower_by(delta):
+    if upper + far < -delta and most < -delta:
         verdict = Verdict.WORSE
-    elif difference - far > delta and least > delta:
+    elif lower - far > delta and least > delta:
         verdict = Verdict.BETTER
     elif parts and abs(difference) + reach(parts, _TIE_ALPHA) <= delta:
         verdict = Verdict.SAME
+    limit = -max(delta, -math.log1p(-fail_below))
     return {
         "ratio": math.exp(difference),
-        "interval": (math.exp(difference - far), math.exp(difference + far)) if parts else None,
+        "interval": (math.exp(lower - far), math.exp(upper + far)) if parts else None,
         "delta": delta,
         "verdict": verdict,
-        "regressed": slower_by(max(delta, -math.log1p(-fail_below))),
+        "regressed": verdict is Verdict.WORSE and difference + far < limit and most < limit,
     }
 
 
@@ -222,8 +224,10 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
     """
     old, now = change.old, change.now
     before, after = summarize(change.base), summarize(change.new)
-    least = min(now.middle - old.bounds[1], now.bounds[0] - old.middle)
-    most = max(now.middle - old.bounds[0], now.bounds[1] - old.middle)
+    ends = (
+        min(now.middle - old.bounds[1], now.bounds[0] - old.middle),
+        max(now.middle - old.bounds[0], now.bounds[1] - old.middle),
+    )
     parts = [*parts_of([(1.0, change)])] if change.decided else []
     delta = tolerance(change.key.size_bytes)
     return Change(
@@ -235,7 +239,7 @@ def judge_change(change: PointPair, alpha: float, fail_below: float) -> Change:
         new_seconds=after.seconds,
         trials=(len(old.trials), len(now.trials)),
         between=change.between,
-        **_judged(change.difference, least, most, parts, delta, alpha, fail_below),
+        **_judged(change.difference, change.between.shift, ends, parts, delta, alpha, fail_below),
     )
 
 
@@ -257,10 +261,12 @@ class Kind(StrEnum):
 class Group(Judged):
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    The ratio is the mean weighted by the data points' precision.
+    The ratio is the mean weighted by the data points' precision. Of it the runs may be the reason for `shift`, a
+    difference of logs.
     """
 
     interval: tuple[float, float]
+    shift: float
     kind: Kind
     work: str
     members: tuple[int, ...]
@@ -299,14 +305,16 @@ def judge_group(together: Together, alpha: float, fail_below: float) -> Group:
     middle = sum(weight * one.difference for weight, one in zip(weights, pairs, strict=True))
     parts = [*parts_of([*zip(weights, pairs, strict=True)])]
     typical = median(one.difference for one in pairs)
+    shift = sum(weight * one.between.shift for weight, one in zip(weights, pairs, strict=True))
     delta = max(tolerance(one.key.size_bytes) for one in pairs)
     return Group(
+        shift=shift,
         kind=kind,
         work=work,
         members=members,
         points=len(pairs),
         size_bytes=max(one.key.size_bytes for one in pairs),
-        **_judged(middle, typical, typical, parts, delta, alpha, fail_below),
+        **_judged(middle, shift, (typical, typical), parts, delta, alpha, fail_below),
     )
 
 

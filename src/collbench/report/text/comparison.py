@@ -194,6 +194,18 @@ def conclusion(comparison: Comparison) -> str:
     ]
     if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
         return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
+    return _not_slower(comparison)
+
+
+def _not_slower(comparison: Comparison) -> str:
+    """Return the verdict where nothing is slower, or all links are by no more than the runs may differ."""
+    shifted = [
+        group
+        for group in comparison.groups
+        if (group.kind, group.verdict) == (Kind.WORK, Verdict.UNDECIDED) and group.shift < -group.delta
+    ]
+    if shifted:
+        return f"Undecided without --history: {_slowest(comparison, shifted)}, by which runs may differ."
     return "Nothing is significantly slower."
 
 
