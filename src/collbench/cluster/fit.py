@@ -112,14 +112,14 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     pairs = _pairs(seen, index_of)
     rounds = np.array([len(pair.logs) for pair in pairs])
     within = _noise(pairs) ** 2
-    blocks = _blocks(pairs, nodes, levels, hiding)
-    fitted = _solution(pairs, blocks, hiding, np.ones(len(pairs)), within / rounds)
+    design = _design(pairs, nodes, levels, hiding)
+    fitted = design.solution(np.ones(len(pairs)), within / rounds)
     bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
-    low = bottlenecks or _directions(blocks, hiding, fitted.values)
+    low = bottlenecks or design.directions(fitted.values)
     robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
     if min(effects.min() for effects in low) < -DELTA:
-        blocks = _blocks(pairs, nodes, levels, hiding, low)
-        fitted = _solution(pairs, blocks, hiding, np.ones(len(pairs)), within / rounds, robust=robust)
+        design = _design(pairs, nodes, levels, hiding, low)
+        fitted = design.solution(np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
     between = max(_MIN_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
@@ -129,8 +129,8 @@ def fit(seen: Sequence[Observation], levels: Sequence[Level] = (), hiding: Seque
     fast = () if bottlenecks is None else tuple(np.flatnonzero((np.array(bottlenecks) == 0.0).any(axis=0)).tolist())
     fast_pair = tuple(present[index] for index in fast) if len(fast) == 2 else ()
     exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
-    solution = _solution(pairs, blocks, hiding, counts, within / rounds, robust=robust)
-    return replace(_read(blocks, hiding, solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
+    solution = design.solution(counts, within / rounds, robust=robust)
+    return replace(design.read(solution, bottlenecks, present, exhausted=exhausted), fast_pair=fast_pair)
 
 
 def measured_nodes(seen: Iterable[Observation]) -> Members:
@@ -162,22 +162,6 @@ def _noise(pairs: Iterable[_Pair]) -> float:
     return sigma(repeated) if repeated else 0.0
 
 
-def _solution(
-    pairs: Sequence[_Pair],
-    blocks: Sequence[_Block],
-    hiding: Sequence[Members],
-    counts: _Array,
-    variances: _Array,
-    *,
-    robust: bool = True,
-) -> _Solution:
-    """Return what the pairs' means show; rounds alone explain `variances` of these."""
-    means = np.array([fmean(pair.logs) for pair in pairs])
-    scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
-    design, held = np.hstack([block.design for block in blocks]), _held(blocks, hiding)
-    return _solve(design, held, means, counts, scatter, robust=robust)
-
-
 def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Array, _Array] | None:
     """Return the nodes' effects as senders and receivers against the fast nodes if at most half of them are fast.
 
@@ -198,32 +182,6 @@ def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Arr
         return None
     sends, receives = (np.where(near, 0.0, row - np.median(row[near])) for row, near in zip(reached, fast, strict=True))
     return sends, receives
-
-
-def _directions(
-    blocks: Sequence[_Block],
-    hiding: Sequence[Members],
-    values: _Array,
-    bottlenecks: tuple[_Array, _Array] | None = None,
-) -> tuple[_Array, _Array]:
-    """Return the nodes' effects as senders and receivers, the same where nothing is one way.
-
-    They are against the median node, or with `bottlenecks` against the median of the nodes that are none. Of a switch
-    in `hiding`, pairs show only what one node sends and another one receives: its median node does both alike.
-    """
-    _, sends, receives, *_ = np.split(values.copy(), _ends(blocks))
-    for members in hiding if len(receives) else ():
-        own = list(members)
-        more = np.median(sends[own] - receives[own]) / 2
-        sends[own] -= more
-        receives[own] += more
-    fast = np.ones((2, len(sends)), dtype=bool) if bottlenecks is None else np.array(bottlenecks) == 0.0
-    sends = sends - np.median(sends[fast[0]])
-    return sends, receives - np.median(receives[fast[1]]) if len(receives) else sends
-
-
-def _ends(blocks: Sequence[_Block]) -> NDArray[np.int_]:
-    return np.cumsum([block.design.shape[1] for block in blocks])[:-1]
 
 
 def _parts(pairs: Sequence[_Pair], sends: _Array, receives: _Array) -> _Array:
@@ -248,14 +206,107 @@ class _Block:
     centred: _Array | None = None
 
 
-def _blocks(
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """How pairs depend on the unknowns: typical, senders, receivers, each level's across, switches.
+
+    `hiding` are switches whose pairs show only what one node sends and another one receives.
+    """
+
+    pairs: Sequence[_Pair]
+    blocks: Sequence[_Block]
+    hiding: Sequence[Members]
+
+    def solution(self, counts: _Array, variances: _Array, *, robust: bool = True) -> _Solution:
+        """Return what the pairs' means show; rounds alone explain `variances` of these."""
+        means = np.array([fmean(pair.logs) for pair in self.pairs])
+        scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
+        dense = np.hstack([block.design for block in self.blocks])
+        return _solve(dense, self._held(), means, counts, scatter, robust=robust)
+
+    def _held(self) -> _Array:
+        """Return the constraints that pairs leave open, as rows: centred effects add up to 0.
+
+        One way, the nodes of a hiding switch send as much as they receive.
+        """
+        rows = [
+            np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in self.blocks])
+            for block in self.blocks
+            if (centred := block.centred) is not None and block.design.shape[1]
+        ]
+        before, sends, receives = (block.design.shape[1] for block in self.blocks[:3])
+        everywhere = len({node for members in self.hiding for node in members}) == sends
+        # Of switches above all nodes, one follows from the others.
+        for members in self.hiding[everywhere:] if receives else ():
+            row, own = np.zeros(len(rows[0])), np.array(members)
+            row[before + own], row[before + sends + own] = 1.0, -1.0
+            rows.append(row)
+        return np.array(rows)
+
+    def _split(self, values: _Array) -> list[_Array]:
+        """Return what belongs to each block."""
+        return np.split(values, np.cumsum([block.design.shape[1] for block in self.blocks])[:-1])
+
+    def directions(self, values: _Array, bottlenecks: tuple[_Array, _Array] | None = None) -> tuple[_Array, _Array]:
+        """Return the nodes' effects as senders and receivers, the same where nothing is one way.
+
+        They are against the median node, or with `bottlenecks` against the median of the nodes that are none. The
+        median node under a hiding switch sends and receives alike.
+        """
+        _, sends, receives, *_ = self._split(values.copy())
+        for members in self.hiding if len(receives) else ():
+            own = list(members)
+            more = np.median(sends[own] - receives[own]) / 2
+            sends[own] -= more
+            receives[own] += more
+        fast = np.ones((2, len(sends)), dtype=bool) if bottlenecks is None else np.array(bottlenecks) == 0.0
+        sends = sends - np.median(sends[fast[0]])
+        return sends, receives - np.median(receives[fast[1]]) if len(receives) else sends
+
+    def read(
+        self,
+        solution: _Solution,
+        bottlenecks: tuple[_Array, _Array] | None,
+        nodes: Members,
+        *,
+        exhausted: bool,
+    ) -> Fit:
+        """Return the columns by what they mean, nodes as `directions` does, switches against their median."""
+        typical, sends, receives, *levels = self._split(solution.values)
+        _, send_errors, receive_errors, *level_errors = self._split(solution.errors())
+        directed = len(receives) > 0
+        pairs = zip(levels, self.blocks[3:], strict=True)
+        centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
+        relative = self.directions(solution.values, bottlenecks)
+        # What centring took from the effects, at one node: a typical pair has it at both ends.
+        middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
+        return Fit(
+            nodes=nodes,
+            typical=float(typical[0]) + middle,
+            sends=relative[0],
+            receives=relative[1],
+            send_errors=send_errors,
+            receive_errors=receive_errors if directed else send_errors,
+            levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
+            level_errors=tuple(level_errors[1::2]),
+            across=tuple(
+                float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)
+            ),
+            sigma=solution.sigma,
+            freedom=solution.freedom,
+            directed=directed,
+            exhausted=exhausted,
+        )
+
+
+def _design(
     pairs: Sequence[_Pair],
     nodes: int,
     levels: Sequence[Level],
     hiding: Sequence[Members],
     before: tuple[_Array, _Array] | None = None,
-) -> list[_Block]:
-    """Return the blocks in the order that `_read` knows: typical, senders, receivers, each level's across, switches."""
+) -> _Design:
+    """Return what pairs show; of two nodes that were low `before`, only the lower one's effect."""
     parts = np.ones((len(pairs), 2)) if before is None else _parts(pairs, *before)
     first, second = np.array([pair.first for pair in pairs]), np.array([pair.second for pair in pairs])
     one_way = np.array([pair.one_way for pair in pairs])
@@ -273,12 +324,13 @@ def _blocks(
     shown = np.ones((len(pairs), 1))
     for members in hiding:
         shown[np.isin(first, members) != np.isin(second, members)] = 0.0
-    return [
+    blocks = [
         _Block(np.ones((len(pairs), 1))),
         _Block(sends * shown, _steady(nodes, None if before is None else before[0])),
         _Block(receives * shown, _steady(nodes, None if before is None else before[1])),
         *switches,
     ]
+    return _Design(pairs, blocks, hiding)
 
 
 def _steady(nodes: int, effects: _Array | None) -> _Array:
@@ -294,61 +346,6 @@ def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Blo
     # Under two switches every crossing pair has both: only their sum shows, and that is across.
     under = (rows[first] + rows[second]) * crosses if switches != 2 else across[:, :0]
     return [_Block(across), _Block(under, np.ones(switches) if switches > 2 else None)]
-
-
-def _held(blocks: Sequence[_Block], hiding: Sequence[Members]) -> _Array:
-    """Return the constraints that pairs leave open, as rows: centred effects add up to 0.
-
-    One way, the nodes of a switch in `hiding` send as much as they receive.
-    """
-    rows = [
-        np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in blocks])
-        for block in blocks
-        if (centred := block.centred) is not None and block.design.shape[1]
-    ]
-    before, sends, receives = (block.design.shape[1] for block in blocks[:3])
-    everywhere = len({node for members in hiding for node in members}) == sends
-    for members in hiding[everywhere:] if receives else ():  # of switches above all nodes, one follows from the others
-        row, own = np.zeros(len(rows[0])), np.array(members)
-        row[before + own], row[before + sends + own] = 1.0, -1.0
-        rows.append(row)
-    return np.array(rows)
-
-
-def _read(
-    blocks: Sequence[_Block],
-    hiding: Sequence[Members],
-    solution: _Solution,
-    bottlenecks: tuple[_Array, _Array] | None,
-    nodes: Members,
-    *,
-    exhausted: bool,
-) -> Fit:
-    """Return the columns by what they mean, nodes as `_directions` does, switches against their median."""
-    ends = _ends(blocks)
-    typical, sends, receives, *levels = np.split(solution.values, ends)
-    _, send_errors, receive_errors, *level_errors = np.split(solution.errors(), ends)
-    directed = len(receives) > 0
-    pairs = zip(levels, blocks[3:], strict=True)
-    centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
-    relative = _directions(blocks, hiding, solution.values, bottlenecks)
-    # What centring took from the effects, at one node: a typical pair has it at both ends.
-    middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
-    return Fit(
-        nodes=nodes,
-        typical=float(typical[0]) + middle,
-        sends=relative[0],
-        receives=relative[1],
-        send_errors=send_errors,
-        receive_errors=receive_errors if directed else send_errors,
-        levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
-        level_errors=tuple(level_errors[1::2]),
-        across=tuple(float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)),
-        sigma=solution.sigma,
-        freedom=solution.freedom,
-        directed=directed,
-        exhausted=exhausted,
-    )
 
 
 # Huber's robust linear estimate for many unknowns; each measurement depends on a few of them.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, trial_seconds
+from collbench.judge.stats import MAD_TO_SIGMA, huber_weights, row_medians, trial_seconds
 from collbench.judge.tiers import Members, labels_of, points_of
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Run
@@ -101,13 +101,13 @@ def _fits(
     trials = [
         np.array([trial_seconds(measurement) for measurement in links]) for links in points
     ]  # each (links, trials)
-    times = np.hstack([_medians(part) for part in trials])  # (links, sizes)
+    times = np.hstack([row_medians(part) for part in trials])  # (links, sizes)
     alpha, beta, weights = _line(sizes, times, np.ones_like(times), _ROUNDS)
     misfit = np.max(np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1), axis=1)
     slopes = np.flatnonzero(beta > _FLAT)
     rng = np.random.default_rng(seed)
     draws = (rng.integers(part.shape[1], size=(_RESAMPLES, part.shape[1])) for part in trials)
-    medians = [_medians(part[slopes][:, drawn]) for part, drawn in zip(trials, draws, strict=True)]
+    medians = [row_medians(part[slopes][:, drawn]) for part, drawn in zip(trials, draws, strict=True)]
     redrawn = np.concatenate(medians, axis=-1).reshape(-1, len(sizes))  # (links · resamples, sizes)
     again = _line(sizes, redrawn, np.repeat(weights[slopes], _RESAMPLES, axis=0), _REDRAWN_ROUNDS)
     alphas, betas = (drawn.reshape(len(slopes), _RESAMPLES) for drawn in again[:2])
@@ -132,16 +132,9 @@ def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_
     for _ in range(rounds):
         alpha, beta = _weighted_line(sizes / times, 1 / times, weights)
         far = np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1)
-        scale = np.maximum(MAD_TO_SIGMA * _medians(far), _EXACT)
+        scale = np.maximum(MAD_TO_SIGMA * row_medians(far), _EXACT)
         weights = huber_weights(far, scale, _EXACT * scale)
     return alpha, beta, weights
-
-
-def _medians(rows: _Array) -> _Array:
-    """Return the median of each of some short rows, as a column. np.median does the same in five times as long."""
-    ordered, count = np.sort(rows, axis=-1), rows.shape[-1]
-    middle: _Array = (ordered[..., (count - 1) // 2, None] + ordered[..., count // 2, None]) / 2
-    return middle
 
 
 def _weighted_line(x: _Array, one: _Array, weights: _Array) -> tuple[_Array, _Array]:

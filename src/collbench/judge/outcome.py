@@ -180,21 +180,30 @@ def timed_points(run: Run) -> tuple[int, int]:
     return len(timed), sum(timed)
 
 
+def wrong_data(run: Run) -> list[Skipped | Measurement]:
+    """Return what showed wrong data: work that was left out because of it, and data points."""
+    left_out = [left for left in run.skipped if left.kind is SkipKind.WRONG_DATA]
+    return [*left_out, *(measurement for measurement in run.measurements if measurement.wrong)]
+
+
 def outcome(run: Run) -> Outcome:
     """Return what is wrong with the run's data points."""
-    counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()
+    counts: Counter[tuple[TroubleKind, Members]] = Counter()
+    for case in wrong_data(run):
+        of = case if isinstance(case, Skipped) else case.point
+        counts[TroubleKind.WRONG_DATA, of.work.place(of.members) if of.work else tuple(sorted(of.members))] += 1
     for left in run.skipped:
-        if left.kind is SkipKind.WRONG_DATA:
-            affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
-            counts[TroubleKind.WRONG_DATA, affected] += 1
-        elif left.kind is SkipKind.PEERS_REFUSED and left.work:
+        if left.kind is SkipKind.PEERS_REFUSED and left.work:
             counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)
-    tried = [(m.point.work.place(m.point.members), bool(m.wrong), m.failure) for m in run.measurements]
-    tried += [(tuple(sorted(result.members)), result.wrong_data, result.failure) for result in run.results]
-    for place, wrong, failed in tried:
-        if wrong or failed is not None:
-            kind = TroubleKind.WRONG_DATA if wrong or failed is None else _kind_of(failed)
-            counts[kind, place] += 1
+    for measurement in run.measurements:
+        if measurement.failure is not None and not measurement.wrong:
+            counts[_kind_of(measurement.failure), measurement.point.work.place(measurement.point.members)] += 1
+    for result in run.results:
+        place = tuple(sorted(result.members))
+        if result.wrong_data:
+            counts[TroubleKind.WRONG_DATA, place] += 1
+        elif result.failure is not None:
+            counts[_kind_of(result.failure), place] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     kinds = list(TroubleKind)
     troubles = sorted(

@@ -430,6 +430,17 @@ def median_deviation(n: int) -> float:
 _HUBER = 1.345
 
 
+def row_medians(rows: _Array) -> _Array:
+    """Return the median of each of some short rows, as a column; they may have NaN where there is no value.
+
+    np.median takes five times as long, and for NaN loads masked arrays.
+    """
+    ordered, count = np.sort(rows, axis=-1), (~np.isnan(rows)).sum(axis=-1, keepdims=True)
+    low, high = (np.take_along_axis(ordered, at, axis=-1) for at in ((count - 1) // 2, count // 2))
+    middle: _Array = (low + high) / 2
+    return middle
+
+
 def huber_weights(residuals: _Array, sigma: float | _Array, least: float | _Array) -> _Array:
     """Return Huber's weights of absolute residuals for a robust scale; none counts as less than `least`."""
     return np.minimum(1.0, _HUBER * sigma / np.maximum(residuals, least))

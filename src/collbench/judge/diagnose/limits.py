@@ -12,11 +12,12 @@ from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, b
 from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
-from collbench.judge.physics import DEGRADED, Impossible, impossible, most_over_pcie
+from collbench.judge.outcome import wrong_data
+from collbench.judge.physics import DEGRADED, Check, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Work
-from collbench.model.run import Measurement, SkipKind, Skipped
+from collbench.model.run import Measurement, Skipped
 from collbench.model.units import amount
 
 # Wrong data, hangs and other failures: these links are useless, whatever their rate.
@@ -36,12 +37,9 @@ def failures(facts: Facts) -> Iterator[Verdict]:
 
 def _corruptions(facts: Facts) -> Iterator[Verdict]:
     cases: dict[tuple[int, ...], Skipped | Measurement] = {}
-    for left in facts.run.skipped:
-        if left.kind is SkipKind.WRONG_DATA:
-            cases.setdefault(_affected(left.work, left.members), left)
-    for bad in facts.run.measurements:
-        if bad.wrong:
-            cases.setdefault(_affected(bad.point.work, bad.point.members), bad)
+    for case in wrong_data(facts.run):
+        of = case if isinstance(case, Skipped) else case.point
+        cases.setdefault(_affected(of.work, of.members), case)
     for members, case in cases.items():
         text = "wrong data arrived"
         if isinstance(case, Measurement) and case.failure is None:
@@ -122,8 +120,7 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     for one in beaten:
         for link in directed_links(one.point.work, one.point.members):
             of_links[link].append(one)
-    over_pcie = {link for link in links if not facts.on_cores and not facts.over_nvlink(link)} - of_links.keys()
-    hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most_over_pcie(facts.limit(link))}
+    hidden = {link for link in links if frozenset(link) in Check(facts.run).hidden} - of_links.keys()
     for blame in _by_label(facts, hidden, links):
         vm = facts.run.machine.virtualization
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"

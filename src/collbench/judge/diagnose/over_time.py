@@ -16,7 +16,7 @@ from collbench.judge.data_points import Variance, reach
 from collbench.judge.diagnose.blame import UnhealthyDevices, of_devices, verdict_on
 from collbench.judge.diagnose.readings import RELATIVE_BYTES, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Verdict, on
-from collbench.judge.stats import FEWEST_TRIALS, trial_seconds
+from collbench.judge.stats import FEWEST_TRIALS, row_medians, trial_seconds
 
 # In at most so many runs chance alone names a device.
 _CHANCE_OF_ANY = 0.001
@@ -98,7 +98,7 @@ def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
             continue
         outside = logs[:, ~inside]
         outside = outside[(~np.isnan(outside)).sum(axis=1) > 1]  # a single trial has no deviation
-        elsewhere = _there(outside - _medians(outside)[:, None])
+        elsewhere = _there(outside - row_medians(outside))
         shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside], elsewhere)
         for device, touched in enumerate(touches[:, both]):
             if touched.any() and _is_slower(shifts, touched, chance):
@@ -132,10 +132,10 @@ class _Shifts(NamedTuple):
         middle = np.nanmean(there, axis=1)
         inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
         squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
-        typical = _medians(there)
+        typical = row_medians(there)[:, 0]
         return cls(
             slower=np.nanmean(here, axis=1) - middle,
-            medians=_medians(here) - typical,
+            medians=row_medians(here)[:, 0] - typical,
             here=here - typical[:, None],
             elsewhere=elsewhere,
             squares=squares,
@@ -176,14 +176,6 @@ class _Shifts(NamedTuple):
 
 def _there(trials: _Array) -> _Array:
     return trials[~np.isnan(trials)]
-
-
-def _medians(trials: _Array) -> _Array:
-    """Return each data point's median, which has a trial at least: numpy's own would load its masked arrays."""
-    ordered, count = np.sort(trials, axis=1), (~np.isnan(trials)).sum(axis=1)
-    rows = np.arange(len(trials))
-    middle: _Array = (ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]) / 2
-    return middle
 
 
 def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
