@@ -136,7 +136,7 @@ def test_one_of_many_processes_has_one_device() -> None:
         ("-b 8 -e 1G", "1024 sizes", "-f 2"),
         ("-b 8X -e 1G", "'8X'", "64K"),
         ("-b 0 -e 1G", "'0' is zero", "smallest"),
-        ("-t 2 -g 4", "asks for 8 devices", "may use 4"),
+        ("-t 2 -g 4", "asks for 8 of", "4 devices"),
         ("-g 1", "-g 1 is one device", "-g 2"),
         ("-d int128", "'int128'", "bfloat16"),
         ("-a 2", "-a 2 (average in nccl-tests)", "slowest rank"),

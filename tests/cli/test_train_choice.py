@@ -245,7 +245,7 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
         "probed: no saved run fits: the newest was measured on GPU3 (GPU-3), which this process may not use: "
     )
     gone = "GPU3 (gone since the last run, GPU-3: see nvidia-smi -L)"
-    assert f"than the 3 that this process may use (GPU0, GPU1, GPU2; not {gone})" in (
+    assert f"than the 3 that may be chosen (GPU0, GPU1, GPU2; not {gone})" in (
         train(program, "--auto-select", "4").line
     )
     result = train(program, "--auto-select", "3")

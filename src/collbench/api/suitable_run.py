@@ -85,7 +85,7 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
     hidden = f", {present.among}" if present.among else ""
     out = [*criteria.never_chosen, *lost(present)]
     raise UsageError(
-        f"{request.command[-1]} {request.count} is more than the {len(criteria.candidates)} that this process may use "
+        f"{request.command[-1]} {request.count} is more than the {len(criteria.candidates)} that may be chosen "
         f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer"
     )
 

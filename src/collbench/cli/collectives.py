@@ -135,8 +135,7 @@ def _devices(request: Request, processes: int, ngpus: int | None, nthreads: int 
         )
     present = present_devices(request.backend, request.fabric)
     if count > len(present):
-        wanted = amount(count, "device")
-        raise UsageError(f"{flags} asks for {wanted}, and this process may use {len(present)}: write fewer")
+        raise UsageError(f"{flags} asks for {count} of {amount(len(present), 'device')}: write fewer")
     return ",".join(str(device.index) for device in present[:count])
 
 
