@@ -131,7 +131,7 @@ def test_finalists_are_measured_without_a_file(program: Program, monkeypatch: py
 
     class FakeSession:
         run: Run = pair_run(4, lambda a, b: 300.0)
-        path = failure = None
+        writer = SimpleNamespace(path=None, failure=None)
 
         def __init__(self, _request: object, path: Path | None, *_: object, **__: object) -> None:
             measured.append(path)

@@ -130,9 +130,9 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
     """Four GPUs that are only listed, and a probe with a prepared result; the list gets an entry for each."""
     probed: list[str] = []
 
-    def probe(*_: object) -> object:
+    def probe(*_: object) -> suitable_run.SuitableRun:
         probed.append("probe")
-        return save_run(Path("probe.json"), gpus(4))
+        return suitable_run.SuitableRun(save_run(Path("probe.json"), gpus(4)), "quick probe", probed=True)
 
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
