@@ -25,9 +25,15 @@ STORE_ONLY = Path(__file__).with_name("store_only")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
 
+_PORTS = iter(range(20_000 + os.getpid() % 10_000, 32_768))
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on; below 32768, where Linux allocates no ephemeral ports."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+    """Return a port that nobody listens on; below 32768, where Linux allocates no ephemeral ports.
+
+    Each call returns another, because a launcher listens some time after it was given one.
+    """
+    for port in _PORTS:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("no port is free")
