@@ -210,20 +210,19 @@ def _fitted(some: Sequence[Row]) -> float:
 
 def table(all_rows: Sequence[Row]) -> Iterator[str]:
     """Yield the comparisons and the mean errors in markdown."""
-    heads = ("job", "measured, ms", "predicted (band)", "error", "error before")
+    heads = ("job", "measured, ms", "predicted (band)", "error")
     cells = [
         (
             f"{row.set}: {row.job}{' (GPU-bound)' if row.gpu_bound else ''}",
             f"{row.measured_ms:.2f}",
             f"{row.predicted_ms:.2f} ({row.least_ms:.2f} to {row.most_ms:.2f})",
             f"{row.predicted_ms - row.measured_ms:+.2f}",
-            "–" if row.before_ms is None else f"{row.before_ms - row.measured_ms:+.2f}",
         )
         for row in all_rows
     ]
     yield from markdown(heads, cells)
     yield ""
-    columns = ("now", "before", "no change", "each left out")
+    columns = ("now", "no change", "each left out")
     errors = [
         (f"{name}, {one['count']}", *(f"{one[column]:.2f}" if column in one else "–" for column in columns))
         for name, one in mean_errors(all_rows).items()
