@@ -228,6 +228,21 @@ FIGURES = [
 ]
 
 
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_answer_is_the_first_line_in_a_terminal_of_any_width(
+    program: Program, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """Labels name no machine after the devices: "GPU0, GPU1" is as long as a name, and no sentence follows it."""
+    monkeypatch.setenv("COLUMNS", columns)
+    for k in range(1, 5):
+        devices = ", ".join(f"GPU{device['index']}" for device in json.loads(_chosen(program, k, "json"))["devices"])
+        assert _chosen(program, k).splitlines()[0] == devices
+
+
+def _chosen(program: Program, k: int, *form: str) -> str:
+    return program("select", str(k), "--topology", str(DGX_1V), *(("--format", *form) if form else ())).out
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 8])
 def test_a_label_has_no_rate_on_any_published_machine(program: Program, k: int) -> None:
     for file in SEEN:

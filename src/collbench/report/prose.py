@@ -18,4 +18,4 @@ def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
 
 def named(line: str, width: int, hang: int = NAME_WIDE) -> str:
     """Return a line of name and sentence wrapped to `width`, further lines below the sentence, which is at `hang`."""
-    return filled(line[hang:], width, line[:hang], " " * hang)
+    return filled(line[hang:], width, line[:hang], " " * hang) or line  # a name alone, such as "GPU0, GPU1"
