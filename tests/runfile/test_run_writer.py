@@ -53,8 +53,8 @@ def test_a_killed_run_shows_what_was_written_last_as_interrupted(tmp_path: pathl
         writer.keep()
         written.append(trials_in(path))
         run.measurements[0].samples.append(run.measurements[0].samples[0])
-        clock.now += 1
-    assert written == [1] * 5 + [6] * 5 + [11] * 2, "at once, then every five seconds"
+        clock.now += 0.25
+    assert written == [1] * 4 + [5] * 4 + [9] * 4, "at once, then every second"
     loaded = run_file.load(path)
     assert {m.stop for m in loaded.measurements} == {StopReason.INTERRUPTED}
     assert not loaded.complete

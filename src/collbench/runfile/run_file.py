@@ -215,13 +215,13 @@ def _check_members(members: tuple[int, ...], positions: range, where: str, fewes
         raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
 
 
-# While a run is measured, its file is written so often that a killed process costs a few seconds of measuring, and so
+# While a run is measured, its file is written so often that a killed process costs a second of measuring, and so
 # seldom that writing takes at most a twentieth of the time: a run of many GPUs is a file of 10 MB.
-_PERIOD_S, _TIMES_AS_LONG = 5.0, 20
+_PERIOD_S, _TIMES_AS_LONG = 1.0, 20
 
 
 class RunWriter:
-    """Writes the run whole with its first result, then every few seconds, and at the end.
+    """Writes the run whole with its first result, then about every second, and at the end.
 
     Nothing is written until there is something to keep. A stream (/dev/null) gets the run at the end only; without a
     path the run is kept nowhere. `replace` replaces an older file. If another file has appeared at `path` meanwhile,
