@@ -180,18 +180,21 @@ def timed_points(run: Run) -> tuple[int, int]:
     return len(timed), sum(timed)
 
 
-def wrong_data(run: Run) -> list[Skipped | Measurement]:
-    """Return what showed wrong data: work that was left out because of it, and data points."""
-    left_out = [left for left in run.skipped if left.kind is SkipKind.WRONG_DATA]
-    return [*left_out, *(measurement for measurement in run.measurements if measurement.wrong)]
+def corruptions(run: Run) -> Iterator[tuple[Work | None, Members, Skipped | Measurement]]:
+    """Yield what showed wrong data, with its work and members: work left out because of it, then data points."""
+    for left in run.skipped:
+        if left.kind is SkipKind.WRONG_DATA:
+            yield left.work, left.members, left
+    for measurement in run.measurements:
+        if measurement.wrong:
+            yield measurement.point.work, measurement.point.members, measurement
 
 
 def outcome(run: Run) -> Outcome:
     """Return what is wrong with the run's data points."""
     counts: Counter[tuple[TroubleKind, Members]] = Counter()
-    for case in wrong_data(run):
-        of = case if isinstance(case, Skipped) else case.point
-        counts[TroubleKind.WRONG_DATA, of.work.place(of.members) if of.work else tuple(sorted(of.members))] += 1
+    for work, members, _ in corruptions(run):
+        counts[TroubleKind.WRONG_DATA, work.place(members) if work else tuple(sorted(members))] += 1
     for left in run.skipped:
         if left.kind is SkipKind.PEERS_REFUSED and left.work:
             counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)

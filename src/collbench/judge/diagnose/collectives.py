@@ -104,20 +104,24 @@ def _links(reading: Reading) -> frozenset[Link]:
     return both_ways(combinations(reading.members, 2))
 
 
+def _least_over_pcie(facts: Facts, members: tuple[int, ...]) -> float:
+    """Return the share of a copy over PCIe below which a pair's collective contradicts it."""
+    if facts.label(members) in _BELOW_ONE:
+        if not facts.has_peers(members):
+            return _FAR_BELOW_PCIE * _ONE_UPLINK
+        a, b = members
+        if by_setting(facts, (a, b), paths_only=True) is not None:
+            return _ONE_UPLINK
+    return _FAR_BELOW_PCIE
+
+
 def _far_below(facts: Facts, reading: Reading) -> _Case | None:
     over_nvlink = all(map(facts.over_nvlink, combinations(reading.members, 2)))
     if not over_nvlink and len(reading.members) > 2:
         return None  # rings over PCIe share uplinks: no single link limits them
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
-    high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
-    if not over_nvlink:
-        share = _FAR_BELOW_PCIE
-        if facts.label(reading.members) in _BELOW_ONE:
-            a, b = reading.members
-            if not facts.has_peers((a, b)):
-                share *= _ONE_UPLINK
-            elif by_setting(facts, (a, b), paths_only=True) is not None:
-                share = _ONE_UPLINK
+    high = facts.readings.interval(reading)[2]
+    share = _FAR_BELOW_NVLINK if over_nvlink else _least_over_pcie(facts, reading.members)
     if allowed is None or high >= share * allowed:
         return None
     ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None

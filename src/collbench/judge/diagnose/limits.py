@@ -12,7 +12,7 @@ from collbench.judge.diagnose.blame import THROTTLED, Blame, UnhealthyDevices, b
 from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
-from collbench.judge.outcome import wrong_data
+from collbench.judge.outcome import corruptions
 from collbench.judge.physics import DEGRADED, Check, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.model.failures import FailureKind
@@ -37,9 +37,8 @@ def failures(facts: Facts) -> Iterator[Verdict]:
 
 def _corruptions(facts: Facts) -> Iterator[Verdict]:
     cases: dict[tuple[int, ...], Skipped | Measurement] = {}
-    for case in wrong_data(facts.run):
-        of = case if isinstance(case, Skipped) else case.point
-        cases.setdefault(_affected(of.work, of.members), case)
+    for work, members, case in corruptions(facts.run):
+        cases.setdefault(_affected(work, members), case)
     for members, case in cases.items():
         text = "wrong data arrived"
         if isinstance(case, Measurement) and case.failure is None:
@@ -120,7 +119,8 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Verdict]:
     for one in beaten:
         for link in directed_links(one.point.work, one.point.members):
             of_links[link].append(one)
-    hidden = {link for link in links if frozenset(link) in Check(facts.run).hidden} - of_links.keys()
+    unlabelled = Check(facts.run).hidden
+    hidden = {link for link in links if frozenset(link) in unlabelled} - of_links.keys()
     for blame in _by_label(facts, hidden, links):
         vm = facts.run.machine.virtualization
         hides = "a virtual machine or the driver" if vm in ("", "none") else f"the virtual machine ({vm})"
