@@ -15,7 +15,6 @@ from collbench.model.units import counted
 
 if TYPE_CHECKING:
     from collbench.machine.doctor.findings import Finding
-    from collbench.machine.nvml import Nvml
 
 
 class Topology(NamedTuple):
@@ -69,15 +68,15 @@ def topo(
     from collbench.machine.nvml import Nvml
 
     with Nvml() as nvml:
-        devices = _visible(nvml, notices)
+        devices = _visible(nvml.devices(), notices)
         return Topology(devices, nvml.paths(devices))
 
 
-def _visible(nvml: Nvml, notices: Notices) -> tuple[Device, ...]:
+def _visible(every: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises MachineError for none."""
     from collbench.measurement.backends import factory
 
-    every, left = nvml.devices(), factory.may_use(nvml)
+    left = factory.may_use(every)
     if every and not left:
         setting = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise MachineError(f"CUDA_VISIBLE_DEVICES='{setting}' hides every GPU: unset it to see them")

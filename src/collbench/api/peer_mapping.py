@@ -105,7 +105,7 @@ def _on_gpus(wanted: str | None, nccl_path: str | None, known: Known, measured: 
     if measured is not None:  # its copies are not repeated
         slots = {device.uuid: state for device, state in zip(measured.devices, measured.health_after, strict=False)}
     with Nvml() as nvml:
-        devices = factory.choose_devices(factory.may_use(nvml), wanted)
+        devices = factory.choose_devices(factory.may_use(nvml.devices()), wanted)
         nvml_says, paths = _answers(nvml, devices), nvml.paths(devices)
         free = min(device.memory_bytes - (nvml.memory_used(device) or 0) for device in devices)
     probe = TransportProbe()  # its process starts while links are examined

@@ -66,7 +66,7 @@ def look(name: str) -> Present:
         return Present(HOST.name, present_devices(name))
     setting = os.environ.get(NAME)
     try:
-        present = _look(setting)
+        present = _look()
     except MachineError as error:
         if name == "cuda":
             raise
@@ -77,12 +77,11 @@ def look(name: str) -> Present:
     return present
 
 
-def may_use(nvml: Nvml) -> tuple[Device, ...]:
-    """Return the GPUs that CUDA shows to this process, in nvidia-smi's order. Starts CUDA only if nothing else knows.
+def may_use(every: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Return those of NVML's GPUs that CUDA shows to this process, in their order.
 
-    Raises UsageError for MIG devices, MachineError.
+    Starts CUDA only if nothing else knows. Raises UsageError for MIG devices, MachineError.
     """
-    every = nvml.devices()
     allowed = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
     if allowed is not None:
         return allowed
@@ -92,12 +91,12 @@ def may_use(nvml: Nvml) -> tuple[Device, ...]:
     return tuple(device for device in every if device.uuid in shown)
 
 
-def _look(setting: str | None) -> Present:
+def _look() -> Present:
     from collbench.machine.nvml import Nvml  # late, as everywhere below: simulations have none
 
     with Nvml() as nvml:
         every = nvml.devices()
-        seen = every if setting is None else may_use(nvml)
+        seen = may_use(every)
         mig = tuple(device for device in seen if nvml.in_mig_mode(device))
         states = {device.uuid: nvml.health(device) for device in every}
         return Present(
@@ -162,7 +161,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
     from collbench.machine.nvml import Nvml
 
     with Nvml() as nvml:
-        return may_use(nvml)
+        return may_use(nvml.devices())
 
 
 def begin(name: str, meanwhile: Callable[[], object] = lambda: None) -> Begun | None:

@@ -74,7 +74,7 @@ def open_worlds(
             nvml = gpus = None
         else:
             nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
-            devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
+            devices = chosen(factory.choose_devices(factory.may_use(nvml.devices()), wanted))
             numbers, visible = [*range(len(devices))], [device.uuid for device in devices]
             gpus = factory.ObservedGpus(nvml, devices, lambda: [pid for world in worlds for pid in world.process_ids])
         for start in starters:
