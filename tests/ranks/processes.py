@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -121,11 +120,6 @@ def torchrun(tmp_path: Path, count: int, *arguments: str) -> subprocess.Complete
         timeout=PATIENCE_S,
         check=False,
     )
-
-
-def trials_in(file: Path) -> int:
-    """Return how many trials a run's file has so far."""
-    return sum(len(one["samples"]) for one in json.loads(file.read_text(encoding="utf-8"))["measurements"])
 
 
 def wait_for(

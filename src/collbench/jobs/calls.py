@@ -111,10 +111,9 @@ class RankRow:
 class Report:
     """The step of a job as rank `rank` sent it. `rows` has each call once, with its count in the step.
 
-    `late` are the ranks that are significantly late, the
-    costliest first; `counted` repetitions are what figures are medians of; `late_known`: lateness could be judged.
-    `compared_with` are the names of the runs that timed calls in isolation; `compared_simulated`: those runs were
-    simulated.
+    `late` are the ranks that are significantly late, the costliest first; `counted` repetitions are what figures are
+    medians of; `late_known`: lateness could be judged. `compared_with` are the names of the runs that timed calls in
+    isolation; `compared_simulated`: those runs were simulated.
     """
 
     job: Job

@@ -180,7 +180,7 @@ def shares(report: Report) -> dict[int, float]:
 
 
 def _over_ranks(values: Mapping[int, float], text: Callable[[float], str]) -> str:
-    """Return a figure of several ranks: "2% (rank 0) to 10% (rank 1)", "34% on all 4 ranks", "6% on rank 0"."""
+    """Return a figure of several ranks: "2% (rank 0) to 10% (rank 1)", "34% (4 ranks)", "6% (rank 0)"."""
     least, most = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     low, high = text(values[least]), text(values[most])
     if low != high:

@@ -13,7 +13,7 @@ from math import floor
 from statistics import median
 
 from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
-from collbench.jobs.job import MOST_OF_A_JOB, Call, Job, Phase
+from collbench.jobs.job import MICRO, MOST_OF_A_JOB, Call, Job, Phase
 from collbench.jobs.predict.links import Links, NoEvidence, Price
 from collbench.jobs.predict.training import SHARE, Span
 from collbench.model.errors import UsageError
@@ -92,7 +92,7 @@ def limited_by_gpu(phase: Phase) -> bool:
         if begin
     ]
     seconds = step_seconds(phase)
-    return bool(ahead) and seconds is not None and median(ahead) > _AHEAD * 1e6 * seconds
+    return bool(ahead) and seconds is not None and median(ahead) * MICRO > _AHEAD * seconds
 
 
 def change(calls: Sequence[Sent], *, gpu_limits: bool = False) -> Span:
@@ -139,10 +139,10 @@ class PredictedJob:
     """A recorded step on other links, of the rank whose step changes most.
 
     `step` are its recorded seconds, `change` the seconds by which it gets longer. `gpu_limits` says that its host runs
-    ahead of its GPU. `waiting` are the groups whose
-    messages are taken for activations. `prices` are each call's on the links that it was recorded on and on the
-    others, by index in the job's table; the calls `kept` are in no run. `covered` is the share of the step's bytes that
-    have prices. `here` are the others, `recorded` those that the job used.
+    ahead of its GPU. `waiting` are the groups whose messages are taken for activations. `prices` are each call's on the
+    links that it was recorded on and on the others, by index in the job's table; the calls `kept` are in no run.
+    `covered` is the share of the step's bytes that have prices. `here` are the others, `recorded` those that the job
+    used.
     """
 
     rank: int
