@@ -20,7 +20,7 @@ from itertools import combinations, permutations
 
 from collbench.judge.peer_causes import causes
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Space
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import BY_PEER_ACCESS, COPY_ENGINE, THROUGH_HOST, Crossing, Link, PeerLink, PeerMap
 from collbench.model.run import NO_PEERS, Device, Health, Path, PeerStatus, Refusal, SkipKind
 

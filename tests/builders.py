@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from collbench.measurement.plan import Request
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     CommandKind,

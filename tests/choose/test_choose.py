@@ -12,8 +12,7 @@ from collbench.choose.choice import How, LeftOut, TieBreak, Unfit, Why
 from collbench.choose.problem import left_out
 from collbench.choose.select import choose, choose_by_labels, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
-from collbench.model.errors import UsageError
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind, UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device, Health, Path, Run
 from tests.builders import GIB, gpus, in_words, measured, pair_run, paths, run_of

@@ -5,7 +5,7 @@ import pytest
 
 from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
 from collbench.choose.problem import broken_pairs, left_out, marks
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
 from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled

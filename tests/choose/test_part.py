@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from collbench.choose.restrict import part, spread
 from collbench.choose.select import choose
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Health, InterferenceCheck, Path
 from tests.builders import pair_run

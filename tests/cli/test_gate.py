@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.runfile import run_file

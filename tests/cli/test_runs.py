@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import collbench
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import FailureKind
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.run import StopReason
 from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program, save_run

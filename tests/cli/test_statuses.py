@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.judge.diagnose import judge
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run
 from collbench.report.text.verdicts import contradiction

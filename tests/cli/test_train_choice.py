@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.api import suitable_run
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.run import Health, Measurement, Run
 from collbench.runfile import run_file
 from tests.builders import gpus

@@ -14,8 +14,7 @@ from collbench.cluster.nodes import State, choose_nodes
 from collbench.cluster.page import lost
 from collbench.judge.outcome import outcome
 from collbench.measurement.backends.protocol import Step, Timing
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
-from collbench.model.failures import FailureKind
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, FailureKind, StepFailed, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Run
 from tests.builders import gpus, run_of

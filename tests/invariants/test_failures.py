@@ -20,8 +20,7 @@ from collbench.judge.references import judge as against
 from collbench.judge.summary import rank_summary
 from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import Relation, rank_pairs
-from collbench.model.errors import ExitStatus, UsageError
-from collbench.model.failures import FailureKind
+from collbench.model.errors import ExitStatus, FailureKind, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason
 from collbench.report.text import verdicts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak
 from collbench.jobs.choice import ForJob, JobSet, Standing, contenders, contest, settle
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from tests.builders import gpus, pair_run

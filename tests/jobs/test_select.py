@@ -33,8 +33,7 @@ from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.machine import numa
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice, Present
-from collbench.model.errors import BackendError, UsageError
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import BackendError, Cause, Failure, FailureKind, UsageError
 from collbench.model.run import CommandKind, Health, Machine, Run
 from collbench.runfile import run_file
 from tests.builders import gpus

@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 from pathlib import Path as File
 
 from collbench.judge.diagnose import Kind, Severity, Verdict, judge, not_judged
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     DataPoint,

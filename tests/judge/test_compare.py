@@ -14,8 +14,7 @@ from rich.text import Text
 from collbench.judge.compare import Difference, Kind, Verdict, compare
 from collbench.judge.data_points import points_by_key
 from collbench.judge.stats import median_deviation, trial_noise
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import FailureKind
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
 from collbench.report.text.comparison import conclusion, matched, page

@@ -10,7 +10,7 @@ from collbench.choose.problem import broken_pairs
 from collbench.judge.outcome import outcome
 from collbench.judge.physics import Check
 from collbench.judge.summary import host_shares, share_of_all
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.report.rows import rows

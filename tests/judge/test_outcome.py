@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.judge.outcome import Trouble, TroubleKind, outcome
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import FailureKind
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, StopReason
 from collbench.report.text.frame import headline

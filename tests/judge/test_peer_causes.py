@@ -13,7 +13,7 @@ import pytest
 from collbench.judge.peer_causes import Certainty, causes, workarounds
 from collbench.machine.doctor.facts import Facts, Gpu, Slot, Space
 from collbench.machine.nvidia_smi import peer_answers
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState
 from collbench.model.run import NO_PEERS, Path, PeerStatus, Refusal, SkipKind
 from tests.machine.doctor.described import GIB, gpu, machine

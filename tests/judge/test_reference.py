@@ -15,8 +15,7 @@ import pytest
 from collbench.judge.physics import Nvls, impossible, nvls
 from collbench.judge.references import Answers, Figure, Reference, ReferenceVerdict, judge, load
 from collbench.judge.stats import median_deviation, summarize, trial_noise
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import FailureKind
+from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import Layout, Measurement, Run
 from tests.builders import GIB, gpus, in_words, measured, paths, run_of

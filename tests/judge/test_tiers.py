@@ -25,7 +25,7 @@ from collbench.judge.tiers import (
     sets_of,
     tiers_of,
 )
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample, StopReason
 from tests.builders import GIB, gpus, in_words, measured, noisy, nvml_says, pair_run, paths, run_of

@@ -10,7 +10,7 @@ import pytest
 
 from collbench.judge.diagnose import coverage
 from collbench.judge.outcome import AbsenceKind
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Measurement, Run, SkipKind, Skipped
 from collbench.report import sentences

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.judge.diagnose import Kind, coverage, judge
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
 from collbench.report import sentences

@@ -10,8 +10,7 @@ from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.measurement.peer_map import SIZES, crossings_of, examine
-from collbench.model.errors import BackendError, DataCorruption, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.peer_map import (
     BY_PEER_ACCESS,

@@ -16,8 +16,7 @@ from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.plan import Plan, Request, make_plan
 from collbench.measurement.session import Session
 from collbench.measurement.sweep import Watcher, latency_of, time_singles
-from collbench.model.errors import StepFailed, UsageError
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Device, RankLaunches, Run, StopReason
 from collbench.report.text.measured import page

@@ -9,8 +9,7 @@ import pytest
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.measurement.sweep import Watcher, sweep
-from collbench.model.errors import BackendError, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import BackendError, Cause, Failure, FailureKind, StepFailed
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import DataPoint, MarkKind, Run, StopReason
 from tests.builders import gpus, hot, in_words, paths, run_of

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 import collbench
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind
 from collbench.overlaps.results import overlaps_of

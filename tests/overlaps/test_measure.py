@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.judge.outcome import outcome
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
-from collbench.model.failures import FailureKind
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, FailureKind, MachineError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Machine, Run
 from collbench.overlaps import measure as overlap

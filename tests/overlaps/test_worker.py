@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from collbench.model.errors import BackendError, MachineError
-from collbench.model.failures import Cause, FailureKind
+from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation
 from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.overlaps.protocol import OPERATIONS, Load, OverlapPoint

@@ -10,8 +10,19 @@ import pytest
 
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.worker_messages import Call, Facts
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.errors import (
+    BackendError,
+    Cause,
+    CollbenchError,
+    DataCorruption,
+    Failure,
+    FailureKind,
+    MachineError,
+    StepFailed,
+    UsageError,
+    WrongData,
+    died,
+)
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Health, Machine, Path
 from collbench.ranks.messages import (

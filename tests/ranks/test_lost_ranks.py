@@ -9,8 +9,16 @@ import pytest
 
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.worker_messages import Call
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import (
+    BackendError,
+    Cause,
+    DataCorruption,
+    ExitStatus,
+    Failure,
+    FailureKind,
+    StepFailed,
+    WrongData,
+)
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
 from collbench.ranks.rank_worker import with_indices, with_positions

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run, StopReason
 from collbench.report import answer

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import Cause, ExitStatus, Failure, FailureKind, WrongData
 from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
 from collbench.report.text.peer_map import answer, page, status

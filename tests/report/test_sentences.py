@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.judge.outcome import Absence, AbsenceKind
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.errors import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import SkipKind, Skipped
 from collbench.report import sentences

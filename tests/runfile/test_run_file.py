@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.model.capabilities import BACKENDS
-from collbench.model.errors import RunFileError
-from collbench.model.failures import Failure
+from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import DataPoint, Device, Run, Sample
 from collbench.runfile import run_file

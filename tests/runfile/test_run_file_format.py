@@ -19,8 +19,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial
 from collbench.measurement.session import Session
-from collbench.model.errors import RunFileError
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
+from collbench.model.errors import Cause, Failure, FailureKind, RunFileError, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import (
     CommandKind,

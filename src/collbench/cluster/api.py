@@ -25,11 +25,11 @@ from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
     ExitStatus,
+    FailureKind,
     Interrupted,
     RunFileError,
     UsageError,
 )
-from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import amount, parse_size

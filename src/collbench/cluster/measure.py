@@ -18,8 +18,7 @@ from collbench.cluster.simulated import Cluster, measured
 from collbench.cluster.switches import NodeSwitches, levels
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.plan import Members, Pair, pair_rounds, relabelled
-from collbench.model.errors import BackendError, StepFailed, UsageError
-from collbench.model.failures import Failure
+from collbench.model.errors import BackendError, Failure, StepFailed, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, StopReason
 from collbench.model.units import algbw, format_size

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import Failure
+from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
 from collbench.model.run import Measurement, Run, SkipKind, Skipped
 

@@ -13,8 +13,16 @@ from itertools import permutations
 from statistics import median
 
 from collbench.measurement.backends.protocol import Backend, Step, time_step
-from collbench.model.errors import CollbenchError, DataCorruption, StepFailed, failure_of
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import (
+    Cause,
+    CollbenchError,
+    DataCorruption,
+    Failure,
+    FailureKind,
+    StepFailed,
+    WrongData,
+    failure_of,
+)
 from collbench.model.operations import Work
 from collbench.model.peer_map import (
     BY_PEER_ACCESS,

@@ -17,8 +17,7 @@ from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption
-from collbench.model.failures import FailureKind
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind
 from collbench.model.run import CommandKind, Device, Run, Settings, Skipped
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter

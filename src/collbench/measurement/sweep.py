@@ -21,8 +21,7 @@ from collbench.judge.stats import half_width, trial_noise, trial_seconds
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
 from collbench.measurement.interference import check_interference, distrusted
 from collbench.measurement.plan import Members, Plan, StoppingRule, point_of
-from collbench.model.errors import BackendError, DataCorruption, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed
 from collbench.model.operations import Work
 from collbench.model.run import (
     NCCL_START,

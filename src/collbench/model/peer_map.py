@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from collbench.model.failures import Failure, FailureKind, WrongData
+from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Path, PeerStatus, Refusal, SkipKind
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, Protocol
 
-from collbench.model.failures import Failure, FailureKind, WrongData
+from collbench.model.errors import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of

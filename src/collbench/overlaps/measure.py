@@ -10,8 +10,16 @@ from itertools import chain
 from statistics import fmean
 
 from collbench.measurement.session import WorkersRequest
-from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import (
+    BackendError,
+    Cause,
+    DataCorruption,
+    Failure,
+    FailureKind,
+    MachineError,
+    WrongData,
+    failure_of,
+)
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collbench.model.failures import Failure
+from collbench.model.errors import Failure
 from collbench.model.operations import Work
 from collbench.model.ranges import Count, Ordinal, Positive
 from collbench.model.run import Flag, Result, Run, Trial

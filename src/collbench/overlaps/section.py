@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.run import Run, device_sets
 from collbench.model.units import amount, fixed, format_size
 from collbench.overlaps.factors import strongest, summarize

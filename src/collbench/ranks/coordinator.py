@@ -12,14 +12,15 @@ from collbench.measurement.backends.protocol import Backend, Coverage, Step, Tim
 from collbench.measurement.backends.worker_messages import Call, Facts
 from collbench.model.errors import (
     BackendError,
+    Cause,
     CollbenchError,
     DataCorruption,
+    Failure,
     PeerLost,
     StepFailed,
     UsageError,
     failure_of,
 )
-from collbench.model.failures import Cause, Failure
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, RankLaunches, Refusal, SkipKind
 from collbench.ranks.messages import Done, Opening

@@ -15,13 +15,14 @@ from collbench.model.errors import (
     BackendError,
     CollbenchError,
     DataCorruption,
+    Failure,
     MachineError,
     PeerLost,
     RunFileError,
     StepFailed,
     UsageError,
+    WrongData,
 )
-from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 

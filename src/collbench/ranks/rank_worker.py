@@ -25,8 +25,7 @@ from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers
 from collbench.measurement.backends.worker_messages import Call, Facts, World
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
-from collbench.model.failures import Failure
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, Failure, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready
 from collbench.ranks.messages import Abandon, Alive, BadMessage, Done, Introduction, Leave, Opening, Order, Reply

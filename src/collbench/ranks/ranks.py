@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from collbench.measurement.backends.worker_messages import Call
-from collbench.model.errors import BackendError, CollbenchError, PeerLost, UsageError
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import BackendError, Cause, CollbenchError, Failure, FailureKind, PeerLost, UsageError
 from collbench.ranks.connection import RankConnection, framed
 from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Done, Leave, Reply
 

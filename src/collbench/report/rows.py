@@ -16,8 +16,7 @@ from collbench.judge.physics import Check, nvls
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
-from collbench.model.failures import Failure
+from collbench.model.errors import Failure, UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, Trial
 from collbench.model.skew import imbalance

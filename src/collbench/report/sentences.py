@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from collbench.judge.diagnose import Kind, NotDone, Verdict
 from collbench.judge.outcome import Absence, AbsenceKind
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
 from collbench.model.units import DTYPE_BYTES, amount, figure, fixed, format_approximate_size, format_size, verb

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from collbench.model.capabilities import BACKENDS
-from collbench.model.errors import RunFileError
-from collbench.model.failures import Failure
+from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Endpoints, Registration
 from collbench.model.run import DataPoint, Latency, Measurement, Result, Run, Settings, StopReason
 from collbench.model.sections import SECTIONS, Results

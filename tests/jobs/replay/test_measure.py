@@ -14,8 +14,7 @@ from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.jobs.replay.steps import ratio, summarize
 from collbench.judge.outcome import outcome
-from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
-from collbench.model.failures import FailureKind
+from collbench.model.errors import BackendError, DataCorruption, ExitStatus, FailureKind, MachineError
 from collbench.model.run import Device, Machine, Run
 from collbench.runfile import run_file
 from tests.jobs.replay.made import data_parallel, job_of, pipeline

@@ -19,8 +19,7 @@ from collbench.jobs.replay import simulated
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad
 from collbench.jobs.replay.schedule import Post, Schedule, Unit, schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld, open_replay
-from collbench.model.errors import BackendError, MachineError
-from collbench.model.failures import Cause, FailureKind
+from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
 
 CORES = sorted(os.sched_getaffinity(0))

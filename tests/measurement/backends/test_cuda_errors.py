@@ -6,8 +6,7 @@ import pytest
 
 from collbench import _native
 from collbench.measurement.backends.cuda import explained
-from collbench.model.errors import PeerLost, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind, PeerLost, StepFailed
 from tests.builders import gpus
 
 

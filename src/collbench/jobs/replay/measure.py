@@ -20,8 +20,7 @@ from collbench.jobs.replay.protocol import (
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.session import WorkersRequest
-from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
-from collbench.model.failures import WrongData
+from collbench.model.errors import BackendError, DataCorruption, MachineError, WrongData, failure_of
 from collbench.model.operations import Work
 from collbench.model.run import CommandKind, Run
 

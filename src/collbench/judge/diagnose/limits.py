@@ -15,7 +15,7 @@ from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_wa
 from collbench.judge.outcome import corruptions
 from collbench.judge.physics import DEGRADED, Check, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
-from collbench.model.failures import FailureKind
+from collbench.model.errors import FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Skipped
 from collbench.model.units import amount

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from collbench.model.failures import Failure
+from collbench.model.errors import Failure
 from collbench.model.operations import Endpoints, Variant, Work
 from collbench.model.run import Run, Skipped
 

@@ -13,8 +13,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, cast
 
 import collbench
-from collbench.model.errors import BackendError
-from collbench.model.failures import Cause, Failure, FailureKind, died
+from collbench.model.errors import BackendError, Cause, Failure, FailureKind, died
 
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0

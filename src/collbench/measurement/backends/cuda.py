@@ -16,13 +16,16 @@ from collbench.measurement.backends.protocol import Backend, Coverage, Step, Tim
 from collbench.measurement.backends.worker_messages import World
 from collbench.model.errors import (
     BackendError,
+    Cause,
     DataCorruption,
+    Failure,
+    FailureKind,
     MachineError,
     PeerLost,
     StepFailed,
     UsageError,
+    WrongData,
 )
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
 from collbench.model.units import DTYPE_BYTES, format_size

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from collbench.measurement.backends.protocol import Step, Timing
 from collbench.measurement.backends.torch_process import TorchWorkers, need_torch, worker_environment
 from collbench.model.capabilities import HOST
-from collbench.model.errors import DataCorruption, UsageError
-from collbench.model.failures import WrongData
+from collbench.model.errors import DataCorruption, UsageError, WrongData
 from collbench.model.units import DTYPE_BYTES
 
 # What gloo has of our types [torch 2.13 ProcessGroupGloo.cpp, GENERATE_ALL_TYPES]: not int16, not float8.

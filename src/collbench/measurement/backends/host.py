@@ -8,8 +8,7 @@ from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
 from collbench.measurement.backends.gloo import GlooWorld
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.model.errors import BackendError, DataCorruption, UsageError
-from collbench.model.failures import WrongData
+from collbench.model.errors import BackendError, DataCorruption, UsageError, WrongData
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device
 from collbench.model.units import format_approximate_size

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from collbench.measurement.backends.isolated import OF_PROBES, IsolatedBackend
 from collbench.measurement.backends.protocol import Backend, Step
-from collbench.model.errors import CollbenchError, DataCorruption, failure_of
-from collbench.model.failures import Failure, WrongData
+from collbench.model.errors import CollbenchError, DataCorruption, Failure, WrongData, failure_of
 from collbench.model.operations import Operation, Work
 from collbench.model.peer_map import Link
 from collbench.model.run import Device

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from collbench.machine import cuda_variables
-from collbench.model.errors import StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind
+from collbench.model.errors import Cause, Failure, FailureKind, StepFailed
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, blocks_of

@@ -18,8 +18,7 @@ from collbench.machine import theory
 from collbench.machine.health import wrong
 from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.model.errors import DataCorruption, StepFailed
-from collbench.model.failures import Cause, Failure, FailureKind, WrongData
+from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Buffer, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.skew import across

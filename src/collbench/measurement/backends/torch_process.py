@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from collbench.measurement.backends.child_process import EXIT_S, Child, own_environment, readable
-from collbench.model.errors import BackendError, MachineError
-from collbench.model.failures import Cause, Failure, FailureKind, died
+from collbench.model.errors import BackendError, Cause, Failure, FailureKind, MachineError, died
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 JOIN_S = 120.0

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from collbench.judge.peer_causes import PeerCause, workarounds
 from collbench.machine import labels
-from collbench.model.errors import ExitStatus
-from collbench.model.failures import Failure, WrongData
+from collbench.model.errors import ExitStatus, Failure, WrongData
 from collbench.model.peer_map import (
     BY_PEER_ACCESS,
     CAPABILITIES,
