@@ -25,8 +25,7 @@ from collbench.machine.nccl import find_nccl
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.cuda import shipped_ptx
 from collbench.measurement.sweep import latency_of
-from collbench.model.nccl_versions import format_version
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, format_version
 from collbench.model.run import DataPoint, Device, Latency, RankLaunches
 from collbench.model.units import format_size
 

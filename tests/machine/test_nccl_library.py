@@ -10,7 +10,7 @@ from collbench import _native
 from collbench.machine import nccl
 from collbench.machine.nccl import find_nccl, wheel_library
 from collbench.model.errors import MachineError
-from collbench.model.nccl_versions import format_version
+from collbench.model.operations import format_version
 
 LOADED, SYSTEM = "", "libnccl.so.2"
 

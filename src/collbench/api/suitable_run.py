@@ -266,7 +266,7 @@ def here(criteria: RunCriteria) -> freshness.Here:
 
 def _nccl_of_the_job(criteria: RunCriteria) -> str:
     from collbench.machine.nccl import find_nccl
-    from collbench.model.nccl_versions import format_version
+    from collbench.model.operations import format_version
 
     return format_version(find_nccl(named_nccl(criteria.request.nccl)).version)
 

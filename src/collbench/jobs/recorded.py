@@ -30,8 +30,7 @@ from collbench.jobs.streams import (
     Repeated,
     Stream,
 )
-from collbench.model.nccl_versions import format_version
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, format_version
 from collbench.model.units import DTYPE_BYTES, REDOPS
 
 _API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type

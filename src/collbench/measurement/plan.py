@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from collbench.measurement.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.nccl_versions import lacking
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
 from collbench.model.run import (
     Asked,
@@ -373,7 +372,7 @@ class Request(Asked):
 
         Raises UsageError where they were asked for by name: only small all-reduces are on what there is.
         """
-        why = {work: lacking(work.registration, nccl) if nccl else "" for work in self.collectives}
+        why = {work: work.registration.lacking(nccl) if nccl else "" for work in self.collectives}
         skipped = [Skipped(SkipKind.OLD_NCCL, work, detail=f"it {reason}") for work, reason in why.items() if reason]
         if skipped and not self.layers:
             work, reason = next((work, reason) for work, reason in why.items() if reason)

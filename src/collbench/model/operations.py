@@ -446,6 +446,11 @@ class Variant(StrEnum):
         return self in (Variant.HOST_BOTH_WAYS, Variant.HOST_ALL_BOTH_WAYS)
 
 
+def format_version(version: int) -> str:
+    """Return NCCL's number of a version as people write it: 22809 is "2.28.9"."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
 class Registration(StrEnum):
     """How the memory of a collective is registered with NCCL (docs/method/collectives.md 7)."""
 
@@ -457,6 +462,13 @@ class Registration(StrEnum):
     def oldest_nccl(self) -> int:
         """The oldest NCCL that has it, as NCCL numbers its versions."""
         return {Registration.NONE: 0, Registration.BUFFER: 21900, Registration.WINDOW: 22700}[self]
+
+    def lacking(self, version: str) -> str:
+        """Return which NCCL this kind of memory needs, as a clause, if this version ("2.26.2") lacks it; else ""."""
+        major, minor, patch = map(int, version.split("."))
+        if major * 10000 + minor * 100 + patch >= self.oldest_nccl:
+            return ""
+        return f"needs NCCL {format_version(self.oldest_nccl).removesuffix('.0')}, and this is {version}"
 
 
 @dataclass(frozen=True, slots=True)

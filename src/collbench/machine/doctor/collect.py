@@ -27,7 +27,7 @@ from collbench.machine.numa import usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
-from collbench.model.nccl_versions import format_version
+from collbench.model.operations import format_version
 from collbench.model.run import Device
 
 # The PCIe path up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).

@@ -56,7 +56,7 @@ class CudaSource:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed."""
         from collbench.machine.nccl import find_nccl
         from collbench.measurement.backends.cuda import CudaBackend
-        from collbench.model.nccl_versions import format_version
+        from collbench.model.operations import format_version
 
         find = partial(find_nccl, opening.nccl_path) if opening.collectives else None
         backend = CudaBackend(
