@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.doctor.findings import Level
-from collbench.machine.network_affinity import NEARNESS, nearest, read_affinity
+from collbench.machine.network_cards import NEARNESS, nearest, read_affinity
 from tests.machine.doctor.described import machine, named
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.machine.doctor.findings import Level
-from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower
+from collbench.machine.network_cards import CONGESTION, ERRORS, changes, down, read_ports, slower
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.session import read_ports_after
 from collbench.model.run import NetworkPort

@@ -17,7 +17,7 @@ from collbench.machine import numa
 from collbench.machine.kernel import available_bytes
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.machine.nccl import host_identity
-from collbench.machine.network_ports import read_ports
+from collbench.machine.network_cards import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from collbench.machine import labels
 from collbench.machine.doctor.facts import Facts, Gpu, Host
 from collbench.machine.doctor.findings import Level, Line, Lines, fail, line, ok, tags, unknown, warn
-from collbench.machine.network_affinity import nearest
-from collbench.machine.network_ports import down, slower
+from collbench.machine.network_cards import down, nearest, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.model.capabilities import capabilities
 from collbench.model.run import NetworkPort

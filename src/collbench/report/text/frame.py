@@ -13,7 +13,7 @@ from collbench.judge.outcome import TroubleKind, outcome
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
-from collbench.machine.network_ports import PortChange, changes
+from collbench.machine.network_cards import PortChange, changes
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import (
