@@ -13,10 +13,9 @@ import pytest
 from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
-from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import summarize
 from collbench.overlaps.protocol import OPERATIONS
-from collbench.overlaps.results import overlaps_of
+from collbench.overlaps.results import Priority, overlaps_of
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus

@@ -15,8 +15,8 @@ from collbench.jobs.replay.protocol import ReplayLoad
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
 from collbench.model.operations import COLLECTIVES, Operation, Variant
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import Load, OverlapPoint
+from collbench.overlaps.results import Compute, ComputeKind, Priority
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus

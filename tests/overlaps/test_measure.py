@@ -14,7 +14,6 @@ from collbench.model.errors import BackendError, DataCorruption, ExitStatus, Fai
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Machine, Run
 from collbench.overlaps import measure as overlap
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.factors import summarize
 from collbench.overlaps.measure import (
     OverlapRequest,
@@ -26,7 +25,7 @@ from collbench.overlaps.measure import (
     planned,
 )
 from collbench.overlaps.protocol import Load, OverlapOpened, OverlapPoint, RankTimes
-from collbench.overlaps.results import overlaps_of
+from collbench.overlaps.results import Compute, ComputeKind, Priority, overlaps_of
 
 CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)

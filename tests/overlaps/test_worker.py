@@ -19,8 +19,8 @@ import pytest
 
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from collbench.model.operations import Operation
-from collbench.overlaps.compute import Compute, ComputeKind
 from collbench.overlaps.protocol import OPERATIONS, Load, OverlapPoint
+from collbench.overlaps.results import Compute, ComputeKind
 from collbench.overlaps.simulated import open_overlap, overlapped, unit_seconds
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.sim.fabrics import OverlapFactors

@@ -38,8 +38,7 @@ from collbench.model.run import (
 )
 from collbench.model.sections import SECTIONS
 from collbench.model.units import DTYPE_BYTES, REDOPS
-from collbench.overlaps.compute import Compute, ComputeKind
-from collbench.overlaps.results import Overlap, OverlapTrial
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, OverlapTrial
 from collbench.report import sentences
 from collbench.runfile import run_file
 from tests.builders import ALL, gpus, measured, pair_run, run_of, shared

@@ -17,9 +17,9 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.overlaps import measure as bench
-from collbench.overlaps.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.overlaps.measure import OverlapRequest
 from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
+from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
 from collbench.runfile import run_file
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}

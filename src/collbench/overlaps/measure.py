@@ -24,7 +24,6 @@ from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.compute import Compute, Priority
 from collbench.overlaps.protocol import (
     DTYPE,
     QUEUE_ENTRIES,
@@ -34,7 +33,7 @@ from collbench.overlaps.protocol import (
     OverlapPoint,
     RankTimes,
 )
-from collbench.overlaps.results import NAME, Overlap, OverlapTrial
+from collbench.overlaps.results import NAME, Compute, Overlap, OverlapTrial, Priority
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
 _CHUNK_S = 4e-4

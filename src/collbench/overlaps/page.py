@@ -8,9 +8,8 @@ from rich.text import Text
 
 from collbench.model.run import Device, Run
 from collbench.model.units import amount, format_size, sentence
-from collbench.overlaps.compute import Priority
 from collbench.overlaps.factors import Figure, spread, strongest, summarize
-from collbench.overlaps.results import Overlap, overlaps_of
+from collbench.overlaps.results import Overlap, Priority, overlaps_of
 from collbench.report import sentences
 from collbench.report.text.frame import header, origin, sim, unhealthy_lines
 from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole

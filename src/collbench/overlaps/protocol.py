@@ -8,7 +8,7 @@ from typing import Protocol
 
 from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.model.operations import Operation, Work
-from collbench.overlaps.compute import Compute, Priority
+from collbench.overlaps.results import Compute, Priority
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"

@@ -11,8 +11,8 @@ from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend
 from collbench.measurement.backends.sim_world import opened
 from collbench.model.operations import Work
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
+from collbench.overlaps.results import Compute, ComputeKind, Priority
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
 _SPAN_S = 0.025  # as on GPUs

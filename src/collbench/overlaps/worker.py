@@ -15,8 +15,8 @@ from collbench.measurement.backends.torch_data import Kind, Message
 from collbench.measurement.backends.torch_rank import room, run
 from collbench.measurement.backends.torch_streams import Device, Stream, opened
 from collbench.model.units import DTYPE_BYTES
-from collbench.overlaps.compute import Compute, ComputeKind, Priority
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, OverlapPoint, RankTimes
+from collbench.overlaps.results import Compute, ComputeKind, Priority
 from collbench.overlaps.streams import StreamWork, run_both
 
 # Messages rotate over this many bytes: beyond an H200's L2 of 50 MiB, and a core's own (docs/method/measuring.md 8).
