@@ -231,7 +231,7 @@ def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
     program = """
 import json, threading, time
 from collbench.measurement.backends.torch_streams import Core
-from collbench.overlaps.streams import StreamWork, run_both
+from collbench.overlaps.worker import StreamWork, run_both
 units = [0]
 def unit(number): units[0] += 1; time.sleep(0.001)
 def call(number): time.sleep(0.05)
@@ -251,7 +251,7 @@ print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
     program = """
 from collbench.measurement.backends.torch_streams import Core
-from collbench.overlaps.streams import StreamWork, run_both
+from collbench.overlaps.worker import StreamWork, run_both
 def fails(number): raise RuntimeError("no such group")
 for first, second in ((fails, print), (print, fails)):
     core = Core()
