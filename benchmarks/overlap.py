@@ -30,8 +30,8 @@ from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
 from collbench.model.units import format_size
 from collbench.overlaps import factors as overlap
-from collbench.overlaps.page import condition_name
 from collbench.overlaps.results import Compute, Overlap, Priority, overlaps_of
+from collbench.overlaps.section import condition_name
 from collbench.runfile import run_file
 
 CHANGE_BAR, ISOLATED_BAR, WALL_BAR_S = 0.03, 0.01, 15.0

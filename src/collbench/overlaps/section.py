@@ -2,20 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
 
 from collbench.model.errors import FailureKind
-from collbench.model.run import Run, device_sets
-from collbench.model.units import amount, fixed, format_size
-from collbench.overlaps.factors import strongest, summarize
-from collbench.overlaps.page import answer, condition_name, failed_overlap, overlap_page
-from collbench.overlaps.results import overlaps_of
+from collbench.model.run import Device, Run, device_sets
+from collbench.model.units import amount, fixed, format_size, sentence
+from collbench.overlaps.factors import Figure, spread, strongest, summarize
+from collbench.overlaps.results import Overlap, Priority, overlaps_of
+from collbench.report import sentences
 from collbench.report.columns import Column, Row, Type, with_interval
 from collbench.report.rows import devices_of, outcome_of
 from collbench.report.sections import Html
+from collbench.report.text.frame import header, origin, sim, unhealthy_lines
+from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
 
 HELD = "overlaps"
-page = overlap_page
+_LEGEND = """\
+×: time while the other runs / time alone; slowest rank, median of the trials
+(collective: mean of all calls), ± half of the 95% interval;
+of max: time of both together / the longer time alone (1.00: perfect);
+of sum: time of both together / the sum of their times alone"""
+_FEW_FAILURES = 3
+
+
+def page(run: Run) -> Page:
+    """Yield the page's blocks: the answer, a table for each compute, what failed."""
+    yield from whole("header", Lines(header(run)))
+    if any(overlap.trials for overlap in overlaps_of(run)):
+        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
+        for heads, rows, brief in _tables(run):
+            yield from both("tables", Text(f"\n{sim(run)}{heads}"))
+            yield from whole("tables", rows)
+            yield from short(brief)
+        yield from both("tables", Text(_LEGEND))
+    else:
+        yield Lines("No data point was measured.")
+    yield from whole("tables", *_raw(run))
+    lines = [*failures(run), *_verified(run)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def answer(run: Run) -> str:
+    """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 1.08x".
+
+    A factor whose interval holds 1 is not named. The run has a trial.
+    """
+    overlap = strongest(overlaps_of(run))
+    if overlap is None:
+        return "no slowdown is shown: of each collective's factor, the 95% interval holds 1 or is unknown"
+    summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
+    compute = summary.compute_factor
+    return (
+        f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
+        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
+        f"the {overlap.compute.kind} "
+        + (f"takes {_times(compute.value)}" if compute.excludes(1.0) else "shows no slowdown")
+    )
+
+
+def condition_name(overlap: Overlap) -> str:
+    """Return what a data point is called, apart from its size: "allreduce overlapping gemm:8192, high priority"."""
+    return f"{overlap.work.operation} overlapping {overlap.compute}{_settings(overlap.priority, overlap.ctas)}"
+
+
+def _settings(priority: Priority, ctas: int | None) -> str:
+    """Return what was set of a collective that overlaps compute: ", high priority, 4 CTAs", "" for nothing."""
+    high = ", high priority" if priority is Priority.HIGH else ""
+    return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
+
+
+def failed_overlap(overlap: Overlap, devices: Sequence[Device]) -> str:
+    """Return "broadcast of 1M overlapping memory:256: hang: no answer within 60 s"."""
+    settings = _settings(overlap.priority, overlap.ctas)
+    what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
+    return f"{what}: {sentences.failure(overlap.failure, devices) if overlap.failure else 'wrong data'}"
+
+
+def failures(run: Run) -> Iterator[str]:
+    """Yield a line for each of the first data points that failed."""
+    failed = [overlap for overlap in overlaps_of(run) if overlap.failure is not None]
+    for overlap in failed[:_FEW_FAILURES]:
+        yield f"failed    {failed_overlap(overlap, run.devices)}"
+    if len(failed) > _FEW_FAILURES:
+        yield f"failed    and {len(failed) - _FEW_FAILURES} more"
+
+
+_SETTINGS = ("priority", "CTAs")
+_HEADS = ("size", *_SETTINGS, "alone", "overlap", "×", "alone ", "overlap ", "× ", "of max", "of sum")
+# With columns for priority and CTAs a row is wider than 80: the short page leaves these out.
+_ONLY_WHOLE = ("alone ", "overlap ", "of sum")
+
+
+def _tables(run: Run) -> Iterator[tuple[str, Table, Table]]:
+    """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
+    measured = [overlap for overlap in overlaps_of(run) if overlap.trials]
+    several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
+    for compute in dict.fromkeys(overlap.compute for overlap in measured):
+        points = sorted((one for one in measured if one.compute == compute), key=lambda one: one.size_bytes)
+        every = table(*_HEADS, rows=map(_cells, points), left=("size", "priority"), keys=3)
+        rows = every if several_settings else every.without(_SETTINGS)
+        brief = rows.without(_ONLY_WHOLE) if several_settings else rows
+        what = f"{points[0].work.operation} over {len(points[0].members)} ranks"
+        yield f"{what} (left) overlapping {compute}, one unit (right), ms", rows, brief
+
+
+def _cells(one: Overlap) -> Iterator[str]:
+    summary = summarize(one)
+    yield from (format_size(one.size_bytes), str(one.priority), "-" if one.ctas is None else str(one.ctas))
+    for alone, beside, factor in (
+        (summary.collective_alone, summary.collective_beside, summary.collective_factor),
+        (summary.compute_alone, summary.compute_beside, summary.compute_factor),
+    ):
+        yield from (milliseconds(alone), milliseconds(beside), f"{factor.value:.2f}{half_interval(factor)}")
+    yield from (f"{summary.of_max.value:.2f}", f"{summary.of_sum.value:.2f}")
+
+
+def milliseconds(seconds: Figure) -> str:
+    """Return a time in ms, without its interval."""
+    return f"{seconds.value * 1e3:.3f}"
+
+
+def half_interval(figure: Figure) -> str:
+    """Return half of a figure's interval as a share of it, " ±1.2%"; "" without an interval."""
+    return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
+
+
+def _raw(run: Run) -> Iterator[Part]:
+    """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
+    rows = table(
+        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
+    )
+    for overlap in overlaps_of(run):
+        if overlap.trials:
+            settings = _settings(overlap.priority, overlap.ctas)
+            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
+            calls = sum(len(trial.beside_calls) for trial in overlap.trials)
+            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
+            units = sum(trial.covered_units for trial in overlap.trials)
+            rows.add_row(name, str(len(overlap.trials)), str(calls), low, high, str(units))
+    if rows.rows:
+        yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
+        yield rows
+
+
+def _verified(run: Run) -> Iterator[str]:
+    """Yield how many data points were not verified: no line would look like agreement."""
+    unknown = sum(
+        1 for overlap in overlaps_of(run) if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
+    )
+    if unknown:
+        yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"
 
 
 def failed(run: Run) -> str:

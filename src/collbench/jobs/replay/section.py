@@ -14,7 +14,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
-from collbench.overlaps.page import half_interval, milliseconds
+from collbench.overlaps.section import half_interval, milliseconds
 from collbench.report import sentences
 from collbench.report.columns import Column, Row, Type, with_interval
 from collbench.report.rows import devices_of, outcome_of
