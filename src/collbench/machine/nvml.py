@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from collbench.machine import containers, theory
+from collbench.machine import kernel, theory
 from collbench.machine.kernel import kernel_bus_id
 from collbench.machine.labels import UNKNOWN
 from collbench.machine.numa import format_cpus
@@ -370,7 +370,7 @@ class Nvml:
         except lib.NVMLError_LibraryNotFound as error:
             raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
-                f"{containers.fix(containers.kind(pathlib.Path('/'), os.environ), 'install the driver')}, or use no "
+                f"{kernel.container_fix(kernel.container_kind(pathlib.Path('/'), os.environ), 'install the driver')}, or use no "
                 "GPU: --backend host to measure, topo --topology FILE to read a saved label matrix",
             ) from error
         except lib.NVMLError as error:

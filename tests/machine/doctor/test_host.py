@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine import containers
+from collbench.machine import kernel
 from collbench.machine.doctor import collect
 from collbench.machine.doctor.collect import acs_control, slot
 from collbench.machine.doctor.facts import Slot
@@ -39,7 +39,7 @@ def test_containers_are_known_by_what_they_leave(
 ) -> None:
     for name, text in files.items():
         put(tmp_path, name, text)
-    assert containers.kind(tmp_path, environment) == kind, what
+    assert kernel.container_kind(tmp_path, environment) == kind, what
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-from collbench.machine import containers, nvml
+from collbench.machine import kernel, nvml
 from collbench.machine.cuda_variables import recorded
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
@@ -229,7 +229,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         cpu_quota=cpu_quota(root),
         memory_nodes=usable_nodes(root, allowed),
         memory_available=available_bytes(root),
-        container=containers.kind(root, environment),
+        container=kernel.container_kind(root, environment),
         hypervisor=hypervisor(root),
         iommu=bool(entries(iommus)) if iommus.is_dir() else None,
         iommu_parameters=tuple(word for word in read(root / "proc/cmdline").split() if "iommu" in word),

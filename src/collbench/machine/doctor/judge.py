@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.machine import containers, labels
+from collbench.machine import kernel, labels
 from collbench.machine.cuda_variables import OF_CUDA, OF_TORCH, Use, falsified, switched_on
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Software
 from collbench.machine.doctor.findings import (
@@ -68,7 +68,7 @@ def _driver(facts: Facts) -> Lines:
     """Judge the driver, its version, and how many GPUs it shows."""
     driver = facts.driver
     if driver.error:
-        instead = f"{containers.fix(facts.host.container, _INSTALL)}; {_WITHOUT}"
+        instead = f"{kernel.container_fix(facts.host.container, _INSTALL)}; {_WITHOUT}"
         yield fail("driver", driver.error, instead if driver.missing else driver.advice)
         return
     yield _driver_version(driver)
@@ -94,7 +94,7 @@ def _count(facts: Facts) -> Line:
     text = counted(gpu.device.name for gpu in gpus)
     hidden = (facts.driver.on_the_bus or 0) - len(gpus)
     if not gpus:
-        fix = containers.fix(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
+        fix = kernel.container_fix(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return fail("GPUs", "the driver shows no GPU to this process", fix)
     if hidden <= 0:
         return ok("GPUs", text)
