@@ -10,7 +10,7 @@ import click
 import pytest
 
 from collbench.cli.program import cli
-from collbench.launch.arguments import TORCHRUN_FLAGS, TORCHRUN_VALUES
+from collbench.launch.torchrun import TORCHRUN_FLAGS, TORCHRUN_VALUES
 from collbench.model.operations import COLLECTIVES
 from tests.cli.program import Program, collbench
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from collbench.api.training import TrainRequest
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
-from collbench.launch import arguments as launch_arguments
-from collbench.launch.arguments import Script, passed_on
+from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.errors import UsageError
 from tests.launch.made import script
 
@@ -115,14 +114,12 @@ def test_whatever_follows_the_script_is_untouched(args: list[str]) -> None:
 def test_the_table_is_torchruns_own_parser() -> None:
     """New options of torch must be added to the table, or a script could be taken for a value."""
     torchrun = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    long = {letter: name for name, letter in launch_arguments.SHORT.items()}
-    flags, values = set(launch_arguments.TORCHRUN_FLAGS | {"--help"}), set(launch_arguments.TORCHRUN_VALUES)
+    long = {letter: name for name, letter in SHORT.items()}
+    flags, values = set(TORCHRUN_FLAGS | {"--help"}), set(TORCHRUN_VALUES)
     for action in torchrun.get_args_parser()._actions:
         for spelling in action.option_strings:
             name = {"-h": "--help", **long}.get(spelling, spelling.replace("_", "-"))
-            table = (
-                launch_arguments.TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else launch_arguments.TORCHRUN_VALUES
-            )
+            table = TORCHRUN_FLAGS | {"--help"} if action.nargs == 0 else TORCHRUN_VALUES
             assert name in table, f"{spelling} takes {'no' if action.nargs == 0 else 'a'} value in torch"
             (flags if action.nargs == 0 else values).discard(name)
     assert not flags | values, "options that torch does not know"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collbench.cli.calls import context_of
 from collbench.cli.train import train_request
 from collbench.launch.ablation import Ablation, AllReduce, Arm, Measure, TrainingRun, judge, measure_of
-from collbench.launch.arguments import Script
+from collbench.launch.torchrun import Script
 
 
 def run(

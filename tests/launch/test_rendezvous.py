@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from collbench.launch import rendezvous, torchrun
+from collbench.launch import torchrun
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 from tests.launch.made import script
@@ -76,7 +76,7 @@ def test_what_is_added_to_what_the_user_types(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert rendezvous.options(arguments, environment) == expected.split(), title
+    assert torchrun.rendezvous_options(arguments, environment) == expected.split(), title
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_added_to_what_the_user_types(
 )
 def test_whether_there_may_be_several_nodes(title: str, line: str, environment: dict[str, str], several: bool) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert rendezvous.several_nodes(arguments, environment) is several, title
+    assert torchrun.several_nodes(arguments, environment) is several, title
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
     expected = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if reported else {}
-    assert rendezvous.variables(arguments, environment) == expected, title
+    assert torchrun.rendezvous_variables(arguments, environment) == expected, title
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 )
 def test_one_clear_line(title: str, line: str, environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        rendezvous.options(script(["--auto-select", "2", *line.split(), "a.py"]), environment)
+        torchrun.rendezvous_options(script(["--auto-select", "2", *line.split(), "a.py"]), environment)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = script(["--auto-select", "2", *line.split(), "a.py"])
-    assert rendezvous.override_note(arguments, environment, 2) == expected, title
+    assert torchrun.override_note(arguments, environment, 2) == expected, title
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,9 +17,8 @@ from collbench.api.sessions import new_seed
 from collbench.api.training import TrainRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments
-from collbench.launch import rendezvous, torchrun
+from collbench.launch import torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
-from collbench.launch.arguments import DEFAULT_BUDGET_S, AblateOptions
 from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
 from collbench.machine.launchers import find_launch
@@ -32,6 +32,30 @@ from collbench.runfile import atomic_write, saved_runs
 
 if TYPE_CHECKING:
     from collbench.launch.experiment import Experiment, Reporter
+
+
+_DEFAULT_BUDGET_S = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblateOptions:
+    """How `collbench ablate` compares, besides the choice of devices.
+
+    `without` and `against` are raw text. `repeats` None: until the ratio is known to ± `precision`, a share, or
+    `budget` seconds are spent.
+    """
+
+    without: tuple[str, ...] = ()
+    against: str | None = None
+    repeats: int | None = None
+    precision: float | None = None
+    budget: float | None = None
+    skip: int | None = None
+    step_pattern: str | None = None
+    seed: int | None = None
+    output: Path | None = None
+    allreduce: bool = True
+    force: bool = False
 
 
 def prepare(
@@ -89,7 +113,7 @@ def _check(train: TrainRequest, change: Change, notices: Notices) -> None:
     ablations.refuse_alike(change, os.environ)
     if find_launch(os.environ) is not None:
         raise UsageError("ablate starts torchrun itself, many times: run it without torchrun, srun or mpirun")
-    if rendezvous.several_nodes(train.script, os.environ):
+    if torchrun.several_nodes(train.script, os.environ):
         raise UsageError(
             f"ablate compares on one node, and {'--nnodes' if train.script.has('--nnodes') else 'PET_NNODES'} names "
             "several: run ablate on each node by itself"
@@ -184,5 +208,5 @@ def _begun(
         skip=asked.skip,
         step_pattern=asked.step_pattern,
         precision=asked.precision or ablations.PRECISION,
-        budget_seconds=None if asked.repeats else asked.budget or DEFAULT_BUDGET_S,
+        budget_seconds=None if asked.repeats else asked.budget or _DEFAULT_BUDGET_S,
     )

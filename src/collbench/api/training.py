@@ -13,8 +13,8 @@ from collbench.api.choices import ChoiceRequest
 from collbench.api.notices import SILENT, Notices
 from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome
-from collbench.launch import rendezvous, torchrun
-from collbench.launch.arguments import Script
+from collbench.launch import torchrun
+from collbench.launch.torchrun import Script
 from collbench.machine import visible_devices
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
@@ -59,9 +59,9 @@ def prepare(request: TrainRequest, notices: Notices = SILENT) -> Launch:
     present = looking.result()
     devices = chosen.devices
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
-    changes |= rendezvous.variables(script, os.environ)
+    changes |= torchrun.rendezvous_variables(script, os.environ)
     command = torchrun.start_command(script, devices, os.environ, backend=present.backend)
-    notes = (chosen.note, rendezvous.override_note(script, os.environ, len(devices)))
+    notes = (chosen.note, torchrun.override_note(script, os.environ, len(devices)))
     return Launch(changes, command, tuple(filter(None, notes)), chosen.line(present))
 
 

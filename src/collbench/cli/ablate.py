@@ -16,7 +16,6 @@ from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say, show_page
 from collbench.cli.train import ScriptCommand, train, train_request
 from collbench.launch import torchrun
-from collbench.launch.arguments import AblateOptions
 from collbench.model.errors import Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import parse_budget, parse_precision
@@ -170,7 +169,7 @@ def ablate(*, as_json: bool, verbose: bool, dry_run: bool, **values: Any) -> Non
     from collbench.launch import experiment
     from collbench.launch.ablation import dumps
 
-    asked = AblateOptions(**{field.name: values[field.name] for field in fields(AblateOptions)})
+    asked = ablating.AblateOptions(**{field.name: values[field.name] for field in fields(ablating.AblateOptions)})
     try:
         prepared = ablating.prepare(train_request(values), asked, _reporter(verbose=verbose), NOTICES, dry_run=dry_run)
         if dry_run:

@@ -15,7 +15,7 @@ from collbench.api.training import TrainRequest, prepare
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
-from collbench.launch.arguments import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
+from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
 

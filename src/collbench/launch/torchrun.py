@@ -1,24 +1,77 @@
-"""The torchrun command for the chosen devices, and the one exec that replaces collbench by it."""
+"""Torchrun on the chosen devices: its options, the command, and the one exec that replaces collbench by it."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from collbench.launch import rendezvous
-from collbench.launch.arguments import Script
+from collbench.machine.launchers import Step, find_launch, find_step
 from collbench.machine.visible_devices import NAME
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Device
+
+# Torchrun's options: where the script begins depends on which of them take a value. The table is kept by hand because
+# asking its parser means importing torch (2-4 s); a test compares it with that parser.
+
+# [torch 2.13, torch/distributed/run.py, get_args_parser]
+TORCHRUN_FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank"})
+RENDEZVOUS = frozenset(
+    {
+        *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    }
+)
+TORCHRUN_VALUES = RENDEZVOUS | {
+    *("--nproc-per-node", "--max-restarts", "--monitor-interval", "--start-method", "--role"),
+    *("--log-dir", "--redirects", "--tee", "--local-ranks-filter", "--logs-specs", "--event-log-handler"),
+    *("--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+    *("--numa-binding", "--signals-to-handle", "--shutdown-timeout"),
+}
+SHORT = {"--module": "-m", "--redirects": "-r", "--tee": "-t"}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script with all that follows it, and torchrun's options by long name with dashes; None is a flag's value."""
+
+    program: tuple[str, ...]
+    torchrun: Mapping[str, str | None] = field(default_factory=dict)
+
+    def has(self, *names: str) -> bool:
+        """Return whether one of these options was given."""
+        return not self.torchrun.keys().isdisjoint(names)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options as torchrun reads them."""
+        return tuple(word for name, value in self.torchrun.items() for word in (name, value) if word is not None)
+
+
+# Collbench's own options that training scripts hardly ever have; many have a --backend or --devices.
+_RARELY_A_SCRIPTS = ("--auto-select", "--allow-busy", "--exclude", "--max-age", "--run-file")
+
+
+def passed_on(program: Sequence[str]) -> str:
+    """Return the line on options of collbench that stand after the script, and so are the script's; "" without any."""
+    names = {word.partition("=")[0] for word in program[1:]}
+    misplaced = [name for name in _RARELY_A_SCRIPTS if name in names]
+    if not misplaced:
+        return ""
+    them = "it" if len(misplaced) == 1 else "them"
+    return (
+        f"{', '.join(misplaced)} passed to {program[0]}: put {them} before the script if collbench should read {them}"
+    )
 
 
 def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, backend: str) -> dict[str, str]:
@@ -88,7 +141,7 @@ def start_command(
     if capabilities(backend).cores:
         start += ["taskset", "-c", ",".join(str(device.index) for device in devices)]
     # -P keeps the working directory out of torchrun's own imports, as its script does.
-    start += [sys.executable, "-P", "-m", "torch.distributed.run", *rendezvous.options(script, inherited)]
+    start += [sys.executable, "-P", "-m", "torch.distributed.run", *rendezvous_options(script, inherited)]
     if not script.has("--nproc-per-node"):
         start += ["--nproc-per-node", str(len(devices))]
     return [*start, *script.options, "--", *_escaped(script.program, is_executable=script.has("--no-python"))]
@@ -115,7 +168,7 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
 
 def check_options(script: Script, inherited: Mapping[str, str], count: int) -> None:
     """Raise UsageError for torchrun options that contradict each other or K, 0 for none: before measuring."""
-    rendezvous.options(script, inherited)
+    rendezvous_options(script, inherited)
     if count:
         _check_process_count(script, count)
 
@@ -163,3 +216,109 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         raise MachineError(
             f"cannot start '{command[0]}': {error.strerror}: check that it exists and is executable"
         ) from error
+
+
+# How the nodes of a job find each other: torchrun's options, the user's own or those that Slurm's variables give.
+
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+# Whoever gives one of these has decided how the nodes meet.
+_MEETING = ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--master-port", "--node-rank")
+
+
+def rendezvous_options(script: Script, environment: Mapping[str, str]) -> list[str]:
+    """Return the torchrun options on the rendezvous that the user left to us. Raises UsageError.
+
+    torchrun takes defaults from PET_* variables, which Kubeflow's PyTorchJob sets: they count as the user's.
+    """
+    _check_nnodes(script, environment)
+    several = several_nodes(script, environment)
+    if _meets(script, environment):
+        return ["--rdzv-backend", "c10d"] if several and _lacks_backend(script, environment) else []
+    step = find_step(environment) if several else None
+    if step is not None:
+        return _in_a_step(step, script)
+    if several:
+        raise UsageError(
+            f"--nnodes {script.torchrun.get('--nnodes') or 'in PET_NNODES'} has no address for the nodes: add "
+            "--rdzv-endpoint HOST:29500, with the same HOST on every node"
+        )
+    if any(_given(script, environment, name) is not None for name in RENDEZVOUS):
+        return []  # --standalone would override it without a word
+    _refuse_others(environment)
+    return ["--standalone"]
+
+
+def several_nodes(script: Script, environment: Mapping[str, str]) -> bool:
+    """Return whether ranks may run on more than this node: --nnodes "4", "1:4", PET_NNODES, or a step of Slurm's."""
+    given = _given(script, environment, "--nnodes")
+    if given:
+        return given.rpartition(":")[2].strip() != "1"
+    return not _meets(script, environment) and find_step(environment) is not None
+
+
+def rendezvous_variables(script: Script, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what to set so that a node that was lost can come back; {} where none can, or where it is set already.
+
+    After a restart torchrun's first node does not announce the address of its shared store, and a node that is new
+    waits 60 s for it and fails [torch 2.13, elastic/rendezvous/dynamic_rendezvous.py, next_rendezvous].
+    """
+    fewest, _, most = (_given(script, environment, "--nnodes") or "").partition(":")
+    restarts = (_given(script, environment, "--max-restarts") or "0") != "0" or most not in ("", fewest)
+    if not restarts or not several_nodes(script, environment) or _OWN_STORE in environment:
+        return {}
+    return {_OWN_STORE: "1"}
+
+
+def override_note(script: Script, environment: Mapping[str, str], count: int) -> str:
+    """Return a clause if PET_NPROC_PER_NODE is not `count`, the number of ranks here; else ""."""
+    per_node = environment.get("PET_NPROC_PER_NODE", "")
+    if not re.fullmatch("[0-9]{1,9}", per_node) or int(per_node) == count or script.has("--nproc-per-node"):
+        return ""
+    return f"PET_NPROC_PER_NODE={per_node} is overridden by the {count} chosen here"
+
+
+def _check_nnodes(script: Script, environment: Mapping[str, str]) -> None:
+    """Raise UsageError for a number of nodes with which torchrun would print a traceback."""
+    given = _given(script, environment, "--nnodes") or "1"
+    numbers = re.fullmatch(r"([1-9][0-9]{0,8})(?::([1-9][0-9]{0,8}))?", given.strip())
+    if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
+        name = "--nnodes" if script.has("--nnodes") else "PET_NNODES"
+        raise UsageError(f"{name} '{given}' is not a number of nodes: write 4, or 1:4 for an elastic job")
+
+
+def _in_a_step(step: Step, script: Script) -> list[str]:
+    """Return the options for Slurm's step of one task a node. The first node is the host; is_host tells torchrun so."""
+    given = script.torchrun.get("--nnodes")
+    if given is not None and given.rpartition(":")[2] != str(step.nodes):
+        raise UsageError(f"--nnodes {given} contradicts srun, which starts {step.nodes} nodes: leave it out")
+    added = [] if given is not None else ["--nnodes", str(step.nodes)]
+    added += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{step.host}:{step.port}"]
+    added += [] if script.has("--rdzv-id") else ["--rdzv-id", step.name]
+    return added + ([] if script.has("--rdzv-conf") else ["--rdzv-conf", f"is_host={int(step.node == 0)}"])
+
+
+def _refuse_others(environment: Mapping[str, str]) -> None:
+    """Raise UsageError where a launcher started this once on each of several nodes: each would train for itself."""
+    launch = find_launch(environment)
+    if launch is not None and launch.local_size < launch.world_size:
+        raise UsageError(
+            f"{launch.launcher} started this on {launch.world_size // launch.local_size} nodes, which do not know "
+            "of each other: add --nnodes N --rdzv-endpoint HOST:29500, or --standalone"
+        )
+
+
+def _lacks_backend(script: Script, environment: Mapping[str, str]) -> bool:
+    """Torchrun's default, static, needs a number for every node, which the same arguments on each node do not give."""
+    static = ("--rdzv-backend", "--node-rank", "--master-addr")
+    endpoint = _given(script, environment, "--rdzv-endpoint")
+    return endpoint is not None and not any(_given(script, environment, name) for name in static)
+
+
+def _meets(script: Script, environment: Mapping[str, str]) -> bool:
+    return any(script.has(name) or _given(script, environment, name) is not None for name in _MEETING)
+
+
+def _given(script: Script, environment: Mapping[str, str], name: str) -> str | None:
+    """Return an option's value, else that of the variable that torchrun reads for it."""
+    variable = f"PET_{name[2:].replace('-', '_').upper()}"
+    return script.torchrun[name] if script.has(name) else environment.get(variable)

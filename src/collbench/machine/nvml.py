@@ -368,10 +368,11 @@ class Nvml:
         try:
             lib.nvmlInit()
         except lib.NVMLError_LibraryNotFound as error:
+            container = kernel.container_kind(pathlib.Path("/"), os.environ)
             raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
-                f"{kernel.container_fix(kernel.container_kind(pathlib.Path('/'), os.environ), 'install the driver')}, or use no "
-                "GPU: --backend host to measure, topo --topology FILE to read a saved label matrix",
+                f"{kernel.container_fix(container, 'install the driver')}, or use no GPU: "
+                "--backend host to measure, topo --topology FILE to read a saved label matrix",
             ) from error
         except lib.NVMLError as error:
             raise MachineError(
