@@ -18,8 +18,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from collbench.api.choices import SelectRequest
-from collbench.api.selecting import select_devices
+from collbench.api.selecting import SelectRequest, select_devices
 from collbench.model.errors import CollbenchError
 from collbench.runfile.codec import plain
 from collbench.sim import fabrics

@@ -14,9 +14,9 @@ from typing import Any, Self
 import pytest
 
 from collbench.api import suitable_run
-from collbench.api.choices import SelectRequest
 from collbench.api.notices import SILENT
 from collbench.api.select_by_run import measure_finalists
+from collbench.api.selecting import SelectRequest
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import collbench
-from collbench.api import choices, select_by_run, selecting, suitable_run
+from collbench.api import select_by_run, selecting, suitable_run
 from collbench.api.notices import SILENT
 from collbench.choose.freshness import Here
 from collbench.jobs import job_file
@@ -152,7 +152,7 @@ def test_on_any_machine_no_finalist_beats_the_chosen_set(folder: Path, seed: int
     fabric.write_text(fabric_text(random_fabric))
     count = 2 + seed % 3
     job = data_parallel(count, (2**24, 2**20))
-    request = choices.SelectRequest(count=count, backend="sim", fabric=str(fabric), scorer=JobScorer(job, "job"))
+    request = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), scorer=JobScorer(job, "job"))
     chosen = selecting.select_devices(request).selection
     shown = chosen.job
     if shown is None:  # all there are, or bandwidth rules all others out

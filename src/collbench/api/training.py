@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from collbench.api import suitable_run
-from collbench.api.choices import ChoiceRequest
 from collbench.api.notices import SILENT, Notices
+from collbench.api.selecting import ChoiceRequest
 from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun

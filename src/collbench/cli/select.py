@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.choices import DEFAULT_SIZE, Selected, SelectRequest
-from collbench.api.selecting import select_devices
+from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.launch import formats
