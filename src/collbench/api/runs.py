@@ -1,17 +1,16 @@
-"""Saved runs: listed, loaded, ranked, judged and compared."""
+"""Saved runs, listed, loaded, ranked, judged and compared; and the runs that Python calls return."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import file_kinds, keywords
-from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
-from collbench.judge.tier_words import verdict_of
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -26,6 +25,24 @@ if TYPE_CHECKING:
     from collbench.judge.diagnose import Verdict
     from collbench.judge.tails import Tails
     from collbench.judge.tiers import Ranking
+    from collbench.report.rows import Table
+
+
+class MeasuredRun(Run):
+    """A run as `collbench.load` and the measuring calls return it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, run: Run) -> MeasuredRun:
+        """Return the run as one of these."""
+        return cls(**{one.name: getattr(run, one.name) for one in fields(run)})
+
+    def table(self) -> Table:
+        """Return the figures: a row for each data point, with the columns of `collbench export` (docs/columns.md)."""
+        from collbench.report.rows import Table  # late: numpy
+
+        return Table.of(self)
 
 
 def load(path: str | os.PathLike[str]) -> MeasuredRun:
@@ -195,6 +212,7 @@ def check(run: Run) -> tuple[Verdict, ...]:
 def explain(found: Verdict | Ranking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
+    from collbench.judge.tier_words import verdict_of
     from collbench.judge.tiers import Ranking
     from collbench.report import sentences
 

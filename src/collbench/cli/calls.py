@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from collbench.api import file_kinds, keywords, selecting, sessions
-from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import request_of
 from collbench.api.notices import SILENT
+from collbench.api.runs import MeasuredRun
 from collbench.cli.measuring import MeasuringCommand, own_options
 from collbench.cli.program import cli
 from collbench.cli.select import select_request

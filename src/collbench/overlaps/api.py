@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from collbench.api import keywords
-from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
+from collbench.api.runs import MeasuredRun
 from collbench.api.sessions import WorkerSession, new_seed
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
