@@ -1,28 +1,40 @@
-"""What each measuring command times: from the options that all of them share to a request."""
+"""What each measuring command times, as a request; and the request measured into a run that is saved as it grows.
+
+Only worker processes start CUDA, not this process.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import random
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from collbench import untrusted
 from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
-from collbench.api.sessions import named_nccl, new_seed
+from collbench.judge.outcome import outcome
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory
+from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import CommandKind, Device
+from collbench.model.run import CommandKind, Device, Run
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import parse_sizes
+from collbench.runfile import run_file
+from collbench.runfile.run_file import RunWriter
+
+if TYPE_CHECKING:
+    from collbench.measurement.session import Ranks
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
@@ -243,3 +255,168 @@ def _block_bytes(name: str, text: str) -> int:
     if not 0 <= value < 2**62:  # not a number is none of these
         raise UsageError(f"--skew {name}: '{text}' is not a number of bytes: write 0 or more")
     return int(value) // BLOCK_UNIT * BLOCK_UNIT
+
+
+# A request on open devices.
+
+
+class OpenSession(ABC):
+    """A request on open devices. `run` holds what was measured at any moment; the file `path` follows within seconds.
+
+    A context manager: the worker processes have exited at its end.
+    """
+
+    run: Run
+    _writer: RunWriter
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return self._writer.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None if it is."""
+        return self._writer.failure
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def finish(self) -> Self:
+        """Measure to the end; the worker processes have exited when this returns."""
+        with self:
+            self.measure()
+        return self
+
+
+class RequestSession(OpenSession):
+    """A request for copies, latencies or collectives. `title` is the progress bar's.
+
+    With `ranks`, which opens them, this process is rank 0 of several that measure. `meanwhile` is called while the
+    worker process opens GPUs. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot
+    be written.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        path: Path | None,
+        notices: Notices,
+        title: str,
+        *,
+        ranks: Callable[[Request, Notices], AbstractContextManager[Ranks]] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        begun = None if ranks else factory.begin(request.backend, meanwhile)
+        from collbench.measurement.session import Session  # late: numpy, while the driver starts
+
+        self._notices, self._title = notices, title
+        with ExitStack() as stack:
+            world = None if ranks is None else stack.enter_context(ranks(request, notices))
+            self._session = stack.enter_context(Session(request, path, notices.say, world, begun))
+            self.run, self._writer = self._session.run, self._session.writer
+            self._stack = stack.pop_all()
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
+        try:
+            with self._notices.progress(self._title) as progress:
+                self._session.measure(progress)
+        except DataCorruption as error:
+            raise explained(error, self.run) from error
+        except BackendError as error:
+            error.exit_code = max(error.exit_code, outcome(self.run).status)
+            raise
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._stack.close()
+
+
+def measure(request: Request, path: Path | None, notices: Notices, title: str) -> OpenSession:
+    """Measure the request to its end, and save it as `path`. Raises what a RequestSession does."""
+    return RequestSession(request, path, notices, title).finish()
+
+
+def explained(error: DataCorruption, run: Run) -> DataCorruption:
+    """Return the error with the sentence on which data of the run was wrong; as it is where no facts are known."""
+    if error.wrong is None:
+        return error
+    from collbench.report.sentences import wrong_data  # late: only for a failure
+
+    simulated = "sim: " if capabilities(run.backend).simulated else ""
+    return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
+
+
+def wrong_data_of(run: Run) -> list[str]:
+    """Return a sentence for all wrong data around which a run was measured."""
+    return [str(explained(DataCorruption("", left.wrong), run)) for left in run.skipped if left.wrong is not None]
+
+
+def named_nccl(path: str | None) -> str | None:
+    """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
+    return path or os.environ.get("COLLBENCH_NCCL")
+
+
+def new_seed() -> int:
+    """Return a random seed that fits on a line."""
+    return random.SystemRandom().randrange(10**6)
+
+
+Workers = TypeVar("Workers")
+
+
+class WorkerSession(OpenSession, Generic[Workers]):
+    """A request on workers with torch, one for each device.
+
+    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
+    """
+
+    def __init__(self, path: Path | None, notices: Notices, *, replace: bool) -> None:
+        if path is not None:
+            run_file.check_writable(path, replace=replace)
+        self._notices = notices
+        self._opened = self._open()
+        try:
+            self.run = self._begun(self._opened)
+            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _open(self) -> OpenWorkers[Workers]:
+        """Start the workers."""
+
+    @abstractmethod
+    def _begun(self, opened: OpenWorkers[Workers]) -> Run:
+        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
+
+    @abstractmethod
+    def _measure(self, opened: OpenWorkers[Workers], keep: Callable[[], None]) -> None:
+        """Measure all of it into `run`, and call `keep` after each step, which may save it."""
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+        try:
+            self._measure(self._opened, self._writer.keep)
+        finally:
+            if any(self.run.results):
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
+                    self.run.health_after = self._opened.health()
+                self._writer.end()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._opened.close()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from collbench.api.sessions import named_nccl, new_seed
+from collbench.api.measuring import named_nccl, new_seed
 from collbench.judge.peer_causes import PeerCause, causes
 from collbench.machine.cuda_variables import Use, refuse
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import suitable_run
+from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.notices import Notices
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
-from collbench.api.sessions import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.suitable_run import RunCriteria
 from collbench.choose.restrict import spread
 from collbench.judge.outcome import outcome

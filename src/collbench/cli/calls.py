@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from collbench.api import file_kinds, keywords, selecting, sessions
+from collbench.api import file_kinds, keywords, measuring, selecting
 from collbench.api.measuring import request_of
 from collbench.api.notices import SILENT
 from collbench.api.runs import MeasuredRun
@@ -82,7 +82,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         },
     )
     path = keywords.run_path(command, request.backend, output, save)
-    done = sessions.measure(request, path, SILENT, f"measuring {command}")
+    done = measuring.measure(request, path, SILENT, f"measuring {command}")
     if done.failure is not None:
         raise done.failure
     return MeasuredRun.of(run_file.again(done.run))

@@ -15,7 +15,7 @@ import click
 from rich.text import Text
 
 from collbench.api import measuring
-from collbench.api.sessions import OpenSession
+from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from collbench.api.measuring import EVERY_REGISTRATION, request_of
-from collbench.api.sessions import OpenSession, RequestSession
+from collbench.api.measuring import EVERY_REGISTRATION, OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option

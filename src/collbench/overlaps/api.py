@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from collbench.api import keywords
-from collbench.api.measuring import check_no_launcher, resolved_backend
+from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import MeasuredRun
-from collbench.api.sessions import WorkerSession, new_seed
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from collbench.api import keywords
-from collbench.api.measuring import check_no_launcher, present_devices, resolved_backend
+from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, present_devices, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import MeasuredRun
-from collbench.api.sessions import WorkerSession, new_seed
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
