@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.cli.launched import Launched, launched
+from collbench.cli.program import Launched, launched
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.model.errors import BackendError
 from collbench.model.operations import Operation

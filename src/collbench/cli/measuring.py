@@ -16,6 +16,7 @@ import click
 from collbench.api.measuring import EVERY_REGISTRATION, OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
+from collbench.cli.program import launched
 from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
@@ -203,8 +204,6 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
     """
     ranks, launch = None, find_launch(os.environ)
     if launch is not None:
-        from collbench.cli.launched import launched  # late: few processes are launched with others
-
         if launch.rank > 0:
             launched().serve_rank_0(launch, request)
         ranks = functools.partial(launched().open_ranks, launch)

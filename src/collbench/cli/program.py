@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import click
 
 from collbench.cli import exit_codes
-from collbench.machine.launchers import find_launch
+from collbench.machine.launchers import LaunchEnvironment, find_launch
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from collbench.api.notices import Notices
+    from collbench.measurement.plan import Request
+    from collbench.measurement.session import Ranks
+
 
 # The program's name, and the variable in which shells ask for their completion script and what may follow.
 NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
@@ -72,7 +79,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        home = vars(importlib.import_module(f"collbench.{_COMMANDS[cmd_name][0]}"))
+        home = vars(import_module(f"collbench.{_COMMANDS[cmd_name][0]}"))
         return cast("click.Command", {**home, **home.get("COMMANDS", {})}[cmd_name])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -162,6 +169,29 @@ def _complete(question: str) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
+# In a launch this is one of several processes, and an annex, loaded then, does what differs.
+
+
+class Launched(Protocol):
+    """The functions of the annex's module, whose docstrings say what each does."""
+
+    def run_together(self, launch: LaunchEnvironment, arguments: list[str], invoke: Callable[[], object]) -> int:
+        """Run the command line in a launch; return the exit status."""
+
+    def open_ranks(
+        self, launch: LaunchEnvironment, request: Request, notices: Notices
+    ) -> AbstractContextManager[Ranks]:
+        """Return the launch's processes for rank 0, which is this one."""
+
+    def serve_rank_0(self, launch: LaunchEnvironment, request: Request) -> NoReturn:
+        """Measure this rank's part for rank 0."""
+
+
+def launched() -> Launched:
+    """Return the annex's functions."""
+    return cast("Launched", import_module("collbench.ranks.nonzero"))
+
+
 def run() -> int:
     """Run the program on sys.argv; return its exit status."""
     exit_codes.open_closed_streams()
@@ -173,8 +203,6 @@ def run() -> int:
             _complete(question)
         launch = find_launch(os.environ)
         if launch is not None:
-            from collbench.cli.launched import launched  # late: few processes are launched with others
-
             return launched().run_together(launch, sys.argv[1:], _invoke)
         _invoke()
     except click.exceptions.Exit as leave:
