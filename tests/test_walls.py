@@ -108,7 +108,7 @@ def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
 
 def test_the_doctor_loads_nothing_that_measures() -> None:
     names = "{'collbench.measurement.plan', 'collbench.api.measuring'}"
-    code = f"import sys, collbench.cli.doctor; print({names} & set(sys.modules) or 'none')"
+    code = f"import sys, collbench.cli.inspecting; print({names} & set(sys.modules) or 'none')"
     started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert started.stdout == "none\n"
 

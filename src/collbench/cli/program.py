@@ -42,8 +42,8 @@ _GROUPS = {
         "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
     },
     "Read": {
-        "topo": ("cli.topo", "Print the labels of all paths, or explain one pair."),
-        "doctor": ("cli.doctor", "Find what would disturb a run on this machine."),
+        "topo": ("cli.inspecting", "Print the labels of all paths, or explain one pair."),
+        "doctor": ("cli.inspecting", "Find what would disturb a run on this machine."),
         "runs": ("cli.runs", "List the saved runs, newest first."),
         "show": ("cli.show", "Print a saved run again, its ranking, or maps of one operation."),
         "report": ("cli.export", "Make one HTML page of saved runs."),

@@ -1,12 +1,18 @@
-"""`collbench topo`: the labels that a machine reports. Nothing is measured."""
+"""`collbench topo` and `collbench doctor`: what a machine reports, and what would disturb a run on it.
+
+Nothing is measured, and nothing that measures or plans is loaded.
+"""
 
 from __future__ import annotations
+
+import socket
 
 import click
 
 from collbench.api import inspecting
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, echo_sentence, prose_width
+from collbench.cli.terminal import NOTICES, echo, echo_sentence, leave, prose_width, show_page
+from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.report.prose import NARROW
 from collbench.report.text.topology import explain_pair, render_topology
@@ -63,3 +69,48 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         echo_sentence(explain_pair(topology_shown.devices, paths[0]))
     else:
         echo(render_topology(topology_shown.devices, paths, min(NARROW, prose_width())), end="")
+
+
+@click.command()
+@click.option(
+    "--backend",
+    metavar="NAME",
+    type=click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
+    default=CUDA.name,
+    show_default=True,
+    help="cuda: everything for GPUs; host: what CPU cores need.",
+)
+@click.option(
+    "--nccl",
+    metavar="PATH",
+    type=click.Path(readable=False),
+    envvar="COLLBENCH_NCCL",
+    show_envvar=True,
+    help="Examine this libnccl.so.2 instead of torch's or the system's.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON (docs/doctor.md).")
+def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
+    """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
+
+    Each line is ok, warn, fail or unknown, with the fix. Doctor takes a second, measures nothing and makes no CUDA
+    context. Exit status: 0 nothing fails, 1 something does.
+
+    \b
+    Examples:
+      collbench doctor
+      collbench doctor --json
+      collbench doctor --backend host
+    """
+    from collbench.machine.doctor.findings import status
+    from collbench.report.text import doctor as report
+
+    findings = inspecting.doctor(backend, nccl=nccl)
+    left = status(findings)
+    if as_json:
+        from importlib.metadata import version  # late: 10 ms
+
+        head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
+        echo(report.dumps(findings, head, left), end="")
+    else:
+        show_page(report.page(findings))
+    leave(left)
