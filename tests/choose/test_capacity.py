@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collbench.choose.wiring import pair_capacities, port_capacities
-from collbench.judge.physics import chained
+from collbench.machine.labels import chained
 from collbench.model.run import Path
 from tests.builders import gpus
 

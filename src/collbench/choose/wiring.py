@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.choose.rings import Sets
-from collbench.judge.physics import DEGRADED, HIDDEN, chained
 from collbench.machine import theory
-from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.machine.labels import chained, is_nvlink, nvlinks
+from collbench.machine.theory import DEGRADED, HIDDEN
 from collbench.model.run import Device, InterferenceCheck, Path
 
 # Capacities of pairs and ports in one direction, GB/s, by labels and the GPUs' names; ∞ if not known.

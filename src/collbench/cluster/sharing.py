@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.cluster.fit import Members, Observation, Pair, RoundKind, measured_nodes
-from collbench.judge.physics import chained
 from collbench.judge.stats import DELTA, MAD_TO_SIGMA
+from collbench.machine.labels import chained
 
 _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 

@@ -12,7 +12,8 @@ from statistics import median
 
 from collbench.judge.stats import rate_gbs, trial_seconds
 from collbench.machine import theory
-from collbench.machine.labels import is_nvlink, nvlinks
+from collbench.machine.labels import chained, is_nvlink, nvlinks
+from collbench.machine.theory import HIDDEN
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Mark, MarkKind, Measurement, Path, Run, Sample
@@ -246,16 +247,6 @@ class Hardware:
         return total
 
 
-def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
-    """Return groups that share a member as one, over any chain of such groups."""
-    islands: list[set[int]] = []
-    for group in map(set, groups):
-        touched = [island for island in islands if island & group]
-        islands = [island for island in islands if island not in touched]
-        islands.append(group.union(*touched))
-    return islands
-
-
 def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
     """Return (source, destination) of each message of a copy, None for host memory."""
     first, *rest = point.members
@@ -274,11 +265,9 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
 # (`Hardware.of` is None), nothing is judged.
 
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
-MARGIN, HIDDEN = 1.02, 1.05
+MARGIN = 1.02
 # A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 _FASTEST_PCIE_GBS = 118.0
-# A path below this share of its limit lacks links, or runs them slower (docs/method/verdicts.md 5).
-DEGRADED = 0.7
 # From this size on a copy shows whether a pair uses PCIe: it comes within 5% of its plateau [4 × H200].
 _SHOWS_BANDWIDTH = 16 * 2**20
 _BY_ENGINE = (Operation.CE_WRITE, Operation.CE_READ)

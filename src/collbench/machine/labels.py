@@ -88,6 +88,16 @@ def labels_within(paths: Iterable[Path], devices: Collection[int]) -> tuple[str,
     return tuple(sorted({path.label for path in paths if set(path.devices) <= set(devices)}, key=rank_key))
 
 
+def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
+    """Return groups that share a member as one, over any chain of such groups."""
+    islands: list[set[int]] = []
+    for group in map(set, groups):
+        touched = [island for island in islands if island & group]
+        islands = [island for island in islands if island not in touched]
+        islands.append(group.union(*touched))
+    return islands
+
+
 def legend(occurring: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (label, text) of X and of each label that occurs, in nvidia-smi's order; all NV# share one entry."""
     wanted = {SELF} | {"NV#" if is_nvlink(label) else label for label in occurring}

@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
-from collbench.judge.physics import chained
 from collbench.judge.stats import tie_threshold, trial_noise
-from collbench.machine.labels import is_pcie, rank_key
+from collbench.machine.labels import chained, is_pcie, rank_key
 from collbench.measurement.backends.protocol import Backend, time_step
 from collbench.measurement.plan import Members, Plan, runs_alone
 from collbench.model.errors import StepFailed

@@ -11,7 +11,7 @@ from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, firs
 from collbench.judge.diagnose.limits import ExcludedLinks
 from collbench.judge.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, indices, names
-from collbench.judge.physics import DEGRADED
+from collbench.machine.theory import DEGRADED
 from collbench.model.run import tags
 
 # NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and

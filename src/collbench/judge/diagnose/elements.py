@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from collbench.judge.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Link, both_ways, directed_links
-from collbench.judge.physics import chained, most_over_pcie
-from collbench.machine.labels import is_nvlink
+from collbench.judge.physics import most_over_pcie
+from collbench.machine.labels import chained, is_nvlink
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, tags
 

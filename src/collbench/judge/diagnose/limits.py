@@ -13,8 +13,9 @@ from collbench.judge.diagnose.elements import Part
 from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, names, on
 from collbench.judge.outcome import corruptions
-from collbench.judge.physics import DEGRADED, Check, Impossible, impossible
+from collbench.judge.physics import Check, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
+from collbench.machine.theory import DEGRADED
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Work
 from collbench.model.run import Measurement, Skipped

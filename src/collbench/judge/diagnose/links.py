@@ -43,9 +43,9 @@ from collbench.judge.diagnose.verdict import (
     on,
     slots,
 )
-from collbench.judge.physics import DEGRADED, chained
 from collbench.judge.stats import MAD_TO_SIGMA
-from collbench.machine.labels import UNKNOWN, rank_key
+from collbench.machine.labels import UNKNOWN, chained, rank_key
+from collbench.machine.theory import DEGRADED
 from collbench.model.operations import Work
 
 # The two ways of a pair, and links of one label.
