@@ -574,7 +574,7 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
-    from collbench.choose.select import Finalist, Omitted, Origin, Selection
+    from collbench.choose.choice import Finalist, Omitted, Origin, Selection
     from collbench.jobs.choice import ForJob, JobSet
 
     text = DOCS.read_text(encoding="utf-8")

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import combinations
 
 from collbench.choose.bands import packing
-from collbench.choose.problem import evidence, from_run
 from collbench.choose.search import search
-from collbench.choose.select import choose
+from collbench.choose.select import choose, evidence, from_run
 from collbench.choose.wiring import Wiring
 from collbench.sim import fabrics
 from collbench.sim.collectives import best_packing

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.choose.choice import How, LeftOut, TieBreak, Unfit, Why
-from collbench.choose.problem import left_out
-from collbench.choose.select import choose, choose_by_labels, evidence
+from collbench.choose.fitness import left_out
+from collbench.choose.problem import choose_by_labels
+from collbench.choose.select import choose, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
 from collbench.model.errors import FailureKind, UsageError
 from collbench.model.operations import Operation, Variant

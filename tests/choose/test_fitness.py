@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
-from collbench.choose.problem import broken_pairs, left_out, marks
+from collbench.choose.fitness import broken_pairs, left_out, marks
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run

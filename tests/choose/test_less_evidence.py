@@ -10,8 +10,7 @@ import pytest
 
 from collbench.choose.bands import predict
 from collbench.choose.choice import Band, How, Members
-from collbench.choose.problem import from_run
-from collbench.choose.select import choose, evidence
+from collbench.choose.select import choose, evidence, from_run
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
 from tests.builders import gpus, in_words, measured, paths, run_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.problem import left_out
+from collbench.choose.fitness import left_out
 from collbench.choose.select import choose
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import coverage, judge

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from collbench.choose.bands import predict
 from collbench.choose.choice import Band, How, Members
-from collbench.choose.problem import from_run
-from collbench.choose.select import choose, evidence
+from collbench.choose.select import choose, evidence, from_run
 from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.sim.fabrics import Fabric

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.choose.problem import broken_pairs
+from collbench.choose.fitness import broken_pairs
 from collbench.judge.outcome import outcome
 from collbench.judge.physics import Check
 from collbench.judge.summary import host_shares, share_of_all

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.problem import evidence
-from collbench.choose.select import choose
+from collbench.choose.select import choose, evidence
 from collbench.judge.diagnose import judge
 from collbench.judge.registration import kinds_of, ordinary, ranges, side_by_side, winner, winners
 from collbench.judge.stats import median_interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.choose.select import Finalist, Omitted, Origin, Selection
+from collbench.choose.choice import Finalist, Omitted, Origin, Selection
 from collbench.report.text.selection import explanation
 from tests.builders import gpus
 

@@ -15,8 +15,7 @@ from collbench.model.printable import one_line
 from collbench.model.run import Run
 
 if TYPE_CHECKING:
-    from collbench.choose.choice import Choice
-    from collbench.choose.select import Decision
+    from collbench.choose.choice import Choice, Decision
 
 JOB = "collbench-job"
 # What a file's "format" says: the module that offers what `Kind` lists.

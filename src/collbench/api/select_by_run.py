@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from collbench.api import suitable_run
 from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.notices import Notices
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.api.suitable_run import RunCriteria
+from collbench.choose.choice import Choice, Decision, Omitted, Origin
 from collbench.choose.restrict import spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
@@ -34,10 +34,6 @@ from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import format_size
 from collbench.runfile import run_file, saved_runs
 
-if TYPE_CHECKING:
-    from collbench.choose.choice import Choice
-    from collbench.choose.select import Decision, Origin
-
 
 @dataclass(frozen=True, slots=True)
 class ChosenByRun:
@@ -52,24 +48,20 @@ class ChosenByRun:
 
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     """Return the choice by a run of any machine. Raises UsageError, RunFileError."""
-    from collbench.choose.select import Origin  # late: numpy
-
     run = run_file.load(Path(file))
     choice = _chosen(request, run, request.excluded(run.devices))
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     source = f"{mark}{torchrun.saved_run(run.started, file)}"
-    return _answer(run, choice, Origin.of(run, run.backend, source))
+    return _answer(run, choice, _origin(run, run.backend, source))
 
 
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     """Return the choice by a run of this machine, and what its finalists show. Raises CollbenchError, Interrupted."""
     criteria = suitable_run.criteria_of(request, _present(request))
     found = chosen_by_run(request, criteria, notices, verify=request)
-    from collbench.choose.select import Omitted, Origin  # late: numpy
-
     size = request.size_bytes if found.files is not None and request.scorer is None else None
     files = ", ".join(map(str, found.files or ()))
-    origin = replace(Origin.of(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
+    origin = replace(_origin(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
     answer = _answer(found.run, found.choice, origin, found.decision)
     left_out = (Omitted(device.tag, why) for device, why in criteria.never_chosen)
     selection = replace(answer.selection, left_out=(*answer.selection.left_out, *left_out))
@@ -116,6 +108,15 @@ def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device] = ()) ->
     names = {device.uuid for device in exclude}
     out = [position for position, device in enumerate(run.devices) if device.uuid in names]
     return choose(run, request.count, exclude=out, allow_busy=request.allow_busy)
+
+
+def _origin(run: Run, backend: str, source: str) -> Origin:
+    """Return the origin of a choice that a run's pairs decide."""
+    from collbench.choose.select import evidence  # late: numpy
+
+    ranking = evidence(run)
+    by = (ranking.work.operation, ranking.size_bytes) if ranking else (None, None)
+    return Origin(backend, source, run.machine.hostname, run.machine.fabric, operation=by[0], measured_bytes=by[1])
 
 
 def _with_failures(run: Run, error: FinalistsFailed) -> Run:

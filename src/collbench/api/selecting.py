@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
+from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.launch import formats
 from collbench.machine import nvidia_smi, visible_devices
 from collbench.machine.labels import labels_within
@@ -25,8 +26,6 @@ from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
     from collbench.api.file_kinds import Scorer
-    from collbench.choose.choice import Band, Choice
-    from collbench.choose.select import Origin, Published, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
@@ -102,7 +101,6 @@ class Selected:
 
 def named(choice: Choice, devices: Sequence[Device], origin: Origin) -> Selection:
     """Return the choice among these devices, whose positions it holds, by name."""
-    from collbench.choose.select import Finalist, Omitted, Selection
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
@@ -166,7 +164,7 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
         if {*access.gpus} != {device.tag for device in devices}:
             raise UsageError(f"{topology} and {request.p2p} have different GPUs: save both on the same machine")
         paths, source = nvidia_smi.with_reported(devices, paths, None, access), f"{source}, P2P in {request.p2p}"
-    from collbench.choose.select import Origin, choose_by_labels, denied_peers  # late: numpy, scipy
+    from collbench.choose.problem import choose_by_labels, denied_peers  # late: numpy, scipy
 
     exclude = [devices.index(device) for device in request.excluded(devices)]
     choice = choose_by_labels(devices, paths, request.count, exclude=exclude)
@@ -183,7 +181,6 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
 
     What was measured says more than what an acceptance test asks for, which is left out beside it.
     """
-    from collbench.choose.select import Published
     from collbench.judge import references
 
     told = any(map(str.isdigit, name)) and any(map(str.isalpha, name))  # "H100": in the words of the figure's machine

@@ -136,7 +136,7 @@ def find(criteria: RunCriteria, notices: Notices) -> SuitableRun:
     found = replace(found, run=found.as_now(criteria.present.states))
     probe_tells = not criteria.all_wanted and not found.probed and len(criteria.candidates) > 1
     if criteria.request.allow_busy and probe_tells:
-        from collbench.choose.problem import left_out  # late: numpy
+        from collbench.choose.fitness import left_out  # late: numpy
 
         if len(left_out(found.run)) > len(left_out(found.run, allow_busy=True)):  # someone is
             return probe(criteria, "a saved run does not show what other processes use now: ", notices)
@@ -326,7 +326,7 @@ def _unfit(run: Run) -> str:
     memory, or of communicators with a config, are for jobs that use the same.
     """
     from collbench.choose.choice import Unfit
-    from collbench.choose.problem import left_out  # late: numpy
+    from collbench.choose.fitness import left_out  # late: numpy
     from collbench.judge.registration import kinds_of
 
     kinds = kinds_of(run)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
+from collbench.model.capabilities import capabilities
+from collbench.model.operations import Operation
 from collbench.model.run import Device, device_sets
 from collbench.model.units import amount, figure, fixed, span
 
@@ -162,3 +165,119 @@ class Choice:
         if above_limit := [some for some in self.failed if some in self.impossible]:
             text += f"; includes {device_sets(above_limit, devices)} with a rate above the limit"
         return text
+
+
+# A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
+
+LABELS = "labels"  # what stands for a backend where nothing was measured and label text was read
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
+
+    `fabric` names the simulated machine of a sim run, "" otherwise. `verification` are the files of the runs that
+    measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is
+    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates.
+    """
+
+    backend: str
+    source: str
+    machine: str = ""
+    fabric: str = ""
+    verification: str = ""
+    size_bytes: int | None = None
+    operation: Operation | None = None
+    measured_bytes: int | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """True if the figures are a simulation's."""
+        return self.backend != LABELS and capabilities(self.backend).simulated
+
+    @property
+    def acts(self) -> bool:
+        """True if CUDA_VISIBLE_DEVICES can choose the devices."""
+        return self.backend == LABELS or capabilities(self.backend).nvml
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
+
+    `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s. Labels
+    alone predict none.
+    """
+
+    devices: tuple[str, ...]
+    predicted: tuple[float, float] | None
+    measured: tuple[float, float, float] | None = None
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What healthy machines of this kind reach with as many devices and such labels: all-reduce busbw in GB/s.
+
+    `gbs` are the lowest and the highest published figure; the highest is None where an acceptance test asks for the
+    lowest. `nvls` is "on" or "off" where NVLink SHARP matters.
+    """
+
+    gbs: tuple[float, float | None]
+    size_bytes: int
+    machine: str
+    nvls: str | None
+    sources: tuple[str, ...]
+
+
+class Decision(Protocol):
+    """What decided between the finalists in place of all-reduces: a dataclass, whose fields the JSON has."""
+
+    def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
+        """Yield the page's lines on it; `sim` marks simulated figures, `tied` is the selection's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """A device that was not considered, by tag and reason."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Selection:
+    """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
+
+    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
+    `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
+    alone, nothing was measured. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
+    `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst
+    that `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded
+    job showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
+    """
+
+    devices: tuple[Device, ...]
+    environment: dict[str, str]
+    reason: str
+    origin: Origin
+    predicted: tuple[float, float] | None = None
+    predicted_how: str = ""
+    finalists: tuple[Finalist, ...] = ()
+    gain: tuple[float, float, float] | None = None
+    decided_by: str = ""
+    tied: bool = False
+    heuristic: bool = False
+    estimated: bool = False
+    left_out: tuple[Omitted, ...] = ()
+    failed: tuple[str, ...] = ()
+    contradiction: str = ""
+    job: Decision | None = None
+    published: tuple[Published, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Selection of {self}>"
+
+    def __str__(self) -> str:
+        """Return one line: which devices and why."""
+        return f"{', '.join(device.tag for device in self.devices)}: {self.reason} ({self.origin.source})"

@@ -1,46 +1,50 @@
-"""Choose k devices: by prediction, then tie-breaks, then measurements of the finalists (docs/method/choosing.md)."""
+"""Choose k devices by a run: prediction, tie-breaks, then measurements of the finalists (docs/method/choosing.md)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import comb
 from statistics import median
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from collbench.choose.bands import predict
-from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit
+from collbench.choose.bands import on_one_plane, predict
+from collbench.choose.choice import Candidate, Choice, LeftOut, Members, TieBreak
+from collbench.choose.fitness import broken_pairs, left_out, marks
 from collbench.choose.problem import (
     Level,
     SelectionProblem,
-    decide,
-    evidence,
+    decided,
     from_labels,
-    from_run,
-    left_out,
-    what_remains,
+    in_bus_order,
+    members_with,
+    numa_level,
+    ordered_by,
+    paths_by_pair,
+    preferred,
+    remaining,
+    without_clause,
+    worst_inside,
 )
-from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets
-from collbench.choose.search import best, finalists, further, search, with_default
+from collbench.choose.rings import Sets
+from collbench.choose.search import further, search
+from collbench.choose.wiring import Rates, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import FEWEST_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
-from collbench.judge.tiers import estimates, rank_pairs, ties, tolerance
-from collbench.machine.labels import labels_within
+from collbench.judge.tier_words import verdict_of
+from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, rank_pairs, ties, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
-from collbench.model.operations import Operation
-from collbench.model.run import Device, Measurement, Path, Run, device_sets, tags
-from collbench.model.units import abridged, amount, every, fixed, verb
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement, Run
+from collbench.model.units import SMALL_BYTES, every, fixed, verb
 
-__all__ = ["choose", "choose_by_labels", "choose_each", "evidence", "further_finalists", "settle"]
-
-# Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
+# Which k devices to use: predicted, then tie-broken.
 
 
 def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
@@ -65,7 +69,7 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
 
 def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     """Return the choice without some devices, with the failures within it and which of its finalists have none."""
-    fit, ended = _fit(run.devices, k, out), outcome(run)
+    fit, ended = remaining(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
     if ranking is None and 1 < k < len(fit):
         if ended.troubles:
@@ -75,7 +79,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
                 ended.status,
             )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
-    without = _without(run.devices, out)
+    without = without_clause(run.devices, out)
     problem = None if ranking is None else from_run(run, fit, ranking, without)
     only = k == len(fit) and len(run.devices) > 1
     if (
@@ -91,7 +95,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
         reason = f"{every(k)} devices" if k == of else f"the {k} of {of} devices that {verb(k, 'is', 'are')} left"
         choice = Choice(tuple(fit), reason, band, candidates)
     else:
-        choice = _decided(problem, k, without)
+        choice = decided(problem, k, without)
         if ranking is not None and ranking.trials < FEWEST_TRIALS:
             few = f"some sets have {ranking.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
             choice = replace(choice, reason=f"{choice.reason}; uncertain: {few}")
@@ -108,156 +112,6 @@ def choose_each(run: Run) -> Iterator[Choice]:
         while k <= left:
             yield choose(run, k)
             k *= 2
-
-
-def choose_by_labels(
-    devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
-) -> Choice:
-    """Return the k devices that are best by labels alone. Raises UsageError for an impossible k.
-
-    A set with a pair to which nvidia-smi denies P2P is taken only if there is no other, and the reason then says so.
-    """
-    out = tuple(LeftOut(position, (EXCLUDED,)) for position in sorted(exclude))
-    fit, without = _fit(devices, k, out), _without(devices, out)
-    problem, denied = from_labels(devices, paths, fit, without), denied_peers(paths, fit)
-    places = tuple(tuple(map(problem.order.index, pair)) for pair in denied)
-    some_have_peers = len(denied) < math.comb(len(fit), 2)
-    problem = replace(problem, failed=places, tied=problem.tied and not (denied and some_have_peers))
-    choice = _decided(problem, k, without)
-    if choice.heuristic and denied_peers(paths, choice.members):
-        apart = np.zeros((len(fit), len(fit)), dtype=bool)  # the search then grows sets without such pairs
-        for a, b in places:
-            apart[a, b] = apart[b, a] = True
-        grown = _decided(replace(problem, wired=replace(problem.wired, broken=apart), tied=False), k, without)
-        choice = choice if denied_peers(paths, grown.members) else grown
-    reason = choice.reason
-    if not choice.tied and choice.band is not None:  # labels have an order, not rates
-        between = labels_within(paths, choice.members)
-        first = next(some for some in choice.finalists if some.default)
-        if k == 2:
-            whose = f"the worst pair{without}" if without else "the machine's worst pair"
-            reason = f"{between[0]}; {whose} has {labels_within(paths, fit)[-1]}"
-        else:
-            same = first.members == choice.members
-            basis = "a pair without P2P" if denied_peers(paths, first.members) else first.band.basis
-            other = f"same as the first {k}" if same else f"the first {k}: {basis}"
-            reason = f"{', '.join(between)} over {choice.band.basis} ({other})"
-        reason += _HEURISTIC if choice.heuristic else ""
-    if not some_have_peers and k > 1:
-        reason += "; no pair has P2P"
-    elif inside := denied_peers(paths, choice.members):
-        names = abridged([device_sets([pair], devices) for pair in inside], _FEW_PAIRS)
-        tried = " that was tried" if choice.heuristic else ""
-        reason += f"; every set{tried} includes a pair without P2P, this one {names}"
-    elif denied and k > 1:
-        reason += f"; without {amount(len(denied), 'pair')} that {verb(len(denied), 'has', 'have')} no P2P"
-    return replace(choice, reason=f"by labels, nothing was measured: {reason}", left_out=out, estimated=True)
-
-
-def denied_peers(paths: Sequence[Path], members: Collection[int]) -> list[Members]:
-    """Return the pairs among these positions to which `nvidia-smi topo -p2p` denies peer access, one way or both."""
-    among = set(members)
-    denied = (path.devices for path in paths if any(state.allows is False for state in path.tool_peer_access))
-    return [pair for pair in denied if set(pair) <= among]
-
-
-def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
-    """Return the positions that may be chosen. Raises UsageError if they are too few."""
-    n = len(devices)
-    if not 1 <= k <= n:
-        raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
-    gone = {left.member: left for left in out}
-    unknown = sorted(set(gone) - set(range(n)))
-    if unknown:
-        raise UsageError(f"cannot leave out device {unknown[0]}: there are {n}, counted from 0")
-    fit = [position for position in range(n) if position not in gone]
-    if len(fit) < k:
-        named = "; ".join(f"{devices[left.member].tag} ({left.reason})" for left in out)
-        busy = any(not {why.sort for why in left.why} & {Unfit.EXCLUDED, Unfit.FAULTY} for left in out)
-        left = f"{len(fit)} {verb(len(fit), 'is', 'are')} left without {named}"
-        advice = "choose fewer, or add --allow-busy" if busy else "choose fewer"
-        raise UsageError(f"cannot choose {k} of {n} devices: {left}; {advice}")
-    return fit
-
-
-_FEW_LEFT_OUT, _FEW_PAIRS = 3, 4  # devices and pairs that a reason names
-_HEURISTIC = ", found by a heuristic search"
-
-
-def _without(devices: Sequence[Device], out: Sequence[LeftOut]) -> str:
-    """Return " without GPU3", "" if no device was left out."""
-    few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
-    return f" without {few}" if out else ""
-
-
-def _decided(problem: SelectionProblem, k: int, without: str) -> Choice:
-    """Return the choice among the devices of a problem: by bandwidth where it matters, then by the tie-breaks."""
-    tied = k == 1 or problem.tied
-    if tied:
-        sets, heuristic = _tied_sets(problem, k)
-        sets = sets[_preferred(sets, problem.failed)]
-        index, used = decide(sets, problem.levels, problem.order_of)
-        members = tuple(sets[index].tolist())
-        shortlist = with_default(problem.wired, [members]) if k > 1 else ()
-        reason = "one device: there is no pair to compare" if k == 1 else problem.grounds
-    else:
-        candidates = search(problem.wired, k, problem.delta)
-        candidates = candidates.only(_preferred(candidates.sets, problem.failed))
-        heuristic = candidates.heuristic
-        equal = best(candidates, problem.delta)
-        levels = problem.levels
-        if not heuristic and 2 * k <= len(problem.order):
-            costs = what_remains(candidates.sets, candidates.quick, problem.delta)
-            levels = (*levels, Level(TieBreak.REMAINDER, costs))
-        index, used = decide(candidates.sets[equal], levels, problem.order_of)
-        shortlist = finalists(problem.wired, candidates, int(equal[index]), problem.delta)
-        members, reason = shortlist[0].members, _why(problem, shortlist, without)
-        reason += _HEURISTIC if heuristic else ""
-
-    def positions(some: Members) -> Members:
-        return tuple(sorted(problem.order[index] for index in some))
-
-    return Choice(
-        members=positions(members),
-        reason=reason,
-        band=shortlist[0].band if shortlist else None,
-        finalists=tuple(replace(some, members=positions(some.members)) for some in shortlist),
-        decided_by=used,
-        tied=tied,
-        heuristic=heuristic,
-    )
-
-
-def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
-    """Return which sets to choose from, one flag each: those without a failure inside, all where there are none."""
-    sound = np.ones(len(sets), dtype=bool)
-    for some in failed:
-        sound &= np.isin(sets, some).sum(axis=1) < len(some)
-    return sound if sound.any() else ~sound
-
-
-def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
-    """Return the sets for tie-breaks, and whether these are only some: above 16 devices, k in a row."""
-    n = len(problem.order)
-    if n <= MOST_MEMBERS or k == 1:
-        return all_sets(n, k), False
-    return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
-
-
-def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: str) -> str:
-    """Return the reason, with the rate that the chosen set should reach unless no difference is significant."""
-    chosen, default, k = shortlist[0], next(some for some in shortlist if some.default), len(shortlist[0].members)
-    if problem.undecided:
-        return problem.grounds
-    if chosen.band.hi <= 0:
-        return f"no set of {k} is without a fault"
-    if k == 2 and not chosen.band.unmeasured:
-        pair = f"worst {'measured ' if problem.wired.missing.any() else ''}pair"
-        whose = f"the {pair}{without}" if without else f"the machine's {pair}"
-        best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
-        return f"{best} GB/s; {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
-    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}"
-    return f"predicted {chosen.band} over {chosen.band.basis} ({other})"
 
 
 # What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method/choosing.md 5).
@@ -338,7 +192,7 @@ def further_finalists(choice: Choice, run: Run, verification: Run) -> tuple[Cand
         return ()
     problem, k = from_run(run, fit, ranking), len(choice.members)
     candidates = search(problem.wired, k, problem.delta)
-    candidates = candidates.only(_preferred(candidates.sets, problem.failed))
+    candidates = candidates.only(preferred(candidates.sets, problem.failed))
     measured = {
         tuple(sorted(problem.order.index(one) for one in members)): summarize(point).busbw
         for members, point in points.items()
@@ -370,124 +224,139 @@ def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
     return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
 
 
-# A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.
+# The problem that a run's pairs pose: the fit devices, how they are wired, and what else distinguishes them.
 
-LABELS = "labels"  # what stands for a backend where nothing was measured and label text was read
+_COPIES = (
+    Operation.CE_WRITE,
+    Operation.SM_WRITE,
+    Operation.CPU_WRITE,
+    Operation.CE_READ,
+    Operation.SM_READ,
+    Operation.CPU_READ,
+)
+# What training runs comes first; the copies stand in for it where no collective was measured.
+_EVIDENCE = (Operation.ALLREDUCE, *_COPIES, Operation.BROADCAST)
+# Two directions of a link differ from here on [docs/method/verdicts.md 5, ASYMMETRY].
+_ASYMMETRIC = 1.10
+# Sets are distinguished by what several noisy pairs show together, up to this much.
+_MOST_NOISE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
+def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
+    """Return the ranking that decides: the first operation with pairs, at its largest size. None without any.
 
-    `fabric` names the simulated machine of a sim run, "" otherwise. `verification` are the files of the runs that
-    measured the finalists at `size_bytes`, with commas; "" and None if none did. `operation` at `measured_bytes` is
-    what the run's pairs are ranked by, and so what is predicted; None for all-reduces of labels' rates.
+    An interrupted run may hold few pairs at the largest size; then the largest that has half as many as any decides.
+    `among` restricts it to pairs of these positions. What differs or ties does so in another run, too: the job has
+    communicators of its own. What a run does to all pairs alike cancels.
     """
+    from collbench.judge.between_runs import another_run  # late: only what was measured needs it
 
-    backend: str
-    source: str
-    machine: str = ""
-    fabric: str = ""
-    verification: str = ""
-    size_bytes: int | None = None
-    operation: Operation | None = None
-    measured_bytes: int | None = None
-
-    @classmethod
-    def of(cls, run: Run, backend: str, source: str) -> Origin:
-        """Return it for a run that decides by its pairs."""
-        ranking = evidence(run)
-        by = (ranking.work.operation, ranking.size_bytes) if ranking else (None, None)
-        return cls(backend, source, run.machine.hostname, run.machine.fabric, operation=by[0], measured_bytes=by[1])
-
-    @property
-    def simulated(self) -> bool:
-        """True if the figures are a simulation's."""
-        return self.backend != LABELS and capabilities(self.backend).simulated
-
-    @property
-    def acts(self) -> bool:
-        """True if CUDA_VISIBLE_DEVICES can choose the devices."""
-        return self.backend == LABELS or capabilities(self.backend).nvml
+    run = ordinary(run)
+    for operation in _EVIDENCE:
+        pairs = _sizes(run, operation, among)
+        if pairs:
+            enough = max(pairs.values()) / 2
+            size = max(size for size, count in pairs.items() if count >= enough)
+            return rank_pairs(_only(run, among), operation, size, among, another_run)
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class Finalist:
-    """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
+def from_run(run: Run, fit: Collection[int], ranking: Ranking, without: str = "") -> SelectionProblem:
+    """Return the problem of choosing among a run's fit devices, by the ranking of their pairs.
 
-    `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s. Labels
-    alone predict none.
+    How the machine is wired is what all of its devices show, also those that may not be chosen, which `without` names.
     """
-
-    devices: tuple[str, ...]
-    predicted: tuple[float, float] | None
-    measured: tuple[float, float, float] | None = None
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What healthy machines of this kind reach with as many devices and such labels: all-reduce busbw in GB/s.
-
-    `gbs` are the lowest and the highest published figure; the highest is None where an acceptance test asks for the
-    lowest. `nvls` is "on" or "off" where NVLink SHARP matters.
-    """
-
-    gbs: tuple[float, float | None]
-    size_bytes: int
-    machine: str
-    nvls: str | None
-    sources: tuple[str, ...]
-
-
-class Decision(Protocol):
-    """What decided between the finalists in place of all-reduces: a dataclass, whose fields the JSON has."""
-
-    def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
-        """Yield the page's lines on it; `sim` marks simulated figures, `tied` is the selection's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Omitted:
-    """A device that was not considered, by tag and reason."""
-
-    device: str
-    reason: str
+    every = in_bus_order(run.devices, range(len(run.devices)))
+    order = tuple(position for position in every if position in set(fit))
+    index = {position: at for at, position in enumerate(every)}
+    rates = _rates(run, ranking, index)
+    broken = np.zeros(rates.shape, dtype=bool)
+    for pair in broken_pairs(run):
+        a, b = (index[member] for member in pair)
+        broken[a, b] = broken[b, a] = True
+    devices = [run.devices[position] for position in every]
+    checks = [check for check in run.interference_checks if check.operation is ranking.operation]
+    wired = wiring(devices, paths_by_pair(run.paths, index), rates, checks, broken).of([index[one] for one in order])
+    alike = len({path.label for path in run.paths if set(path.devices) <= set(fit)}) <= 1
+    # An interrupted run may lack some pairs, or all but a few at its largest size: not known to tie.
+    whole = len(ranking.standings) == comb(len(order), 2) and not wired.missing.any()
+    largest = ranking.size_bytes == max(_sizes(run, ranking.operation, fit))
+    equal = ranking.all_tied and whole and largest
+    return SelectionProblem(
+        order=order,
+        order_of=ordered_by(devices),
+        wired=wired,
+        levels=_levels(run, order, ranking),
+        delta=max(ranking.delta, min(ranking.noise, _MOST_NOISE)),
+        grounds=verdict_of(ranking, without),
+        worst=min(standing.gbs for standing in ranking.standings),
+        tied=equal and (alike or on_one_plane(wired)) and not wired.broken.any(),
+        undecided=ranking.one_tier and not ranking.all_tied and whole and len(ranking.standings) > 1,
+        failed=tuple(tuple(map(order.index, some)) for some in outcome(run).within(order) if some),
+    )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Selection:
-    """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
+def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
+    """Return each pair's rate at the ranking's size, GB/s; 0 if the pair, or one direction of a copy, has no sample."""
+    rates = np.zeros((len(index), len(index)))
+    one_way = ranking.operation.is_copy
+    measured = {
+        members: summarize(point).busbw
+        for members, point in points_of(run, Work(ranking.operation), ranking.size_bytes).items()
+    }
+    for (source, target), gbs in measured.items():
+        if not one_way or (target, source) in measured:
+            a, b = index[source], index[target]
+            rates[a, b] = rates[b, a] = min(gbs, measured.get((target, source), gbs))
+    for (source, target), more in _faster_ways(run, ranking).items():
+        rates[index[source], index[target]] *= more
+    return rates
 
-    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
-    `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
-    alone, nothing was measured. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
-    `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst
-    that `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded
-    job showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
-    """
 
-    devices: tuple[Device, ...]
-    environment: dict[str, str]
-    reason: str
-    origin: Origin
-    predicted: tuple[float, float] | None = None
-    predicted_how: str = ""
-    finalists: tuple[Finalist, ...] = ()
-    gain: tuple[float, float, float] | None = None
-    decided_by: str = ""
-    tied: bool = False
-    heuristic: bool = False
-    estimated: bool = False
-    left_out: tuple[Omitted, ...] = ()
-    failed: tuple[str, ...] = ()
-    contradiction: str = ""
-    job: Decision | None = None
-    published: tuple[Published, ...] = ()
+def _sizes(run: Run, operation: Operation, among: Collection[int] | None) -> Counter[int]:
+    """Return how many pairs each size of an operation has."""
+    points = (m.point for m in run.measured() if m.point.operation is operation and len(m.point.members) == 2)
+    return Counter(point.size_bytes for point in points if among is None or set(point.members) <= set(among))
 
-    def __repr__(self) -> str:
-        return f"<Selection of {self}>"
 
-    def __str__(self) -> str:
-        """Return one line: which devices and why."""
-        return f"{', '.join(device.tag for device in self.devices)}: {self.reason} ({self.origin.source})"
+def _only(run: Run, among: Collection[int] | None) -> Run:
+    """Return the run with the data points of these positions alone."""
+    if among is None or len(among) == len(run.devices):
+        return run
+    return replace(run, measurements=[m for m in run.measurements if set(m.point.members) <= set(among)])
+
+
+def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
+    """Return links that are faster than the opposite ones, with the ratio: a ranking has a pair's slower direction."""
+    for operation in (ranking.operation,) if ranking.operation.is_copy else _COPIES:
+        sizes = _sizes(run, operation, None)
+        links = rank_links(run, Work(operation), max(sizes)) if sizes else None
+        if links:
+            rates = {standing.pair: standing.gbs for standing in links.standings}
+            more = {link: rate / rates.get(link[::-1], rate) for link, rate in rates.items()}
+            return {(a, b): ratio for (a, b), ratio in more.items() if ratio > _ASYMMETRIC}
+    return {}
+
+
+def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
+    """Return the tie-breaks of method/choosing.md 4, except the remainder and the PCI bus id, which need no run."""
+    busy, suspect = marks(run, order)
+    return (
+        Level(TieBreak.IN_USE, members_with(np.array(busy))),
+        Level(TieBreak.SUSPECT, members_with(np.array(suspect))),
+        Level(TieBreak.LATENCY, _latencies(run, order, ranking)),
+        numa_level([run.devices[position] for position in order]),
+    )
+
+
+def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[Sets], Rates]:
+    """Return the function that finds each set's worst tier of latency; all are 1 unless every pair has a small size."""
+    tiers = np.ones((len(order), len(order)))
+    sizes = _sizes(run, ranking.operation, order)
+    size = min(sizes)
+    if size <= SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
+        ranking_here = rank_pairs(_only(run, order), ranking.operation, size, order)
+        for standing in ranking_here.standings if ranking_here else ():
+            a, b = (order.index(member) for member in standing.pair)
+            tiers[a, b] = tiers[b, a] = standing.tier
+    return worst_inside(tiers)

@@ -23,7 +23,7 @@ from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.api.training import Launch
-    from collbench.choose.select import Selection
+    from collbench.choose.choice import Selection
 
 _COMMANDS = ("pairs", "copies", "latency", "check", *COLLECTIVES)
 

@@ -20,7 +20,7 @@ from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
     from collbench.api.file_kinds import Scorer
-    from collbench.choose.select import Selection
+    from collbench.choose.choice import Selection
 
 _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from collbench.choose.choice import Members
-from collbench.choose.problem import left_out
+from collbench.choose.fitness import left_out
 from collbench.jobs.predict.curve import Curve
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize

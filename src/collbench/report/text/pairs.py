@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.text import Text
 
 from collbench.choose.choice import Choice
-from collbench.choose.problem import left_out
+from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.tier_words import verdict_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from collbench.choose.select import Finalist, Origin, Selection
+from collbench.choose.choice import Finalist, Origin, Selection
 from collbench.judge.stats import DELTA
 from collbench.model.operations import Operation
 from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
