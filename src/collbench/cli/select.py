@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
+from collbench.api.selecting import ACTING, DEFAULT_SIZE, LIST, Selected, SelectRequest, device_line, select_devices
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
-from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collbench.choose.choice import Selection
 
 _TEXT, _JSON = "text", "json"
-_LAYOUTS = (_TEXT, _JSON, formats.LIST, *formats.ACTING)
+_LAYOUTS = (_TEXT, _JSON, LIST, *ACTING)
 
 
 class _Select(click.Command):
@@ -162,12 +161,12 @@ def select_request(values: Mapping[str, Any], scorer: Scorer | None) -> SelectRe
 def _check_layout(request: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
     backend = BACKENDS.get(request.backend)  # None for "auto", which takes only GPUs
-    if backend is not None and not backend.nvml and layout in formats.ACTING:
+    if backend is not None and not backend.nvml and layout in ACTING:
         what = "CPU cores" if backend.cores else "simulated GPUs"
         raise UsageError(
             f"--format {layout} is for GPUs, and --backend {request.backend} chooses {what}: write --format list"
         )
-    if request.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
+    if request.topology is not None and layout in ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
             f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
         )
@@ -176,7 +175,7 @@ def _check_layout(request: SelectRequest, layout: str) -> None:
 def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = selected.selection.origin.backend
-    if request.any_machine and not selected.selection.origin.acts and layout in formats.ACTING:
+    if request.any_machine and not selected.selection.origin.acts and layout in ACTING:
         raise UsageError(
             f"{request.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
@@ -196,6 +195,6 @@ def _print(answer: Selection, layout: str) -> None:
 
         line = document("selection", plain(answer)).rstrip()
     else:
-        line = formats.answer(layout, answer.devices)
+        line = device_line(layout, answer.devices)
     echo(explanation(answer, verbose=is_verbose()), err=True)
     echo(line)
