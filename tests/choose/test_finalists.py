@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collbench.choose.rings import all_sets
+from collbench.choose.bands import all_sets
 from collbench.choose.search import MOST_FINALISTS, Candidates, finalists, further
 from collbench.choose.wiring import Wiring, wiring
 from collbench.model.run import Path

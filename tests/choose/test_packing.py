@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.choose.rings import Capacities, cut_bound, most_rings
+from collbench.choose.bands import cut_bound, most_rings
+from collbench.choose.wiring import Rates
 from collbench.machine.labels import nvlink_count
 from collbench.machine.nvidia_smi import read_topology
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
-def dgx_1v() -> Capacities:
+def dgx_1v() -> Rates:
     labels = read_topology(DATA / "topologies" / "dgx-1v.txt").labels
     return np.array([[float(nvlink_count(label)) for label in row] for row in labels])
 
 
-def everyone(n: int) -> Capacities:
+def everyone(n: int) -> Rates:
     return np.ones((n, n)) - np.eye(n)
 
 
@@ -54,19 +55,19 @@ def test_one_link_between_all_pairs(n: int, rings: int) -> None:
         ("double links carry double rings", 2 * everyone(5), 8),
     ],
 )
-def test_rings_of_small_graphs(title: str, links: Capacities, rings: int) -> None:
+def test_rings_of_small_graphs(title: str, links: Rates, rings: int) -> None:
     assert most_rings(links) == rings
 
 
 @st.composite
-def meshes(draw: st.DrawFn) -> Capacities:
+def meshes(draw: st.DrawFn) -> Rates:
     n = draw(st.integers(3, 5))
     links = np.array(draw(st.lists(st.integers(0, 2), min_size=n * n, max_size=n * n)), dtype=float).reshape(n, n)
     np.fill_diagonal(links, 0)
     return links
 
 
-def by_trying_all(links: Capacities) -> int:
+def by_trying_all(links: Rates) -> int:
     """Return the most rings by trying all rings, each with those after it."""
     n = len(links)
     rings = [[(0, *rest)[i] * n + (*rest, 0)[i] for i in range(n)] for rest in permutations(range(1, n))]
@@ -84,7 +85,7 @@ def by_trying_all(links: Capacities) -> int:
 
 @settings(max_examples=30, deadline=None)
 @given(meshes())
-def test_the_packing_is_the_largest_and_within_its_bound(links: Capacities) -> None:
+def test_the_packing_is_the_largest_and_within_its_bound(links: Rates) -> None:
     rings = most_rings(links)
     assert rings == by_trying_all(links)
     assert rings <= cut_bound(links)
@@ -92,7 +93,7 @@ def test_the_packing_is_the_largest_and_within_its_bound(links: Capacities) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(meshes(), st.data())
-def test_the_names_of_the_members_do_not_matter(links: Capacities, data: st.DataObject) -> None:
+def test_the_names_of_the_members_do_not_matter(links: Rates, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(links))))
     renamed = links[np.ix_(order, order)]
     assert most_rings(renamed) == most_rings(links)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.choose.rings import Rates, all_sets, best_ring, chain_table, masks, ring_table
+from collbench.choose.bands import all_sets, best_ring, chain_table, masks, ring_table
+from collbench.choose.wiring import Rates
 
 
 def by_trying_every_order(rates: Rates) -> float:

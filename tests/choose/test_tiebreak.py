@@ -3,9 +3,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from collbench.choose.bands import all_sets
 from collbench.choose.choice import TieBreak
-from collbench.choose.problem import Level, Values, decide, different, members_with, what_remains, worst_inside
-from collbench.choose.rings import Sets, all_sets
+from collbench.choose.problem import Level, decide, different, members_with, what_remains, worst_inside
+from collbench.choose.wiring import Sets, Values
 
 COSTS = members_with(np.array([True, False, False, False]))
 TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])

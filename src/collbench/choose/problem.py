@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from collbench.choose.bands import MOST_MEMBERS, all_sets, masks
 from collbench.choose.choice import EXCLUDED, Candidate, Choice, LeftOut, Members, TieBreak, Unfit
-from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, masks
 from collbench.choose.search import best, finalists, search, with_default
-from collbench.choose.wiring import Wiring, guessed_rates, wiring
+from collbench.choose.wiring import Sets, Values, Wiring, guessed_rates, wiring
 from collbench.judge.stats import DELTA
 from collbench.machine.labels import labels_within
 from collbench.model.errors import UsageError
@@ -20,8 +20,6 @@ from collbench.model.run import Device, Path, device_sets, tags
 from collbench.model.units import abridged, amount, fixed, verb
 
 # How to choose among sets that tie by bandwidth (docs/method/choosing.md 4): level by level, until one is left.
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.bands import Packed, by_pairs, lowest_pair, over_pcie, over_tree, packing, predict, slowest_hop
+from collbench.choose.bands import (
+    MOST_MEMBERS,
+    Packed,
+    all_sets,
+    by_pairs,
+    cut_bound,
+    lowest_pair,
+    masks,
+    over_pcie,
+    over_tree,
+    packing,
+    predict,
+    ring_bound,
+    ring_table,
+    slowest_hop,
+)
 from collbench.choose.choice import Candidate, Members
-from collbench.choose.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
-from collbench.choose.wiring import CROWDED, Wiring
+from collbench.choose.wiring import CROWDED, Sets, Values, Wiring
 
 # Sets of k of many devices that are worth a look: grown from several starts, then improved by swaps (a heuristic).
-
-Values = NDArray[np.float64]
 
 # Starts are the devices with the best neighbourhoods; more of them found nothing better in simulations.
 _STARTS = 16

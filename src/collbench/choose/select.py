@@ -30,9 +30,8 @@ from collbench.choose.problem import (
     without_clause,
     worst_inside,
 )
-from collbench.choose.rings import Sets
 from collbench.choose.search import further, search
-from collbench.choose.wiring import Rates, wiring
+from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import FEWEST_TRIALS, Summary, most_measured, simultaneous_quantile, summarize

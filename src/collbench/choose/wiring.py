@@ -10,7 +10,6 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.choose.rings import Sets
 from collbench.machine import theory
 from collbench.machine.labels import chained, is_nvlink, nvlinks
 from collbench.machine.theory import DEGRADED, HIDDEN
@@ -18,7 +17,9 @@ from collbench.model.run import Device, InterferenceCheck, Path
 
 # Capacities of pairs and ports in one direction, GB/s, by labels and the GPUs' names; ∞ if not known.
 
-Rates = NDArray[np.float64]
+Values = NDArray[np.float64]
+Rates = Values
+Sets = NDArray[np.intp]  # positions, shape (sets, members)
 Pair = tuple[int, int]
 
 
@@ -82,8 +83,6 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
 # A ring crosses the uplink of a PCIe switch once in each direction, however many members are below it. But if its GPUs
 # cannot reach each other directly, every hop goes up to the host and down again, and all of them share the uplink. Then
 # two GPUs below one switch are slower than two of different switches, with half of the uplink's rate.
-
-Values = NDArray[np.float64]
 
 _LABELS = ("PIX", "PXB")
 # If one hop fills an uplink, two get half of it each; if not, both keep their rate. The limit lies between.
