@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 
-from collbench.measurement.backends.gpu_copies import gpu_operations
 from collbench.measurement.backends.protocol import Backend, Opened, Step, Timing
 from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Request, make_plan
@@ -130,7 +129,7 @@ class MadeBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what GPUs copy, without the pointer chase."""
-        return tuple(one for one in gpu_operations(variant) if one is not Operation.CHASE)
+        return tuple(one for one in variant.gpu_operations if one is not Operation.CHASE)
 
     def capacity_bytes(self) -> int:
         """Return the largest message."""

@@ -184,7 +184,9 @@ class Hardware:
 
     def _copies(self, point: DataPoint) -> Iterator[Capacity]:
         """Yield the limit that each link, port and slot sets to all messages of a data point together."""
-        messages = _messages(point)
+        messages = point.work.transfers(point.members)
+        if point.variant.host_memory:
+            messages = messages[:1]  # the timed copy: concurrent ones are not counted
         through_host = point.variant.host_memory or point.variant is Variant.STAGED
         # How many messages cross each part, by direction: True is outward.
         loads: Counter[tuple[Part, tuple[int, ...], bool]] = Counter()
@@ -245,18 +247,6 @@ class Hardware:
             if len(self._joined(position, outside)) < len(outside):
                 total += self._slot(position)
         return total
-
-
-def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
-    """Return (source, destination) of each message of a copy, None for host memory."""
-    first, *rest = point.members
-    if point.variant.host_memory:  # the timed copy: concurrent ones of other devices are not counted
-        return [(None, first) if point.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
-    if point.variant is Variant.BOTH_WAYS:
-        return [(first, rest[0]), (rest[0], first)]
-    if point.variant is Variant.ALL_TO_ONE:
-        return [(other, first) for other in rest]
-    return [(first, other) for other in rest]
 
 
 # Impossible rates: batches that exceed the capacity of the hardware.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import Self
+from typing import Self, TypeAlias
 
 from collbench.model.skew import Skew
 
@@ -445,6 +445,24 @@ class Variant(StrEnum):
         """True if the timed copy's link is also busy in the opposite direction."""
         return self in (Variant.HOST_BOTH_WAYS, Variant.HOST_ALL_BOTH_WAYS)
 
+    @property
+    def gpu_operations(self) -> tuple[Operation, ...]:
+        """The copies that GPUs do in a variant, and with the plain or host variant the pointer chase."""
+        if self is Variant.HOST:
+            return (*_HOST_COPIES, Operation.CHASE)
+        if self.host_memory:
+            return _HOST_COPIES
+        if self is Variant.STAGED:
+            return (Operation.CE_WRITE,)
+        if self is Variant.LOCAL:  # the GPU writes what it reads
+            return (Operation.CE_WRITE, Operation.SM_WRITE)
+        return (*_PEER_COPIES, Operation.CHASE) if self is Variant.PLAIN else _PEER_COPIES
+
+
+_PEER_COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
+_FROM_HOST = (Operation.H2D_CE, Operation.H2D_SM)
+_HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)
+
 
 def format_version(version: int) -> str:
     """Return NCCL's number of a version as people write it: 22809 is "2.28.9"."""
@@ -471,6 +489,9 @@ class Registration(StrEnum):
         return f"needs NCCL {format_version(self.oldest_nccl).removesuffix('.0')}, and this is {version}"
 
 
+Transfer: TypeAlias = tuple[int | None, int | None]  # source and destination; None is host memory
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """An operation and how it runs: what a plan lists groups and sizes for."""
@@ -492,6 +513,24 @@ class Work:
     def place(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Return the devices that a data point describes, ascending: of copies on all devices, the timed one."""
         return members[:1] if self.variant.at_once else tuple(sorted(members))
+
+    def transfers(self, members: tuple[int, ...]) -> list[Transfer]:
+        """Return the transfers of a group's copy; of a pointer chase as (reader, owner of the memory).
+
+        Of copies with host memory they are the first member's: its timed one, then one in the opposite direction if
+        the variant has it.
+        """
+        first, *rest = members
+        if self.variant.host_memory:
+            timed: Transfer = (None, first) if self.operation in _FROM_HOST else (first, None)
+            return [timed, (timed[1], timed[0])] if self.variant.opposed else [timed]
+        if self.variant is Variant.LOCAL:
+            return [(first, first)]
+        if self.variant is Variant.BOTH_WAYS:
+            return [(first, rest[0]), (rest[0], first)]
+        if self.variant is Variant.ALL_TO_ONE:
+            return [(other, first) for other in rest]
+        return [(first, other) for other in rest]
 
     def __str__(self) -> str:
         """Return what tables call it: "h2d-ce host node 1", "allreduce in-place", "alltoallv zipf:1.2:7"."""

@@ -11,7 +11,6 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.background import Background
-from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.measurement.backends.worker_messages import World
 from collbench.model.errors import (
@@ -183,7 +182,7 @@ class CudaBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
-        return gpu_operations(variant)
+        return variant.gpu_operations
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each GPU's free memory in bytes when the backend was opened."""
@@ -410,4 +409,4 @@ def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
     def position(end: int | None) -> int:
         return host if end is None else end
 
-    return [(position(src), position(dst)) for src, dst in transfers_of(work, members)]
+    return [(position(src), position(dst)) for src, dst in work.transfers(members)]

@@ -16,7 +16,6 @@ import numpy as np
 
 from collbench.machine import theory
 from collbench.machine.health import wrong
-from collbench.measurement.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.measurement.backends.protocol import Backend, Step, Timing
 from collbench.model.errors import Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Buffer, Operation, Variant, Work
@@ -136,7 +135,7 @@ class SimBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what a GPU can do: the same as on the cuda backend."""
-        return gpu_operations(variant)
+        return variant.gpu_operations
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes that fits the fullest GPU three times."""
@@ -223,7 +222,7 @@ class SimBackend(Backend):
         gpus, staged = tuple(self._gpus[member] for member in members), step.work.variant is Variant.STAGED
         transfers = [
             Transfer(src, dst, step.work.operation, staged=staged, numa_node=step.work.numa_node)
-            for src, dst in transfers_of(step.work, gpus)
+            for src, dst in step.work.transfers(gpus)
         ]
         if step.work.variant.opposed:
             transfers[1] = replace(transfers[1], operation=_OPPOSITE[step.work.operation])
