@@ -6,11 +6,11 @@ ranks is the transfer, and the rest of a rank's own duration is waiting (docs/jo
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import isfinite
 from statistics import median
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from collbench.jobs.exposed import Exposure, exposure, pieces
 from collbench.jobs.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.jobs.repeats import medians
 from collbench.judge.tails import Lateness, after_others, lateness, quantile_ranks
 
 Values = NDArray[np.float64]
@@ -72,8 +71,8 @@ class LateRank:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Equal calls of a step. Seconds are of one call, the mean of these calls: `kernel` of the rank shown, waiting
-    included; `transfer` without.
+    """Equal calls of a step. Seconds are of one call, the mean of these calls in the usual repetition: `kernel` of the
+    rank shown, waiting included; `transfer` without.
 
     `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` are
     seconds of the same call measured in isolation. None: unknown.
@@ -168,23 +167,20 @@ def report(
     times = _kernel_times(phase, repetitions)
     moving, whole = _moving(groups, chosen, times)
     times = np.where(np.isnan(moving), np.nan, times)  # both are medians over the same repetitions
-    least, own = medians(moving, 0), medians(times, 0)
-    exposed, waiting = (
-        medians(np.where(np.isnan(times[: len(each)]), np.nan, each), 0)
-        for each in (_sampled(phase, repetitions, field, zeros=True) for field in ("exposed", "exposed_waiting"))
-    )
-    exposed = np.minimum(exposed, own)
+    exposed, waiting = (_sampled(phase, repetitions, field, zeros=True) for field in ("exposed", "exposed_waiting"))
+    exposed = np.minimum(exposed, times[: len(exposed)])
+    waiting = np.minimum(waiting, exposed)
 
     def row(call: int, indices: Sequence[int]) -> Row:
         fields, at = job.calls[call], list(indices)
-        transfer, size, collective = _known(least[at]), job.groups[fields.group].size, fields.collective
+        transfer, size, collective = _usual(moving[:, at]), job.groups[fields.group].size, fields.collective
         factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
         return Row(
             call=call,
             count=len(indices),
-            kernel=_known(own[at]),
-            exposed=_known(exposed[at]),
-            exposed_waiting=_known(np.minimum(waiting, exposed)[at]) if whole[at].all() else None,
+            kernel=_usual(times[:, at]),
+            exposed=_usual(exposed[:, at]),
+            exposed_waiting=_usual(waiting[:, at]) if whole[at].all() else None,
             transfer=transfer,
             bounded=not whole[at].all(),
             busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes and size else None,
@@ -217,7 +213,7 @@ def step_seconds(phase: Phase) -> float | None:
     steps = [lasted[repetition] for repetition in _settled(lasted)]
     pauses = [position.pause for position in phase.positions if position.pause is not None]
     total = median(steps) if steps else sum(pauses) if len(pauses) == len(phase.positions) else 0.0
-    return total * MICRO if isfinite(total) and total > 0 else None
+    return total * MICRO if math.isfinite(total) and total > 0 else None
 
 
 def _settled(repetitions: Collection[int]) -> list[int]:
@@ -484,7 +480,10 @@ def _equal(job: Job, phase: Phase) -> dict[int, list[int]]:
     return positions
 
 
-def _known(values: Values) -> float | None:
-    """Return the mean of the known values, None if none is."""
-    known = values[~np.isnan(values)]
-    return float(np.mean(known)) if len(known) else None
+def _usual(values: Values) -> float | None:
+    """Return the median over repetitions of the mean of equal calls, (repetitions, calls); None if none is known.
+
+    The mean first: where each of them waits in other repetitions, their medians would add up to less than any step.
+    """
+    known = values[~np.isnan(values).all(axis=1)]
+    return float(np.median(np.nanmean(known, axis=1))) if len(known) else None
