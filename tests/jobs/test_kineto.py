@@ -18,7 +18,7 @@ from collbench.jobs.calls import matched, report
 from collbench.jobs.exposed import Timeline, pieces
 from collbench.jobs.html_page import render
 from collbench.jobs.job import GpuTime, Job, Unknown, check_sent_again
-from collbench.jobs.page import as_json, exposed_text, headline, remarks
+from collbench.jobs.page import answers, as_json, exposed_text, headline, remarks
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
 from collbench.jobs.traces.trace import Trace
@@ -92,6 +92,7 @@ def test_the_page_says_it_first_and_adds_up() -> None:
         "a step of 0.1 ms: compute 0.06 ms, exposed communication 0.02 ms, copies 0.005 ms, idle 0.015 ms (GPU of rank "
         "0; 0.01 ms of the compute hides communication)"
     )
+    assert answers(own) == [exposed_text(own), headline(own)]
     assert exposed_text(own) in render(own, "job.json", "1")
     (gpu,) = as_json(own)["gpu"]
     parts = sum(gpu[f"{part}_seconds"] for part in ("compute", "exposed", "copies", "idle"))
@@ -99,6 +100,18 @@ def test_the_page_says_it_first_and_adds_up() -> None:
     (row,) = own.rows
     assert row.kernel == pytest.approx(30e-6)
     assert row.exposed == pytest.approx(20e-6)
+
+
+def test_of_one_marked_step_the_page_says_that_its_time_is_unknown_and_how_to_trace_it() -> None:
+    found = report(job_of([trace_of([event("gemm", 0.0, 60.0), mark(1, 0.0), *call(1, 10.0, 50.0, 30.0)])]))
+    assert found is not None
+    assert answers(found)[0] == (
+        "no step is known: only one is marked, and its time is known from the next one; the traced 0.08 ms: compute "
+        "0.06 ms, exposed communication 0.02 ms, idle 0 ms (GPU of rank 0; 0.01 ms of the compute hides communication)"
+    )
+    assert "step      call profile.step() once a step and trace several, or name its length" in "\n".join(
+        remarks(found)
+    )
 
 
 def test_exposed_communication_is_waiting_and_transfer() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs import job_file
+from collbench.jobs import page as pages
+from collbench.jobs.calls import report
 from collbench.jobs.job import Group, Job, Steps, StepSource
 from collbench.model.operations import Operation
 from collbench.runfile import run_file
@@ -18,6 +20,7 @@ from tests.builders import gpus, run_of
 from tests.cli.program import Program
 from tests.jobs.made import documented_job, made_job, without_gpu_times
 from tests.jobs.predict.made import curve
+from tests.report.pages import text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 
@@ -140,11 +143,10 @@ def test_a_step_that_is_not_the_job_is_said_first_and_not_predicted(
     assert (first in selected.err) == bool(steps.source)
 
 
-def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path) -> None:
-    job_file.save(documented_job(), tmp_path / "job.json")
-    shown = program("show", str(tmp_path / "job.json")).out
-    page = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
-    head, _, rest = shown.partition("\n\nthe step")
-    tables = rest[rest.index("\n\nper step, ms") :]
-    for part in (head.split("\n\n")[0], tables.strip()):
-        assert "\n".join(f"    {line}".rstrip() for line in part.splitlines()) in page
+def test_the_documented_page_is_what_is_printed() -> None:
+    found = report(documented_job(), None, {0: 48 * MIB * 0.75 / 343.0e9, 1: 96 * MIB * 0.75 / 352.8e9})
+    assert found is not None
+    compared = ("allgather.json", "reducescatter.json", "allreduce.json")
+    shown = text(pages.page(replace(found, compared_with=compared, compared_simulated=True)), verbose=False)
+    documented = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}".rstrip() for line in shown.strip().splitlines()) in documented

@@ -15,7 +15,7 @@ def render(report: Report, name: str, version: str) -> str:
     content = {
         "title": name,
         "version": version,
-        "answers": [one for one in (page.headline(report), page.exposed_text(report)) if one],
+        "answers": page.answers(report),
         "facts": Group([Lines("\n".join([*page.origin(report), *page.remarks(report)]))]),
         "tables": Group([*only(page.page(report), "tables")]),
     }

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from collbench.jobs.calls import LateRank, RankRow, Report, Row
 from collbench.jobs.exposed import Exposure
-from collbench.jobs.job import Call, Ending, Job, Library, Occasional, StepSource, Unknown
+from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
@@ -46,12 +46,17 @@ _FOUND = {
     StepSource.GIVEN: "its length was given",
     StepSource.FOLDED: "found in the order of calls and the pauses between them",
 }
-_HOW = "call collbench.step() once a step, or name its length: collbench import JOB --calls-per-step N -o NEW"
+_MARK = {
+    Source.PLUGIN: "call collbench.step() once a step, or ",
+    Source.KINETO: "call profile.step() once a step and trace several, or ",
+}
+_HOW = "name its length: collbench import JOB --calls-per-step N -o NEW"
 
 
 def page(report: Report) -> Iterator[Block]:
     """Yield the page's blocks."""
-    yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
+    answer = "\n".join(filled(sentence, NARROW) for sentence in answers(report))
+    yield from both("header", Lines(f"{answer}\n"), Lines("\n".join(_folded(origin(report)))))
     yield from _gpu(report)
     yield from both("tables", prose(f"\n{filled(_caption(report), NARROW)}"))
     few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MOST_ROWS])
@@ -72,11 +77,9 @@ def _caption(report: Report) -> str:
 
 
 def _gpu(report: Report) -> Iterator[Block]:
-    """Yield how a step passes on the GPU: the answer, and a table of all ranks."""
-    answer = exposed_text(report)
-    if answer:
-        yield from both("header", Text(f"\n{filled(answer, NARROW)}"))
+    """Yield a table of how a step passes on the GPU of each rank."""
     if len(report.gpu) > 1:
+        yield from both("tables", prose(f"\n{'a step' if report.repeats else 'the trace'} on each GPU, ms"))
         few = _extremes(report.gpu, lambda one: one.exposed)
         yield from _lengths(_gpu_table(few), _gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
         if len(report.gpu) > len(few):
@@ -141,14 +144,23 @@ def _lengths(few: Part, every: Part, *, differ: bool) -> Iterator[Block]:
         yield from both("tables", every)
 
 
+def answers(report: Report) -> list[str]:
+    """Return the answer in sentences: how a step passes on the GPU where that is known, and how it communicates.
+
+    Where the step is not most of the job, the first one begins with that.
+    """
+    first, *others = filter(None, (exposed_text(report), headline(report)))
+    return ["; ".join(filter(None, (report.job.steps.reservation, first))), *others]
+
+
 def headline(report: Report) -> str:
-    """Return the answer in a sentence: the share of communication, the dominant operation, the late rank.
+    """Return the share of communication, the dominant operation, the late rank, and the same calls in isolation.
 
     It says of which ranks it is: of all, and of the one that is shown.
     """
     mine = report.mine
     what = "a step" if report.repeats else "this sequence of calls"
-    clauses = [report.job.steps.reservation] if report.job.steps.reservation else []
+    clauses = []
     if mine.kernels is not None and mine.step is not None:
         clauses.append(f"communication is {_over_ranks(shares(report), '{:.0%}'.format)} of {what}")
         clauses.append(f"rank {mine.rank}: {milli(mine.kernels)} of {milli(mine.step)}")
@@ -171,6 +183,14 @@ def headline(report: Report) -> str:
         worst = report.late[0]
         each = " a step" if report.repeats else ""
         clauses.append(f"the other ranks wait {milli(worst.waits)}{each} for rank {worst.rank}")
+    timed = [row for row in report.rows if row.transfer and row.alone and not row.bounded]
+    if timed:
+        here, alone = (
+            milli(sum(row.count * (getattr(row, name) or 0.0) for row in timed)) for name in ("transfer", "alone")
+        )
+        of = "its" if len(timed) == len(report.rows) else f"{len(timed)} of {len(report.rows)} kinds of"
+        simulated = " (sim)" if report.compared_simulated else ""
+        clauses.append(f"{of} calls transfer for {here}, alone for {alone}{simulated}")
     return "; ".join(clauses)
 
 
@@ -441,7 +461,7 @@ def _about_step(report: Report) -> Iterator[str]:
         doubt = f"; {job.steps.why}, unless you name its length" if job.steps.why else ""
         yield f"step      {_FOUND[job.steps.source]}; it covers {job.steps.shares}{doubt}"
     else:
-        yield f"step      {_HOW}"
+        yield f"step      {_MARK.get(job.source, '')}{_HOW}"
     for occasional in job.steps.occasional[:_FEW_LATE]:
         yield f"between   {occasional_text(job, occasional)}"
     if any(position.sizes for position in report.phase.positions):

@@ -95,6 +95,8 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
         found = {number: _given(one, calls_per_step) for number, one in ranks.items()}
     elif marks and all(len(own) > 1 for own in (marks.get(number, ()) for number in ranks)):
         source, why = StepSource.MARKS, "no calls come again between two marks"
+        if min(map(len, marks.values())) == 2:  # a beginning and an end
+            why = "only one is marked, and its time is known from the next one"
         found = {number: _marked(one, marks[number]) for number, one in ranks.items()}
     else:
         found, why, doubt = _searched(job, ranks)
