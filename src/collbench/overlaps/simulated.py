@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.backends.sim_world import opened
+from collbench.measurement.backends.sim import SimBackend, opened
 from collbench.model.operations import Work
 from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Priority

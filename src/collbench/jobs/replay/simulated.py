@@ -11,8 +11,7 @@ from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, 
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.sim import SimBackend
-from collbench.measurement.backends.sim_world import opened
+from collbench.measurement.backends.sim import SimBackend, opened
 from collbench.model.operations import Work
 from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
