@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from collbench.cli import options
-from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.judge.outcome import outcome
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
@@ -62,7 +61,7 @@ def compare(
       collbench compare run.json --reference
     """
     limit = _parse_share(fail_below)
-    run_files = all_named_or_newest(files, of_links=True) if reference else files
+    run_files = options.all_named_or_newest(files, of_links=True) if reference else files
     _check_count(run_files, history, reference=reference)
     runs = [run_file.load(path) for path in run_files]
     earlier = [run_file.load(path) for path in history]

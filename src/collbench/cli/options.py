@@ -88,6 +88,20 @@ FILE_NAME = click.Path(readable=False)
 # Saved runs, by file or by number; if none is named, the newest is taken.
 run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=RUN)
 run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=RUN)
+
+
+def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
+    """Return the file that was named, else the newest saved run's. Raises UsageError if none is saved."""
+    return all_named_or_newest(() if file is None else (file,), of_links=of_links)[0]
+
+
+def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
+    """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
+    from collbench.api.runs import newest  # late: few commands read a saved run
+
+    return files or (newest(NOTICES, of_links=of_links),)
+
+
 operation = click.option(
     "--operation",
     metavar="OP",

@@ -1,27 +1,29 @@
-"""`collbench runs`: the saved runs, newest first; and the newest, where a command was given no file."""
+"""Saved runs: `collbench runs` lists them, `show` prints one again, `export` and `report` write one for others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
-from collbench.api.runs import newest
+from collbench.api import file_kinds
 from collbench.api.runs import runs as newest_runs
-from collbench.cli.terminal import NOTICES, echo
+from collbench.cli import options
+from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
+from collbench.judge.outcome import outcome
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
+from collbench.model.printable import one_line, printable
+from collbench.model.run import Run
+from collbench.model.units import format_size, parse_size
+from collbench.report.sections import section
+from collbench.runfile import atomic_write
 from collbench.runfile.codec import document, plain
+from collbench.runfile.run_file import load
 
 _LIMIT = 20
-
-
-def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
-    """Return the file that was named, else the newest saved run's. Raises UsageError if none is saved."""
-    return newest(NOTICES, of_links=of_links) if file is None else file
-
-
-def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
-    """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
-    return files or (newest(NOTICES, of_links=of_links),)
 
 
 @click.command()
@@ -55,3 +57,258 @@ def runs(limit: int, as_json: bool) -> None:
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
+
+
+# A run, a recorded job, or an ablation, printed.
+
+
+@click.command()
+@options.run_file
+@click.option(
+    "--ranking",
+    is_flag=True,
+    help="Show which links and pairs differ and which tie: tiers, heat maps, fits, or --json.",
+)
+@click.option("--operation", metavar="OP", help="With --ranking: only this operation.")
+@click.option("--size", metavar="SIZE", help="With --ranking: only this size.")
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="For a recorded job: show this rank's step.")
+@click.option(
+    "--run-file",
+    "against",
+    metavar="RUN",
+    multiple=True,
+    type=options.FILE,
+    help="For a job: run with its calls' rates in isolation.",
+)
+@options.json
+@verbose_option
+def show(
+    file: Path | None,
+    *,
+    ranking: bool,
+    operation: str | None,
+    size: str | None,
+    as_json: bool,
+    **of_job: Any,
+) -> None:
+    """Print a saved run or ablation again, as its command did, or the step of a recorded job.
+
+    --ranking has a row for each operation and size, says whether the choice matters, and ends with status 1 if there
+    are too few trials to rank anything. The run may be of any machine; the page names the machine. For a job
+    (docs/job-page.md) it prints its calls, their rates in the job and in isolation, and late ranks.
+
+    \b
+    Examples:
+      collbench show run.json
+      collbench show run.json --ranking
+      collbench show run.json --ranking --operation allreduce --size 64M
+      collbench show job.json --run-file run.json
+    """
+    narrowed = operation is not None or size is not None
+    if file is not None and (kind := file_kinds.kind_of(file)) is not None:
+        if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
+            raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
+        kind.show(file, as_json=as_json, **{name: of_job[name] for name in kind.OPTIONS})
+    elif any(option not in (None, ()) for option in of_job.values()):
+        raise UsageError("--rank and --run-file are for a recorded job: name its file, as in 'show job.json'")
+    elif ranking:
+        _show_ranking(file, operation, size, as_json=as_json)
+    elif narrowed:
+        raise UsageError("--operation and --size narrow a ranking: add --ranking")
+    else:
+        from collbench.cli.measuring import RunPrinter  # late: nothing else here measures
+
+        RunPrinter.of(as_json=as_json).show(_load(options.named_or_newest(file)))
+
+
+def _load(path: Path) -> Run:
+    """Return the run in a file. Raises RunFileError, which names `collbench import` for another tool's trace."""
+    try:
+        return load(path)
+    except RunFileError as error:
+        if title := file_kinds.trace_title(path):
+            raise RunFileError(
+                f"{path} is {title}, not a run: convert it with 'collbench import {path}', then 'collbench show "
+                "job.json' prints it"
+            ) from error
+        raise
+
+
+def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_json: bool) -> None:
+    # late: numpy takes as long to load as the rest of the program
+    from collbench.judge.summary import is_judged, rank_summary
+    from collbench.report.text import ranking
+    from collbench.report.text.frame import headline
+
+    operation = None if named is None else options.parse_operation(named)
+    size_bytes = None if size is None else parse_size(size)
+    run_file = options.named_or_newest(file, of_links=True)
+    run = _load(run_file)
+    works = rank_summary(run, operation, size_bytes)
+    if not any(ranked.rankings for ranked in works):
+        of = f" of {operation}" if operation else ""
+        at = f" at {format_size(size_bytes)}" if size_bytes is not None else ""
+        if not any(measurement.samples for measurement in run.measurements) and outcome(run).troubles:
+            raise NotTrusted(f"{run_file} has nothing to rank: {headline(run)}", outcome(run).status)
+        raise UsageError(f"{run_file} has nothing to rank{of}{at}: {_present(run)}")
+    if as_json:
+        echo(document("ranking", ranking.as_json(run, works)), end="")
+    else:
+        show_page(ranking.page(run, works))
+    leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
+
+
+def _present(run: Run) -> str:
+    """Say what could be ranked instead."""
+    works = {
+        measurement.point.work
+        for measurement in run.measurements
+        if measurement.samples and len(measurement.point.members) <= 2
+    }
+    if not works:
+        return "it holds no link, pair or device: measure with 'collbench pairs' first"
+    names = ", ".join(sorted(map(str, works)))
+    return f"it holds {names} at {', '.join(map(format_size, run.settings.sizes))}"
+
+
+# A run for other tools and readers.
+
+_SAVE = ("write the export to", "--output")
+_FORMATS = ("csv", "markdown", "json", "nccl-tests", "prometheus", "perfetto")
+_OF_MEASUREMENTS = ("nccl-tests", "prometheus")
+
+
+@click.command()
+@options.run_file
+@click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=options.FILE,
+    help="Write to this file.  [default: standard output]",
+)
+@options.force
+def export(file: Path | None, layout: str, output: Path | None, force: bool) -> None:
+    """Write a saved run in other tools' formats: one row per data point, columns with units (docs/columns.md).
+
+    csv and json (records) have all columns and digits; markdown has three or four digits, and lists columns with a
+    single value above its table; prometheus has some dozens of gauges for a textfile collector; nccl-tests is the text
+    that nccl-tests prints. perfetto is for a recorded job: its kernels on each rank's GPU,
+    waiting and transfer apart, for ui.perfetto.dev.
+
+    \b
+    Examples:
+      collbench export run.json --format csv -o run.csv
+      collbench export job.json --format perfetto -o trace.json
+      collbench export run.json --format markdown
+      collbench export run.json --format prometheus -o collbench.prom
+    """
+    run_file = options.named_or_newest(file)
+    if output is not None:
+        atomic_write.check(output, *_SAVE, force=force, sources=(run_file,))
+    content = printable(_other(run_file, layout) or _run(run_file, layout))
+    if output is not None:
+        atomic_write.write(content, output, *_SAVE, force=force)
+        say(f"wrote {output}")
+    else:
+        echo(content, end="")
+
+
+def _other(file: Path, layout: str) -> str:
+    """Return the text of a file of another kind; "" for a run."""
+    kind = file_kinds.kind_of(file)
+    if kind is None and layout == "perfetto":
+        load(file)  # if it is no run either, that says why
+        raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
+    return "" if kind is None else kind.export(file, layout)
+
+
+def _run(run_file: Path, layout: str) -> str:
+    run = load(run_file)
+    measured_by = section(run)
+    if measured_by is not None and layout in _OF_MEASUREMENTS:
+        held = measured_by.HELD
+        raise UsageError(f"{run_file} holds {held}, which {layout} has no form for: write csv, json or markdown")
+    if not run.measurements and not any(run.results) and layout != "nccl-tests":
+        raise UsageError(f"{run_file} has no data point to export: nothing was measured")
+    from collbench.report import nccl_tests, prometheus, rows  # late: numpy
+
+    writers: dict[str, Callable[[], str]] = {
+        "csv": lambda: rows.as_csv(rows.rows(run), rows.columns_of(run)),
+        "json": lambda: rows.as_json(rows.rows(run)),
+        "markdown": lambda: rows.as_markdown(run, rows.rows(run)),
+        "nccl-tests": lambda: "".join(f"{line}\n" for line in nccl_tests.lines(run)),
+        "prometheus": lambda: prometheus.as_prometheus(run),
+    }
+    return writers[layout]()
+
+
+_SUFFIXES = (".html", ".htm")
+_REPORT_REFUSAL = ("write the report as", "--output")
+
+
+@click.command()
+@options.run_files
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=options.FILE,
+    help="Write it to this file.  [default: the first run's name, .html]",
+)
+@options.force
+def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
+    """Make one HTML page of saved runs, to view, print or send.
+
+    The page has maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with
+    cause and command, health and environment. Each further run is compared with the first.
+    The page is one file and loads nothing else, so it opens without a network. The runs may be of any machine.
+
+    \b
+    Examples:
+      collbench report run.json
+      collbench report before.json after.json -o report.html
+      collbench report job.json run.json    # a recorded job, its links
+    """
+    run_files = options.all_named_or_newest(files)
+    path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
+    _check(path, run_files, force=force)
+    if kind := next(filter(None, map(file_kinds.kind_of, run_files)), None):
+        _save(kind.html(run_files), path, force=force)
+        return
+    runs = [load(file) for file in run_files]
+    from collbench.report.html.content import content  # late: numpy, jinja2
+    from collbench.report.html.page import render
+    from collbench.report.text.frame import headline
+
+    text = render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench")))
+    for file, run in zip(run_files, runs, strict=True):
+        if failed := headline(run):
+            echo(f"{one_line(str(file))}: {failed}")
+    _save(text, path, force=force)
+
+
+def _save(text: str, path: Path, *, force: bool) -> None:
+    text = printable(text)
+    atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
+    echo(f"saved     {one_line(str(path))}")
+
+
+def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
+    """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
+    page = path.suffix.lower() in _SUFFIXES
+    if page or atomic_write.is_stream(path):  # that /dev/full is full matters more than its name
+        atomic_write.check(path, *_REPORT_REFUSAL, force=force, sources=run_files)
+    if not page:
+        raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Return what the page calls each run: its file's name, with as many folders as distinguish it from the others."""
+    paths = [tuple(map(one_line, file.absolute().parts)) for file in files]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = [str(Path(*parts[-depth:])) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{one_line(file.name)} ({number})" for number, file in enumerate(files, 1)]  # the same file twice
