@@ -48,7 +48,7 @@ _GROUPS = {
         "show": ("cli.runs", "Print a saved run again, its ranking, or maps of one operation."),
         "report": ("cli.runs", "Make one HTML page of saved runs."),
         "compare": ("cli.compare", "Show what became faster or slower between runs."),
-        "reference": ("cli.reference", "List the published figures by which runs are judged."),
+        "reference": ("cli.compare", "List the published figures by which runs are judged."),
         "export": ("cli.runs", "Write a saved run in other tools' formats."),
     },
     "Choose and train": {
