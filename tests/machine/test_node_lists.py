@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.slurm import expand_node_list, format_node_list
+from collbench.machine.launchers import expand_node_list, format_node_list
 from collbench.model.errors import UsageError
 
 

@@ -17,7 +17,7 @@ from collbench.cluster.nodes import (
     Uplink,
 )
 from collbench.judge.stats import DELTA
-from collbench.machine.slurm import format_node_list
+from collbench.machine.launchers import format_node_list
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import fixed

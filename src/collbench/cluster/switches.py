@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collbench import untrusted
-from collbench.machine.slurm import expand_node_list
+from collbench.machine.launchers import expand_node_list
 from collbench.model.errors import UsageError
 
 FROM_SLURM = "slurm"
