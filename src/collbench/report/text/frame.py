@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -13,7 +14,6 @@ from collbench.judge.outcome import TroubleKind, outcome
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
-from collbench.machine.network_cards import PortChange, changes
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import (
@@ -36,6 +36,9 @@ from collbench.model.units import abridged, amount, counted, fixed, format_size,
 from collbench.report import sentences
 from collbench.report.sections import section
 from collbench.report.text.layout import Block, Lines, short, whole
+
+if TYPE_CHECKING:
+    from collbench.machine.network_cards import PortChange
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
@@ -189,9 +192,16 @@ def _events(run: Run) -> Iterator[tuple[str, str]]:
             yield name, f"{last - first} new {name} on {devices[index].tag} {since}"
     yield from (event for event in found if event[0] is FlagKind.SHARED)
     # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
-    known = run.ports_after_read or run.ports_after
+    if run.ports_before and (run.ports_after_read or run.ports_after):
+        yield from _port_events(run)
+
+
+def _port_events(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield what changed on the network cards' ports, what shows congestion last."""
+    from collbench.machine.network_cards import changes  # late: few runs are of several nodes
+
     counters: dict[str, list[PortChange]] = defaultdict(list)
-    for change in changes(run.ports_before, run.ports_after) if known else ():
+    for change in changes(run.ports_before, run.ports_after):
         if change.congestion:
             counters[change.what].append(change)
         else:
