@@ -18,8 +18,7 @@ from collbench.judge.outcome import TroubleKind, outcome
 from collbench.judge.references import ReferenceVerdict, load
 from collbench.judge.references import judge as against
 from collbench.judge.summary import rank_summary
-from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Relation, rank_pairs
+from collbench.judge.tiers import Relation, rank_pairs, verdict_of
 from collbench.model.errors import ExitStatus, FailureKind, UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Health, Measurement, Run, StopReason

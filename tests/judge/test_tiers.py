@@ -8,7 +8,6 @@ import pytest
 
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.judge.point_noise import note_noise
-from collbench.judge.tier_words import verdict_of
 from collbench.judge.tiers import (
     Estimate,
     Missing,
@@ -24,6 +23,7 @@ from collbench.judge.tiers import (
     rank_pairs,
     sets_of,
     tiers_of,
+    verdict_of,
 )
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant, Work

@@ -212,8 +212,7 @@ def check(run: Run) -> tuple[Verdict, ...]:
 def explain(found: Verdict | Ranking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
-    from collbench.judge.tier_words import verdict_of
-    from collbench.judge.tiers import Ranking
+    from collbench.judge.tiers import Ranking, verdict_of
     from collbench.report import sentences
 
     keywords.check_run(run, "explain")

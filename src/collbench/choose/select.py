@@ -35,8 +35,7 @@ from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import FEWEST_TRIALS, Summary, most_measured, simultaneous_quantile, summarize
-from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, rank_pairs, ties, tolerance
+from collbench.judge.tiers import Ranking, estimates, points_of, rank_links, rank_pairs, ties, tolerance, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation, Work

@@ -15,8 +15,7 @@ from collbench.judge.diagnose import Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit
 from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tails import Tails
-from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Ranking
+from collbench.judge.tiers import Ranking, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Run, tags

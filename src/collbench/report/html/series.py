@@ -14,8 +14,7 @@ from collbench.judge.diagnose.readings import Facts
 from collbench.judge.outcome import Outcome, outcome, unordered
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
-from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Members, kind_of, labels_of, rank_links, work_order
+from collbench.judge.tiers import Members, kind_of, labels_of, rank_links, verdict_of, work_order
 from collbench.machine.theory import memory_gbs, slot
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Endpoints, Operation, Variant, Work

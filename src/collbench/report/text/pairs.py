@@ -10,8 +10,7 @@ from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.registration import kinds_of, ordinary
-from collbench.judge.tier_words import verdict_of
-from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs
+from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Run, tags

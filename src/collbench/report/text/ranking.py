@@ -12,8 +12,7 @@ from rich.text import Text
 from collbench.judge.fits import Bounded, Fit, Unfitted
 from collbench.judge.stats import FEWEST_TRIALS
 from collbench.judge.summary import RankedWork, is_judged
-from collbench.judge.tier_words import verdict_of, wrong_sets
-from collbench.judge.tiers import Missing, RankedLink, Ranking, Relation, kind_of
+from collbench.judge.tiers import Missing, RankedLink, Ranking, Relation, kind_of, verdict_of, wrong_sets
 from collbench.model.operations import Work
 from collbench.model.run import Run, tags
 from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
