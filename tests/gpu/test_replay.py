@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import pytest
 
 from collbench.jobs.job import Call, Job
@@ -47,31 +50,47 @@ def test_each_operation_is_verified() -> None:
         assert max(trial.pauses) == pytest.approx(len(EVERY_CALL) * 200e-6, rel=0.3)
 
 
-def test_calls_of_one_group_run_as_one() -> None:
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Future[Run]]:
+    """Return the runs whose times no test reads: all at once, because starting torch takes the time, not measuring."""
     calls = [(call, number > 0) for number, call in enumerate(data_parallel(2, (2**20, 2**18, 2**10)).calls)]
-    (replay,) = replays_of(replayed(job_of([(0, 1)], [calls] * 2)))
+    replays: dict[str, Callable[[], Run]] = {
+        "one group": lambda: replayed(job_of([(0, 1)], [calls] * 2)),
+        "stages": lambda: replayed(pipeline(2**22)),
+        "two arms": lambda: replayed(data_parallel(2, (2**26,)), without=("p2p",)),
+        "two orders": replayed_in_two_orders,
+    }
+    with ThreadPoolExecutor(len(replays)) as threads:
+        return {name: threads.submit(replay) for name, replay in replays.items()}
+
+
+def replayed_in_two_orders() -> Run:
+    """Replay on the same two GPUs in both orders: with four there would be other sets."""
+    values = {"backend": "cuda", "fabric": None, "trials": 3, "seed": 1}
+    request = request_of(data_parallel(2, (2**24,)), "job.json", values, ("select", "2"), ranks=2)
+    first_gpu, second_gpu = factory.present_devices("cuda")[:2]
+    sets = [(first_gpu, second_gpu), (second_gpu, first_gpu)]
+    return Replaying(on_sets(request, sets, independent=True), None).finish().run
+
+
+def test_calls_of_one_group_run_as_one(runs: dict[str, Future[Run]]) -> None:
+    (replay,) = replays_of(runs["one group"].result())
     assert (replay.wrong, [call.count for call in replay.calls]) == (0, [1])
 
 
-def test_stages_exchange_in_one_batch() -> None:
-    (replay,) = replays_of(replayed(pipeline(2**22)))
+def test_stages_exchange_in_one_batch(runs: dict[str, Future[Run]]) -> None:
+    (replay,) = replays_of(runs["stages"].result())
     assert (replay.wrong, [call.operation for call in replay.calls]) == (0, ["p2p"])
 
 
-def test_two_arms() -> None:
-    run = replayed(data_parallel(2, (2**26,)), without=("p2p",))
+def test_two_arms(runs: dict[str, Future[Run]]) -> None:
+    run = runs["two arms"].result()
     assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
     assert [replay.wrong for replay in replays_of(run)] == [0, 0]
 
 
-def test_sets_take_turns() -> None:
-    """The same two GPUs in both orders: with four there would be other sets."""
-    values = {"backend": "cuda", "fabric": None, "trials": 3, "seed": 1}
-    request = request_of(data_parallel(2, (2**24,)), "job.json", values, ("select", "2"), ranks=2)
-    first_gpu, second_gpu = factory.present_devices("cuda")[:2]
-    done = Replaying(
-        on_sets(request, [(first_gpu, second_gpu), (second_gpu, first_gpu)], independent=True), None
-    ).finish()
-    assert [replay.members for replay in replays_of(done.run)] == [(0, 1), (1, 0)]
-    assert [replay.wrong for replay in replays_of(done.run)] == [0, 0]
-    assert [len(replay.trials) for replay in replays_of(done.run)] == [3, 3]
+def test_sets_take_turns(runs: dict[str, Future[Run]]) -> None:
+    run = runs["two orders"].result()
+    assert [replay.members for replay in replays_of(run)] == [(0, 1), (1, 0)]
+    assert [replay.wrong for replay in replays_of(run)] == [0, 0]
+    assert [len(replay.trials) for replay in replays_of(run)] == [3, 3]

@@ -39,14 +39,15 @@ def by_torchrun(tmp_path: Path, count: int, *arguments: str) -> Run:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Operation, int], Future[Run]]:
-    """Return the run of each collective: a few at a time, because starting them takes the time, not measuring."""
+    """Return the run of each collective: several at a time, because starting them takes the time, not measuring."""
 
     def run(operation: Operation, count: int) -> Run:
         folder = tmp_path_factory.mktemp(f"{operation}-{count}")
         return by_torchrun(folder, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
 
     cases = list(itertools.product(COLLECTIVES, COUNTS))
-    with ThreadPoolExecutor(4) as threads:
+    at_once = max(2, len(os.sched_getaffinity(0)) // 4)  # two ranks with a worker each want a core
+    with ThreadPoolExecutor(at_once) as threads:
         return {case: threads.submit(run, *case) for case in cases}
 
 
