@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 
+from collbench.judge.physics import Check
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
 from collbench.report.html.series import families, limits_of
@@ -31,12 +32,16 @@ LINKS = tuple(permutations(range(3), 2))
         ),
         ("both ways at once carry twice as much", copies(Variant.BOTH_WAYS, ((0, 1),)), {(0, 1): 900.0}),
         ("through host memory the path is another", copies(Variant.STAGED, LINKS), {}),
-        ("one to all shares its links", copies(Variant.ONE_TO_ALL, ((0, 1, 2),)), {}),
+        (
+            "one to all is as fast as twice its slowest link",
+            copies(Variant.ONE_TO_ALL, ((0, 1, 2),)),
+            {(0, 1, 2): 200.0},
+        ),
     ],
 )
 def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> None:
     (family,) = families(run)
-    assert limits_of(run, family.work, family.sets) == limits
+    assert limits_of(family, Check(run)) == limits
 
 
 def test_host_memory_is_behind_the_devices_slot() -> None:
@@ -46,4 +51,4 @@ def test_host_memory_is_behind_the_devices_slot() -> None:
     run = run_of(devices, [measurement])
     (family,) = families(run)
     # 32 GT/s × 16 × 128/130 / 8 [docs/method/verdicts.md 2]
-    assert limits_of(run, family.work, [(0,), (1,)]) == {(0,): 63.0}
+    assert limits_of(family, Check(run)) == {(0,): 63.0}

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from collbench.judge.compare import Change, Comparison, Verdict
-from collbench.judge.diagnose.readings import Facts
 from collbench.judge.outcome import Outcome, outcome, unordered
-from collbench.judge.physics import Impossible, by_point
+from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.tiers import Members, kind_of, labels_of, rank_links, verdict_of, work_order
-from collbench.machine.theory import memory_gbs, slot
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.model.units import format_size
@@ -74,27 +71,16 @@ def families(run: Run) -> list[Family]:
     return every_family
 
 
-def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
-    """Return the theory of each set of devices in GB/s, where a single path, slot or memory limits it.
+def limits_of(family: Family, check: Check) -> dict[Members, float]:
+    """Return the hardware's limit of each set of devices at its largest size in GB/s, where it is known.
 
-    A copy both ways has twice the path's theory, a local copy half of the memory's, because it reads and writes. More
-    than two GPUs depend on rings and switches, and have none.
+    An access has no rate, and what more than two ranks reach depends on the algorithm.
     """
-    off_path = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS or work.variant is Variant.STAGED
-    if work.operation is Operation.CHASE or off_path:
+    if family.work.operation is Operation.CHASE or family.kind == "group":
         return {}
-    facts, limits = Facts(run), dict[Members, float | None]()
-    for devices in sets:
-        if work.variant is Variant.LOCAL:
-            memory = memory_gbs(run.devices[devices[0]].name)
-            limits[devices] = None if memory is None else memory / 2
-        elif len(devices) == 1 and not capabilities(run.backend).cores:
-            theory = slot(run.devices[devices[0]])
-            limits[devices] = None if theory is None else theory.gbs
-        elif len(devices) == 2:
-            limits[devices] = facts.limit(devices)
-    directions = 2 if work.variant is Variant.BOTH_WAYS else 1
-    return {devices: directions * limit for devices, limit in limits.items() if limit is not None}
+    largest = {members: family.points[size, members].point for size, members in sorted(family.points)}
+    limits = {members: check.limit(point, 0.0) for members, point in largest.items()}
+    return {members: limit.gbs for members, limit in limits.items() if limit is not None}
 
 
 # The figures of a family.
@@ -225,9 +211,9 @@ Series = dict[str, Any]
 
 def series(run: Run) -> list[Series]:
     """Return the run's series as JSON's own types."""
-    run_outcome, impossible_points = outcome(run), by_point(run)
+    check, run_outcome, impossible_points = Check(run), outcome(run), by_point(run)
     return [
-        _of_family(family, run_outcome, impossible_points)
+        _of_family(family, limits_of(family, check), run_outcome, impossible_points)
         for family in families(run)
         if any(measurement.samples for measurement in family.points.values())
     ]
@@ -235,12 +221,12 @@ def series(run: Run) -> list[Series]:
 
 def _of_family(
     family: Family,
+    limits: Mapping[Members, float],
     run_outcome: Outcome,
     impossible_points: Mapping[DataPoint, Impossible],
 ) -> Series:
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
-    limits = limits_of(run, work, sets)
     rankings = [rank_links(run, work, size, run_outcome) if family.ranked else None for size in sizes]
     tiers = list[list[Any]]()
     for ranking in rankings:
