@@ -369,12 +369,10 @@ def _interference(run: Run) -> Iterator[str]:
         if not check.trusted:
             disagreeing[check.label, Work(check.operation, check.variant)].append(check)
     if trusted:
-        pairs = _which(trusted, {label for label, _ in disagreeing})
-        yield (
-            f"checked   interference: {pairs} timed concurrently and isolated "
-            f"agree within {max(abs(1 - check.ratio) for check in trusted):.1%} "
-            f"({amount(len(trusted), 'comparison')})"
-        )
+        within = f"{max(abs(1 - check.ratio) for check in trusted):.1%}"
+        count = f"{len(trusted)} of " if disagreeing else ""
+        count += amount(len(run.interference_checks), "comparison")
+        yield f"checked   interference: pairs timed concurrently and isolated agree within {within} ({count})"
     for (label, work), checks in disagreeing.items():
         sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
@@ -386,17 +384,6 @@ def _interference(run: Run) -> Iterator[str]:
         )
     if any(is_pcie(label) for label, _ in disagreeing):
         yield "isolated  all pairs on PCIe: their paths share links"
-
-
-def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> str:
-    """Return which pairs agree: "pairs", or if pairs with the labels `others` disagree, the labels and operations."""
-    if not others:
-        return "pairs"
-    works: dict[str, dict[str, None]] = defaultdict(dict)
-    for check in trusted:
-        works[check.label][str(Work(check.operation, check.variant))] = None
-    labels = [f"{', '.join(sorted(set(works) - set(others)))} pairs"] if set(works) - set(others) else []
-    return " and ".join([*labels, *(f"{', '.join(works[one])} on some {one} pairs" for one in works if one in others)])
 
 
 # The first line of a page if something failed or nothing was judged.
