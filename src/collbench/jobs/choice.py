@@ -55,8 +55,7 @@ class ForJob:
     """What replaying a recorded job on the finalists showed.
 
     `sets` are the fastest first, those that failed last, out of `possible` sets; `trials` of each. `by_bandwidth` are
-    the devices that bandwidth alone chose. `saved_bandwidth` are the seconds a step that the chosen set saves against
-    these, (low, middle, high); None if they are the same set, or failed.
+    the devices that bandwidth alone chose.
     """
 
     job: str
@@ -65,7 +64,6 @@ class ForJob:
     possible: int
     sets: tuple[JobSet, ...]
     by_bandwidth: tuple[str, ...]
-    saved_bandwidth: Three | None = None
 
     @property
     def sound(self) -> tuple[JobSet, ...]:
@@ -89,7 +87,7 @@ class ForJob:
         return next((one for one in near if one.devices == self.by_bandwidth), self.sound[0])
 
     def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
-        """Yield how long the job communicates on each finalist, and what the choice saves."""
+        """Yield how long the job communicates on each finalist."""
         yield f"job       {self.job} on {self.ranks} ranks, {amount(self.trials, 'trial')} of each set in turn{sim}"
         yield (
             f"finalists {len(self.sets)} of {amount(self.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth "
@@ -102,14 +100,9 @@ class ForJob:
             rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
         yield from (f"  {line}" for line in columns(rows))
         yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in self.sets if one.failure)
+        yield f"bandwidth alone chooses {', '.join(self.by_bandwidth)}{sim}"
         if tied:
             yield f"tie       the choice does not change the communication time of this job{sim}"
-        by_bandwidth = f"compared with the choice by bandwidth, {', '.join(self.by_bandwidth)}"
-        if self.saved_bandwidth is not None:
-            yield f"saves     {_saved(self.saved_bandwidth)} {by_bandwidth}{sim}"
-        else:
-            failed = any(one.failure and one.devices == self.by_bandwidth for one in self.sets)
-            yield f"saves     nothing {by_bandwidth}: {'it failed' if failed else 'it is the same set'}"
 
 
 def _figure(interval: Three | None, scale: float = 1.0) -> str:
@@ -118,11 +111,6 @@ def _figure(interval: Three | None, scale: float = 1.0) -> str:
         return "-"
     low, middle, high = (f"{value * scale:.3f}" for value in interval)
     return middle if low == middle == high else f"{middle} ({low}–{high})"
-
-
-def _saved(seconds: Three) -> str:
-    low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
-    return f"{middle} ms a step (95%: {low} to {high} ms)"
 
 
 def contest(job: str, run: Run, choice: Choice, links: Run, positions: Sequence[int]) -> ForJob | None:
@@ -168,16 +156,7 @@ def contest(job: str, run: Run, choice: Choice, links: Run, positions: Sequence[
         members = members_of(replay)
         sets.append(JobSet(devices_of(members), Standing.FAILED, failure=why, first=members == default))
     possible = math.comb(len(links.devices) - len(choice.left_out), len(choice.members))
-    made = ForJob(job, len(choice.members), trials, possible, tuple(sets), devices_of(choice.members))
-    chosen = next(members for members in rounds if devices_of(members) == made.chosen.devices)
-
-    def saved(members: Members) -> Three | None:
-        if members == chosen or members not in rounds:
-            return None
-        low, middle, high = (means[chosen][1] * (one - 1) for one in ratio(members, chosen))
-        return low, middle, high
-
-    return replace(made, saved_bandwidth=saved(choice.members))
+    return ForJob(job, len(choice.members), trials, possible, tuple(sets), devices_of(choice.members))
 
 
 def _mean(logs: Sequence[float], comparisons: int = 1) -> Three:
