@@ -195,4 +195,5 @@ def documented_job() -> Job:
         repetitions=200,
         kept=12,
     )
-    return replace(job, command=("torchrun", "train.py"), nccl="2.28.9")
+    unknown = (Unknown.REDUCTION, Unknown.OVERLAP)
+    return replace(job, command=("torchrun", "train.py"), nccl="2.28.9", unknown=unknown)

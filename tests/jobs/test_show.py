@@ -42,7 +42,7 @@ def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
     assert (result.status, result.err) == (0, "")
     answer = " ".join(result.out.split("\n\n")[0].split())
     assert answer.startswith(
-        "communication is 10% (rank 1) to 40% (rank 0) of a step; rank 0: 1.6 ms of 4 ms, 1.2 ms of it waiting; "
+        "communication runs for 10% (rank 1) to 40% (rank 0) of a step; rank 0: 1.6 ms of 4 ms, 1.2 ms of it waiting; "
         "allreduce dominates with 75% of rank 0's kernel time"
     )
     assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")

@@ -14,7 +14,7 @@ from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, S
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
 from collbench.report.prose import NARROW, filled, named
-from collbench.report.text.layout import Block, Lines, Part, Table, both, more, prose, short, table, whole
+from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked
 
 _Ranked = TypeVar("_Ranked")
@@ -60,8 +60,13 @@ def page(report: Report) -> Iterator[Block]:
     yield from _gpu(report)
     yield from both("tables", prose(f"\n{filled(_caption(report), NARROW)}"))
     few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MOST_ROWS])
-    yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > len(few))
-    yield from short(*more(len(report.rows) - len(few), " kinds of calls: --verbose shows all"))
+    if len(few) < len(report.rows):
+        yield from short(
+            _call_table(report, few), *more(len(report.rows) - len(few), " kinds of calls: --verbose shows all")
+        )
+        yield from whole("tables", calls)
+    else:
+        yield from both("tables", calls)
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
@@ -80,23 +85,25 @@ def _gpu(report: Report) -> Iterator[Block]:
     """Yield a table of how a step passes on the GPU of each rank."""
     if len(report.gpu) > 1:
         yield from both("tables", prose(f"\n{'a step' if report.repeats else 'the trace'} on each GPU, ms"))
-        few = _extremes(report.gpu, lambda one: one.exposed)
-        yield from _lengths(_gpu_table(few), _gpu_table(report.gpu[:_MOST_ROWS]), differ=len(report.gpu) > len(few))
-        if len(report.gpu) > len(few):
-            yield from short(Text(_shown(len(report.gpu), "the least and the most exposed")))
+        yield from _each_rank(report.gpu, lambda one: one.exposed, _gpu_table, "the least and the most exposed")
 
 
-def _extremes(rows: Sequence[_Ranked], value: Callable[[_Ranked], float | None]) -> Sequence[_Ranked]:
-    """Return the rows of a short table of ranks: of many those with the lowest and the highest known values."""
+def _each_rank(
+    rows: Sequence[_Ranked],
+    value: Callable[[_Ranked], float | None],
+    table_of: Callable[[Sequence[_Ranked]], Table],
+    which: str,
+) -> Iterator[Block]:
+    """Yield a table of ranks; of many the short page has only those with the lowest and the highest known values."""
+    every = table_of(rows[:_MOST_ROWS])
     if len(rows) <= _FEW_RANKS:
-        return rows
+        yield from both("tables", every)
+        return
     half = _FEW_RANKS // 2
     ordered = sorted(rows, key=lambda row: (value(row) is None, value(row) or 0.0))
-    return [*ordered[:half], *ordered[-half:]]
-
-
-def _shown(ranks: int, which: str) -> str:
-    return f"{ranks} ranks; shown: {which}; --verbose shows all"
+    yield from short(table_of([*ordered[:half], *ordered[-half:]]))
+    yield from short(Text(f"{len(rows)} ranks; shown: {which}; --verbose shows all"))
+    yield from whole("tables", every)
 
 
 def exposed_text(report: Report) -> str:
@@ -135,15 +142,6 @@ def _milli(seconds: float | None) -> str:
     return "-" if seconds is None else figure(seconds * _MILLI, 2)
 
 
-def _lengths(few: Part, every: Part, *, differ: bool) -> Iterator[Block]:
-    """Yield `few` on the short page and `every` on the whole one, or one block on both if they do not differ."""
-    if differ:
-        yield from short(few)
-        yield from whole("tables", every)
-    else:
-        yield from both("tables", every)
-
-
 def answers(report: Report) -> list[str]:
     """Return the answer in sentences: how a step passes on the GPU where that is known, and how it communicates.
 
@@ -162,7 +160,8 @@ def headline(report: Report) -> str:
     what = "a step" if report.repeats else "this sequence of calls"
     clauses = []
     if mine.kernels is not None and mine.step is not None:
-        clauses.append(f"communication is {_over_ranks(shares(report), '{:.0%}'.format)} of {what}")
+        which = ", exposed or hidden" if Unknown.OVERLAP in report.job.unknown else ""
+        clauses.append(f"communication runs for {_over_ranks(shares(report), '{:.0%}'.format)} of {what}{which}")
         clauses.append(f"rank {mine.rank}: {milli(mine.kernels)} of {milli(mine.step)}")
         if mine.waiting is not None:
             clauses[-1] += f", {milli(mine.waiting)} of it waiting"
@@ -396,7 +395,7 @@ def _narrow(value: float) -> str:
 
 
 def _ranks(report: Report) -> Iterator[Block]:
-    """Yield a table of ranks; of many the short page has those that wait least and most."""
+    """Yield a table of the ranks' steps."""
     if len(report.ranks) < 2 or all(row.kernels is None and row.step is None for row in report.ranks):
         return
     yield from both(
@@ -404,12 +403,13 @@ def _ranks(report: Report) -> Iterator[Block]:
         prose(f"\n{'per step, ms' if report.repeats else 'ms'}; waiting: a rank's kernel time beyond the transfer"),
     )
     waits = any(row.waiting is not None for row in report.ranks)
-    few = _extremes(report.ranks, lambda row: row.waiting if waits else row.kernels)
-    shown, every = (_rank_table(rows, report) for rows in (few, report.ranks[:_MOST_ROWS]))
-    yield from _lengths(shown, every, differ=len(report.ranks) > len(few))
-    if len(report.ranks) > len(few):
-        which = "those that wait least and most" if waits else "the shortest and the longest kernels"
-        yield from short(Text(_shown(len(report.ranks), which)))
+    which = "those that wait least and most" if waits else "the shortest and the longest kernels"
+    yield from _each_rank(
+        report.ranks,
+        lambda row: row.waiting if waits else row.kernels,
+        lambda rows: _rank_table(rows, report),
+        which,
+    )
 
 
 def _rank_table(rows: Sequence[RankRow], report: Report) -> Table:
