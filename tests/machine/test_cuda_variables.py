@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.machine.cuda_variables import Use, recorded, refuse
+from collbench.machine.variables import Use, recorded, refuse
 from collbench.model.errors import ExitStatus, UsageError
 
 SET = {

@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from collbench.api.measuring import named_nccl, new_seed
 from collbench.judge.peer_causes import PeerCause, causes
-from collbench.machine.cuda_variables import Use, refuse
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host
 from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
+from collbench.machine.variables import Use, refuse
 from collbench.measurement import peer_map as measurement
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.background import Background

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collbench.machine import cuda_variables
+from collbench.machine import variables
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
@@ -46,5 +46,5 @@ _SPANS_S = 0.025, 0.05
 def open_overlap(name: str, wanted: str | None) -> OverlapOpened:
     """Open the cuda or host backend on the devices that are wanted. Raises UsageError, MachineError, BackendError."""
     if not capabilities(name).cores:
-        cuda_variables.refuse(cuda_variables.Use.OVERLAP)
+        variables.refuse(variables.Use.OVERLAP)
     return open_worlds(name, wanted, [OverlapWorld], _SPANS_S)

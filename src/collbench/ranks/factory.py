@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from collbench.machine import cuda_variables, lifeline
+from collbench.machine import lifeline, variables
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.measurement.backends.protocol import Opened
 from collbench.measurement.backends.worker_messages import Call, Facts
@@ -61,7 +61,7 @@ def refuse(request: Request) -> None:
     """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
     check_registrations(request)
     if capabilities(request.backend).nvml:
-        cuda_variables.refuse(cuda_variables.Use.NATIVE)
+        variables.refuse(variables.Use.NATIVE)
     if request.copies or request.chase:
         raise UsageError(
             "copies and latencies are timed by one process that sees all GPUs: start this without torchrun, srun or "

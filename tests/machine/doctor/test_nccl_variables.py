@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.doctor.findings import Level
-from collbench.machine.doctor.nccl_variables import NCCL_NAMES, OTHERS_NAMES, cost, meant, reader
+from collbench.machine.variables import NCCL_NAMES, OTHERS_NAMES, cost, meant, reader
 from tests.machine.doctor.described import machine, named
 
 ROOT = Path(__file__).parents[3]

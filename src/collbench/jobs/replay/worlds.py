@@ -8,7 +8,7 @@ from typing import Any
 
 from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.jobs.replay.schedule import Schedule
-from collbench.machine import cuda_variables
+from collbench.machine import variables
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import Starter, TorchWorld, open_worlds
@@ -76,7 +76,7 @@ def open_replay(
     Raises UsageError, MachineError, BackendError.
     """
     if not capabilities(name).cores:
-        cuda_variables.refuse(cuda_variables.Use.REPLAY)
+        variables.refuse(variables.Use.REPLAY)
     starters = [_starter(arm) for arm in arms]
     opened = open_worlds(name, wanted, starters, _SPANS_S, chosen, independent=independent)
     return replace(opened, traces=not capabilities(name).cores)

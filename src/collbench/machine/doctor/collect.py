@@ -17,13 +17,13 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.cuda_variables import recorded
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_cards import read_affinity, read_ports
 from collbench.machine.numa import usable_nodes
 from collbench.machine.nvml import Nvml, Query
+from collbench.machine.variables import recorded
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.operations import format_version

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.machine import kernel, labels
-from collbench.machine.cuda_variables import OF_CUDA, OF_TORCH, Use, falsified, switched_on
 from collbench.machine.doctor.facts import Driver, Facts, Gpu, Software
 from collbench.machine.doctor.findings import (
     Finding,
@@ -23,8 +22,8 @@ from collbench.machine.doctor.findings import (
     warn,
 )
 from collbench.machine.doctor.judge_host import judge_host
-from collbench.machine.doctor.nccl_variables import cost, meant, reader
 from collbench.machine.health import HOT_C, holds_back
+from collbench.machine.variables import OF_CUDA, OF_TORCH, Use, cost, falsified, meant, reader, switched_on
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Path, PeerStatus

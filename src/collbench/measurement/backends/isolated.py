@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import cast
 
-from collbench.machine import cuda_variables
+from collbench.machine import variables
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
 from collbench.measurement.backends.protocol import Backend, Step, Timing
@@ -332,7 +332,7 @@ class IsolatedBackend(Backend):
 
     def start(self) -> None:
         """Start the worker and return at once. Raises UsageError if a variable would make its figures false."""
-        cuda_variables.refuse(cuda_variables.Use.NATIVE)
+        variables.refuse(variables.Use.NATIVE)
         self._worker.start()
 
     def list_gpus(self) -> tuple[str, ...]:

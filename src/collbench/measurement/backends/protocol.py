@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from collbench.machine import cuda_variables
+from collbench.machine import variables
 from collbench.model.errors import Cause, Failure, FailureKind, StepFailed
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
@@ -163,7 +163,7 @@ class OpenDevices:
     paths: tuple[Path, ...] = ()
     health: Callable[[], tuple[Health, ...]] = tuple
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _positions: ()
-    environment: Mapping[str, str] = field(default_factory=cuda_variables.recorded)
+    environment: Mapping[str, str] = field(default_factory=variables.recorded)
     clock: Callable[[], float] = time.monotonic
     close: Callable[[], None] = lambda: None
 

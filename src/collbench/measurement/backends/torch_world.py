@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from collbench.machine import cuda_variables, numa, visible_devices
+from collbench.machine import numa, variables, visible_devices
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
@@ -91,7 +91,7 @@ def open_worlds(
             paths=nvml.paths(devices) if nvml else numa.paths(devices),
             health=gpus.health if gpus else tuple,
             flags=gpus.flags if gpus else lambda _positions: (),
-            environment=cuda_variables.recorded(torch=True),
+            environment=variables.recorded(torch=True),
             close=stack.pop_all().close,
         )
 
