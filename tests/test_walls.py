@@ -33,7 +33,6 @@ LOADS_TORCH = {
     "jobs/replay/worker.py",
     "measurement/backends/gloo_worker.py",
     "measurement/backends/torch_collectives.py",
-    "measurement/backends/torch_data.py",
     "measurement/backends/torch_rank.py",
     "measurement/backends/torch_streams.py",
     "overlaps/worker.py",

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.torch_collectives import call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_data import Kind, Message
+from collbench.measurement.backends.torch_collectives import Kind, Message, call_of, layout_of, takes_one_buffer
 from collbench.measurement.backends.torch_rank import room, run
 from collbench.measurement.backends.torch_streams import Device, Stream, opened, seconds_between
 from collbench.model.units import DTYPE_BYTES

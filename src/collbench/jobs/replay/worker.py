@@ -21,8 +21,15 @@ from torch.profiler import ProfilerActivity, profile
 from collbench.jobs.job import PointToPoint
 from collbench.jobs.replay.protocol import ReplayLoad, ReplayTimes
 from collbench.jobs.replay.schedule import Post, Schedule, Unit
-from collbench.measurement.backends.torch_collectives import Layout, Segment, call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_data import Kind, Message
+from collbench.measurement.backends.torch_collectives import (
+    Kind,
+    Layout,
+    Message,
+    Segment,
+    call_of,
+    layout_of,
+    takes_one_buffer,
+)
 from collbench.measurement.backends.torch_rank import room, run
 from collbench.measurement.backends.torch_streams import Device, Stream, opened, seconds_between
 from collbench.model.errors import MachineError

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from collbench.measurement.backends.gloo import GlooTimes
 from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.torch_collectives import Blocks, call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_data import Kind, Message
+from collbench.measurement.backends.torch_collectives import Blocks, Kind, Message, call_of, layout_of, takes_one_buffer
 from collbench.measurement.backends.torch_rank import run
 from collbench.model.operations import Variant
 from collbench.model.units import DTYPE_BYTES
