@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.judge.stats import DELTA, MAD_TO_SIGMA, deviations, huber_weights, sigma
+from collbench.judge.stats import MAD_TO_SIGMA, deviations, huber_weights, sigma
+from collbench.model.units import DELTA
 
 Pair = tuple[int, int]
 Members = tuple[int, ...]

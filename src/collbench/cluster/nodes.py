@@ -14,11 +14,12 @@ import numpy as np
 
 from collbench.cluster.fit import ALIKE, Fit, Level, Members, Observation, Pair, RoundKind, fit, measured_nodes
 from collbench.cluster.sharing import Reached, Sharing, clearly_below, cover, find_sharing, full_rate
-from collbench.judge.stats import DELTA, simultaneous_quantile
+from collbench.judge.stats import simultaneous_quantile
 from collbench.judge.tails import lateness
 from collbench.machine.labels import chained
 from collbench.model.errors import UsageError
 from collbench.model.run import Measurement, Run
+from collbench.model.units import DELTA
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #

@@ -16,11 +16,10 @@ from collbench.cluster.nodes import (
     State,
     Uplink,
 )
-from collbench.judge.stats import DELTA
 from collbench.machine.launchers import format_node_list
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import fixed
+from collbench.model.units import DELTA, fixed
 from collbench.report import sentences
 from collbench.report.prose import WIDE, named
 from collbench.runfile.codec import plain

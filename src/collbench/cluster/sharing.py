@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.cluster.fit import Members, Observation, Pair, RoundKind, measured_nodes
-from collbench.judge.stats import DELTA, MAD_TO_SIGMA
+from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import chained
+from collbench.model.units import DELTA
 
 _End = tuple[bool, int]  # a node as a receiver (True) or as a sender
 

@@ -14,10 +14,10 @@ from collbench.choose.search import MOST_FINALISTS
 from collbench.jobs.replay.results import Replay, replays_of
 from collbench.jobs.replay.steps import communication_seconds
 from collbench.judge.outcome import outcome
-from collbench.judge.stats import DELTA, FEWEST_TRIALS, geometric_mean, simultaneous_quantile
+from collbench.judge.stats import FEWEST_TRIALS, geometric_mean, simultaneous_quantile
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
-from collbench.model.units import amount, columns
+from collbench.model.units import DELTA, amount, columns
 from collbench.report import sentences
 
 Three = tuple[float, float, float]  # (low, middle, high); of fewer than three trials the middle alone, thrice

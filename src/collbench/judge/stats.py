@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.model.run import DataPoint, Measurement
-from collbench.model.units import algbw
+from collbench.model.units import DELTA, algbw
 
 # Statistics of raw times: medians, intervals that rest on trials, and one summary of a measured data point.
 #
@@ -33,8 +33,6 @@ _WIDEST = 50.0
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 # The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2; and its upper quartile.
 _DIFFERENCE_OF_TWO, _LARGE_DIFFERENCE_OF_TWO = 0.9539, 1.6268
-# A smaller difference, of bandwidth or of its logarithm, changes no decision.
-DELTA = 0.02
 
 
 @dataclass(frozen=True, slots=True)

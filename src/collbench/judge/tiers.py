@@ -13,7 +13,6 @@ from statistics import median
 
 from collbench.judge.outcome import Absence, Absences, Outcome, outcome, unordered
 from collbench.judge.stats import (
-    DELTA,
     FEWEST_TRIALS,
     OwnNoise,
     Point,
@@ -29,7 +28,7 @@ from collbench.judge.stats import (
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
 from collbench.model.run import Measurement, Path, Run
-from collbench.model.units import TELLING_BYTES, amount, figure, format_size
+from collbench.model.units import DELTA, TELLING_BYTES, amount, figure, format_size
 
 # Estimates from the trials of a link, and when two links differ: medians, noise, margins (method/statistics.md 2, 3).
 #

@@ -20,6 +20,8 @@ _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 # Below the first size a message's time is latency and says little about bandwidth; up to the second one it is mostly
 # that: at 400 GB/s 64 KiB take 0.16 µs of some 3 (docs/method/measuring.md 15).
 TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
+# A smaller difference, of bandwidth or of its logarithm, changes no decision.
+DELTA = 0.02
 _HUNDREDTHS = 0.1  # from here on two decimals are enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 # Nine digits on each side of the point: no larger number is meant, and float() stays exact enough.

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from collbench.judge.stats import DELTA
 from collbench.launch.ablation import (
     Ablation,
     ArmResult,
@@ -20,7 +19,7 @@ from collbench.launch.ablation import (
     precise,
 )
 from collbench.model.capabilities import capabilities
-from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size, span
+from collbench.model.units import DELTA, TELLING_BYTES, counted, figure, fixed, format_size, span
 from collbench.report.text.frame import settings
 from collbench.report.text.layout import Lines, Part, Table, prose, table
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from collbench.choose.choice import Finalist, Origin, Selection
-from collbench.judge.stats import DELTA
 from collbench.model.operations import Operation
-from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
+from collbench.model.units import DELTA, TELLING_BYTES, columns, fixed, format_size, span
 from collbench.report.prose import named
 
 # On the short page.
