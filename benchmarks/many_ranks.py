@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from collbench.api.notices import SILENT
+from collbench.api import SILENT
 from collbench.cluster.api import NodesRequest, _new_run, _survey, request_for
 from collbench.machine.launchers import LaunchEnvironment
 from collbench.measurement.backends.worker_messages import Facts

@@ -13,8 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from collbench.api import suitable_run
-from collbench.api.notices import SILENT
+from collbench.api import SILENT, suitable_run
 from collbench.api.select_by_run import measure_finalists
 from collbench.api.selecting import SelectRequest
 from collbench.model.run import Run

@@ -22,11 +22,11 @@ sys.exit(status)
 @pytest.mark.parametrize(
     ("command", "most", "without"),
     [
-        pytest.param(["--help"], 15, {"numpy", "rich", "subprocess"}, id="help"),
-        pytest.param(["topo", "--topology", str(LABELS)], 30, {"numpy", "rich", "importlib.metadata"}, id="topo"),
-        pytest.param(["select", "2", "--topology", str(LABELS)], 51, {"scipy", "rich", "pynvml"}, id="select"),
+        pytest.param(["--help"], 12, {"numpy", "rich", "subprocess"}, id="help"),
+        pytest.param(["topo", "--topology", str(LABELS)], 28, {"numpy", "rich", "importlib.metadata"}, id="topo"),
+        pytest.param(["select", "2", "--topology", str(LABELS)], 35, {"scipy", "rich", "pynvml"}, id="select"),
         pytest.param(
-            ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 102, {"scipy", "torch", "pynvml"}, id="pairs"
+            ["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 93, {"scipy", "torch", "pynvml"}, id="pairs"
         ),
     ],
 )

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import collbench
-from collbench.api import select_by_run, selecting, suitable_run
-from collbench.api.notices import SILENT
+from collbench.api import SILENT, select_by_run, selecting, suitable_run
 from collbench.choose.freshness import Here
 from collbench.jobs import job_file
 from collbench.jobs.choice import ForJob

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import training
+from collbench.api import SILENT, Notices, training
 from collbench.api.measuring import new_seed
-from collbench.api.notices import SILENT, Notices
 from collbench.api.training import TrainRequest
 from collbench.launch import ablation as ablations
 from collbench.launch import experiment as experiments

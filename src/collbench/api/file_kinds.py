@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench import untrusted
-from collbench.api.notices import Notices
+from collbench.api import Notices
 from collbench.model.printable import one_line
 from collbench.model.run import Run
 

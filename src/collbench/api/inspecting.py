@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from collbench.api import keywords
-from collbench.api.notices import SILENT, Notices
+from collbench.api import SILENT, Notices, keywords
 from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device

@@ -155,7 +155,7 @@ def run_path(command: str, backend: str, output: object, save: object) -> Path |
     """Return the file for a new run: `output`, else a new file that `runs` lists, or None unless `save`."""
     if output is not None:
         return path(output)
-    from collbench.api.notices import SILENT
+    from collbench.api import SILENT
     from collbench.runfile import saved_runs
 
     return saved_runs.new_run(command, backend, SILENT.say) if flag("save", save) else None

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from collbench import untrusted
-from collbench.api import keywords
-from collbench.api.notices import SILENT, Notices
+from collbench.api import SILENT, Notices, keywords
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import find_launch
 from collbench.measurement.backends import factory

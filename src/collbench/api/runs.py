@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import file_kinds, keywords
-from collbench.api.notices import SILENT, Notices
+from collbench.api import SILENT, Notices, file_kinds, keywords
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work

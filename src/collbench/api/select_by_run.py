@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from collbench.api import suitable_run
+from collbench.api import Notices, suitable_run
 from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
-from collbench.api.notices import Notices
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.api.suitable_run import RunCriteria
 from collbench.choose.choice import Choice, Decision, Omitted, Origin

@@ -13,8 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from collbench.api import keywords
-from collbench.api.notices import SILENT, Notices
+from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
 from collbench.machine.labels import labels_within

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from collbench import untrusted
+from collbench.api import Notices
 from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
-from collbench.api.notices import Notices
 from collbench.api.selecting import ChoiceRequest
 from collbench.choose import freshness
 from collbench.choose.restrict import part

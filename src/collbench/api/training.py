@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
-from collbench.api import suitable_run
-from collbench.api.notices import SILENT, Notices
+from collbench.api import SILENT, Notices, suitable_run
 from collbench.api.selecting import ChoiceRequest
 from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome

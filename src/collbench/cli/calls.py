@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from collbench.api import file_kinds, keywords, measuring, selecting
+from collbench.api import SILENT, file_kinds, keywords, measuring, selecting
 from collbench.api.measuring import request_of
-from collbench.api.notices import SILENT
 from collbench.api.runs import MeasuredRun
 from collbench.cli.measuring import MeasuringCommand, own_options
 from collbench.cli.program import cli

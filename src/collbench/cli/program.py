@@ -20,7 +20,7 @@ from collbench.model.operations import COLLECTIVES
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from collbench.api.notices import Notices
+    from collbench.api import Notices
     from collbench.measurement.plan import Request
     from collbench.measurement.session import Ranks
 

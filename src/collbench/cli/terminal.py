@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from collbench.api.notices import Notices
+from collbench.api import Notices
 from collbench.cli.exit_codes import lost, send_nowhere
 from collbench.model.printable import one_line, printable
 from collbench.report.prose import WIDE, filled

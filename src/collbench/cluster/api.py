@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collbench import untrusted
-from collbench.api import keywords
+from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import explained, new_seed, request_of
-from collbench.api.notices import SILENT, Notices
 from collbench.cluster.switches import read_switches
 from collbench.judge.outcome import outcome
 from collbench.machine.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api import keywords
+from collbench.api import SILENT, Notices, keywords
 from collbench.api.file_kinds import JOB, format_of
-from collbench.api.notices import SILENT, Notices
 from collbench.jobs import job_file, recording
 from collbench.jobs.job import Ending, Job, check_sent_again
 from collbench.machine import visible_devices

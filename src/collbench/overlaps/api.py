@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collbench.api import keywords
+from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, resolved_backend
-from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import MeasuredRun
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError

@@ -18,7 +18,7 @@ from collbench.machine.lifeline import end_with_parent
 from collbench.model.errors import CollbenchError, UsageError
 
 if TYPE_CHECKING:
-    from collbench.api.notices import Notices
+    from collbench.api import Notices
     from collbench.measurement.plan import Request
     from collbench.ranks.factory import World
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench.model.run import Run
 from collbench.model.sections import SECTIONS
-from collbench.report.columns import Column, Row
 
 if TYPE_CHECKING:
+    from collbench.report.columns import Column, Row
     from collbench.report.text.layout import Page
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collbench.api import keywords
+from collbench.api import SILENT, Notices, keywords
 from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, present_devices, resolved_backend
-from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
