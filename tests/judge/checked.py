@@ -23,7 +23,7 @@ from collbench.model.run import (
     Sample,
     StopReason,
 )
-from collbench.report import sentences
+from collbench.report.text import verdicts
 from tests.builders import GIB, gpus, in_words, measured, nvml_says, run_of, smi_says
 
 Members = tuple[int, ...]
@@ -119,7 +119,7 @@ def faults(run: Run) -> list[Verdict]:
 
 def what(verdict: Verdict, devices: Sequence[Device] | None = None) -> str:
     """Return what a verdict says in words, by default of up to eight GPUs."""
-    return sentences.what(verdict, run_of(devices or gpus(8), []))
+    return verdicts.what(verdict, run_of(devices or gpus(8), []))
 
 
 def the(run: Run, kind: Kind) -> Verdict:
@@ -146,7 +146,7 @@ def slow(links: Sequence[Members], factor: float, *, copies: bool = True) -> Rat
 
 def undone(run: Run) -> list[str]:
     """Return the checks that a run does not allow, as pages tell them."""
-    return [sentences.not_done(one, run) for one in not_judged(run)]
+    return [verdicts.not_done(one, run) for one in not_judged(run)]
 
 
 def failed(

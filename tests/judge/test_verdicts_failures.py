@@ -8,7 +8,7 @@ from collbench.judge.diagnose import Kind, coverage, judge
 from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run, SkipKind, Skipped
-from collbench.report import sentences
+from collbench.report.text import verdicts
 from tests.builders import in_words
 from tests.judge.checked import failed, faults, h200, pcie, the, what
 
@@ -37,7 +37,7 @@ def test_wrong_data_is_hard_and_names_its_place(case: str, reason: str, members:
     run = ended(h200(), reason, members)
     verdict = the(run, Kind.DATA_CORRUPT)
     assert (verdict.severity, verdict.members) == ("hard", members), case
-    assert reason.rstrip(".") in sentences.what(verdict, run)
+    assert reason.rstrip(".") in verdicts.what(verdict, run)
     assert "dmesg | grep -i -e iommu -e dmar -e Xid" in verdict.fix
 
 
@@ -132,7 +132,7 @@ def test_wrong_elements_without_words_are_counted() -> None:
     assert "3 wrong elements of ce-write" in what(the(run, Kind.DATA_CORRUPT))
     run.measurements[0].failure = in_words("wrong data: the link lies")
     assert (
-        sentences.what(the(run, Kind.DATA_CORRUPT), run) == "GPU0, GPU1: wrong data arrived. wrong data: the link lies."
+        verdicts.what(the(run, Kind.DATA_CORRUPT), run) == "GPU0, GPU1: wrong data arrived. wrong data: the link lies."
     )
 
 
@@ -161,7 +161,7 @@ def test_sets_that_failed_are_distinguished_with_the_first_words_of_each() -> No
         (Operation.REDUCE, (1, 2, 3), "three"),
     ):
         run = failed(run, operation, members, reason, FailureKind.ERROR)
-    assert [(verdict.members, sentences.what(verdict, run)) for verdict in faults(run)] == [
+    assert [(verdict.members, verdicts.what(verdict, run)) for verdict in faults(run)] == [
         ((0, 1, 2), "GPU0, GPU1, GPU2: the work failed (allreduce, broadcast). one."),
         ((1, 2, 3), "GPU1, GPU2, GPU3: the work failed (reduce). three."),
     ]

@@ -11,7 +11,6 @@ from collbench.judge.diagnose import Kind, Severity, Verdict, judge
 from collbench.judge.point_noise import note_noise
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.report import sentences
 from collbench.report.text import verdicts
 from tests.builders import gpus, measured, paths, run_of
 from tests.report.pages import text
@@ -59,7 +58,7 @@ def test_a_gpu_that_is_slower_for_some_passes_is_named(sigma: float, begin: int,
     (verdict,) = said(run)
     assert (verdict.members, verdict.severity) == ((2,), Severity.CONTRADICTION)
     part = f"passes {begin + 1} to {end}" if end - begin > 1 else f"pass {end}"
-    assert f"slower in {part} of {passes} than in the others" in sentences.what(verdict, run)
+    assert f"slower in {part} of {passes} than in the others" in verdicts.what(verdict, run)
 
 
 def test_a_disturbance_need_not_begin_and_end_with_a_pass() -> None:
@@ -143,7 +142,7 @@ def test_trials_that_confirm_are_in_no_pass() -> None:
     for one in run.measurements:
         one.samples[3:] = [replace(sample, confirms=True) for sample in one.samples[3:]]
     (verdict,) = said(run)
-    assert "pass 2 of 3" in sentences.what(verdict, run)
+    assert "pass 2 of 3" in verdicts.what(verdict, run)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -212,11 +212,11 @@ def explain(found: Verdict | Ranking, run: Run) -> str:
     """Return a verdict or a ranking of a run as text, as `check` and `rank` print it. Raises Error."""
     from collbench.judge.diagnose import Verdict  # late: numpy
     from collbench.judge.tiers import Ranking, verdict_of
-    from collbench.report import sentences
+    from collbench.report.text import verdicts
 
     keywords.check_run(run, "explain")
     if isinstance(found, Verdict):
-        return sentences.what(found, run)
+        return verdicts.what(found, run)
     if isinstance(found, Ranking):
         return verdict_of(found)
     raise UsageError(f"cannot explain a {type(found).__name__}: give a verdict or a ranking")

@@ -161,12 +161,13 @@ def _shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
         return f"{amount(count, 'device')} {verb(count, 'was', 'were')} checked ({tags}), --expect requires {expected}"
     from collbench.judge.diagnose import coverage  # late: numpy
     from collbench.report import sentences
+    from collbench.report.text.verdicts import pairs_judged
 
     covered = coverage(run)
     if not (quick or expected is not None) or not covered.lacking:
         return ""
     first, absence = next(iter(covered.lacking.items()))
-    share = sentences.judged(len(covered.judged), covered.pairs)
+    share = pairs_judged(len(covered.judged), covered.pairs)
     pair = device_sets([first], run.devices)
     return f"cannot vouch for {pair}: {sentences.absence(absence, run)}; {share}"
 

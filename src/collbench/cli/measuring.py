@@ -265,9 +265,12 @@ def leave_with(run: Run) -> None:
     A run of pairs that labels or tools contradict has the status of `check`.
     """
     from collbench.report.text.frame import headline  # late: numpy
-    from collbench.report.text.verdicts import contradiction
 
-    contradicting = contradiction(run) if run.settings.kind is CommandKind.PAIRS else ""
+    contradicting = ""
+    if run.settings.kind is CommandKind.PAIRS:
+        from collbench.report.text.verdicts import contradiction  # late: the judge
+
+        contradicting = contradiction(run)
     status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)
     if status is ExitStatus.DONE:
         return

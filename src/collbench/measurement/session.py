@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 from collbench.measurement.backends.factory import Begun, open_backend
 from collbench.measurement.backends.protocol import OpenDevices, Opened, OpenWorkers
-from collbench.measurement.confirm import confirm
 from collbench.measurement.plan import Plan, Request, check_registrations, device_words, make_plan, settings_of
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
@@ -93,6 +92,8 @@ class Session:
             if self._request.kind is CommandKind.CHECK or (
                 self._request.kind is CommandKind.PAIRS and not capabilities(self._request.backend).cores
             ):
+                from collbench.measurement.confirm import confirm  # late: it judges, which other commands need not
+
                 confirm(backend, self._plan, self.run, rule, watcher, self._warn)
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # readers of the file must know

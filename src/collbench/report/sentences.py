@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collbench.judge.diagnose import Kind, NotDone, Verdict
 from collbench.judge.outcome import Absence, AbsenceKind
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped, tags
-from collbench.model.units import DTYPE_BYTES, amount, figure, fixed, format_approximate_size, format_size, verb
+from collbench.model.units import DTYPE_BYTES, amount, fixed, format_approximate_size, format_size
 
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:
@@ -221,37 +220,3 @@ def absence(absent: Absence, run: Run) -> str:
     if absent.needed is not None:
         return f"{absent.trials} of the {absent.needed} trials needed to estimate noise"
     return f"{amount(absent.trials, 'trial')} only"
-
-
-# Verdicts, and checks that could not be made.
-
-
-def not_done(check: NotDone, run: Run) -> str:
-    """Return which check could not be made, and what would make it possible."""
-    return f"{check.text}: {absence(check.absence, run)}" if check.absence else check.text
-
-
-def what(verdict: Verdict, run: Run) -> str:
-    """Return what was found, with the failure or the wrong data that shows it."""
-    text = f"{verdict.place}: {verdict.text}." if verdict.text else f"{verdict.place}."
-    if verdict.failure is not None:
-        return f"{text} {failure(verdict.failure, run.devices).rstrip('.')}."
-    if verdict.skipped is not None:
-        return f"{verdict.place}: {skipped_reason(verdict.skipped, run).rstrip('.')}."
-    return text
-
-
-def judged(count: int, of: int) -> str:
-    """Return "no pair was judged", "3 of 6 pairs were judged"."""
-    return f"{count} of {amount(of, 'pair')} {verb(count, 'was', 'were')} judged" if count else "no pair was judged"
-
-
-def finding(verdict: Verdict) -> str:
-    """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
-    rates = ""
-    if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
-        rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
-    unsure = "" if verdict.confirmed else "not confirmed in isolation"
-    found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
-    said = "; ".join(filter(None, (*found, unsure)))
-    return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"

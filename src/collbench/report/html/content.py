@@ -20,11 +20,10 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Run, tags
 from collbench.model.units import counted, format_approximate_size, format_size
-from collbench.report import sentences
 from collbench.report.html.page import Drawn, Group, Section
 from collbench.report.html.series import ratio_series, series
 from collbench.report.sections import Html, section
-from collbench.report.text import measured, pairs, tails, verdicts
+from collbench.report.text import matrix, measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
@@ -169,7 +168,7 @@ def _how_fast(run: Run, ranking: Ranking | None) -> Html:
         timed = [one for one in timed if one.point.work == ranking.work and len(one.point.members) == 2]
     if not timed:
         return Html("How fast", "nothing measured", [])
-    line = pairs.rates_line(run, next(iter(pairs.at_largest(timed).values()))).plain
+    line = matrix.rates_line(run, next(iter(matrix.at_largest(timed).values()))).plain
     differ = [] if ranking is None else [verdict_of(ranking)]
     return Html("How fast", line.partition(": ")[2].partition(" at ")[0], [line, *differ])
 
@@ -179,7 +178,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
     problems = verdicts.counts(faults)
     lines = [failed] if failed else []
-    lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
+    lines += [f"{verdict.kind}: {verdicts.what(verdict, run)}" for verdict in faults[:2]]
     if not problems:
         lines.append(verdicts.conclusion(run, covered, judged).rstrip("."))
     lines += health_lines(run)[:2]

@@ -17,7 +17,7 @@ from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, format_size, micro
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, Table, both, listed, short, table, whole
-from collbench.report.text.pairs import at_largest, ranked_pairs, rates_line
+from collbench.report.text.matrix import at_largest, rates_line
 from collbench.report.text.reference import normal_line
 from collbench.report.text.registration import compared_memory
 
@@ -73,6 +73,8 @@ def _communicators(run: Run) -> Iterator[Part]:
     )
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
         if operation in pairs and (ranking := rank_pairs(run, operation, pairs[operation][0].point.size_bytes)):
+            from collbench.report.text.pairs import ranked_pairs  # late: few runs have several communicators
+
             yield from ranked_pairs(run, ranking)
         if operation in others:
             yield Text(f"\n{sim(run)}{operation} at {format_size(others[operation][0].point.size_bytes)}")

@@ -17,8 +17,7 @@ from collbench.model.units import every, figure, format_size
 from collbench.report.text.collectives import point_figures
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
-from collbench.report.text.matrix import legend, render_bandwidths, unit_of, value_of
-from collbench.report.text.pairs import at_largest, rates_line
+from collbench.report.text.matrix import at_largest, legend, rates_line, render_bandwidths, unit_of, value_of
 from collbench.report.text.reference import normal_line
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)

@@ -1,20 +1,21 @@
-"""Matrices of devices × devices: rates or times as a heat map, shaded by share of the best; readable without color."""
+"""Rates or times in a line, and as a matrix of devices × devices: a heat map, which is readable without color."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collbench.judge.stats import summarize
-from collbench.judge.tiers import Members, Ranking
+from collbench.judge.tiers import Members, Ranking, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
-from collbench.model.units import TELLING_BYTES, figure, format_size
+from collbench.model.units import TELLING_BYTES, amount, figure, format_size, span
 from collbench.report.prose import NARROW
-from collbench.report.text.layout import Figures, Legend
+from collbench.report.text.frame import device_names, sim
+from collbench.report.text.layout import Figures, Legend, Lines
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
@@ -152,3 +153,45 @@ def legend(before: str = "") -> Legend:
         text.append(" ")
         text.append(f" {share:.0%} " if share else " less ", style=style)
     return text
+
+
+def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:
+    """Return one operation's rate at its largest size: "allreduce, 8 GPUs: 362.4 GB/s busbw at 1G".
+
+    Of several sets of devices it has the range, and names the slowest. Small messages have a time instead.
+    """
+    work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
+    unit = unit_of(run, work, size_bytes)
+    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
+    (least, first), (most, last) = figures[0], figures[-1]
+    rates = f"{span(figure(least), figure(most))} {unit}"
+    busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
+    slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
+    sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes
+    where = f", slowest on {slowest}" if least < most and len(sets) > 1 else ""
+    said = f"{work}, {_counted_sets(run, work, sets)}: {rates}{busbw}"
+    return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
+
+
+def _counted_sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
+    """Return on what a work was measured: "8 GPUs", "28 pairs", "2 sets of 4 GPUs"."""
+    device = "core" if run.devices[0].is_core else "GPU"
+    sizes = {len(members) for members in sets}
+    if sizes <= {1, 2} and len(sets) > 1:
+        kind = kind_of(work)
+        return amount(len(sets), device if kind == "device" else kind)
+    each = amount(max(sizes), device)
+    return each if len(sets) == 1 else f"{len(sets)} sets of {each}"
+
+
+def at_largest(measurements: Iterable[Measurement]) -> dict[Operation, list[Measurement]]:
+    """Return each operation's data points of its largest size; operations in the order of the model."""
+    points: dict[Operation, list[Measurement]] = {operation: [] for operation in Operation}
+    for measurement in measurements:
+        points[measurement.point.operation].append(measurement)
+    sizes = {operation: max((one.point.size_bytes for one in these), default=0) for operation, these in points.items()}
+    return {
+        operation: [one for one in these if one.point.size_bytes == sizes[operation]]
+        for operation, these in points.items()
+        if these
+    }

@@ -10,7 +10,6 @@ from collbench.model.units import amount
 from collbench.report import sections
 from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Lines, Page
-from collbench.report.text.verdicts import contradiction
 
 
 def page(run: Run) -> Page:
@@ -19,9 +18,11 @@ def page(run: Run) -> Page:
     if not run.complete and not headline(run):
         _, timed = timed_points(run)
         yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured", style=ALARM)
-    judged = run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES  # which has verdicts of its own
-    if judged and (contradicting := contradiction(run)):
-        yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
+    if run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES:  # which has verdicts of its own
+        from collbench.report.text.verdicts import contradiction  # late: the judge
+
+        if contradicting := contradiction(run):
+            yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
     yield from _of_command(run)(run)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
@@ -10,14 +10,14 @@ from collbench.choose.choice import Choice
 from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.registration import kinds_of, ordinary
-from collbench.judge.tiers import Members, Ranking, kind_of, rank_pairs, verdict_of
+from collbench.judge.tiers import Ranking, rank_pairs, verdict_of
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Work
-from collbench.model.run import Measurement, Run, tags
-from collbench.model.units import amount, figure, format_size, sentence, span
-from collbench.report.text.frame import device_names, ending, header, sim
+from collbench.model.operations import Operation
+from collbench.model.run import Run, tags
+from collbench.model.units import amount, format_size, sentence
+from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Figures, Lines, Page, Part, both, prose, short, table, whole
-from collbench.report.text.matrix import legend, render_bandwidths, unit_of, value, value_of
+from collbench.report.text.matrix import at_largest, legend, render_bandwidths, unit_of, value
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
@@ -140,45 +140,3 @@ def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:
     kept = {*range(best), *between[:most], *range(count - worst, count)}
     # A row alone takes no more room than the line that counts it.
     return [index for index in range(count) if index in kept or {index - 1, index + 1} <= kept]
-
-
-def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:
-    """Return one operation's rate at its largest size: "allreduce, 8 GPUs: 362.4 GB/s busbw at 1G".
-
-    Of several sets of devices it has the range, and names the slowest. Small messages have a time instead.
-    """
-    work, size_bytes = largest[0].point.work, largest[0].point.size_bytes
-    unit = unit_of(run, work, size_bytes)
-    figures = sorted((value_of(one, unit), one.point.members) for one in largest)
-    (least, first), (most, last) = figures[0], figures[-1]
-    rates = f"{span(figure(least), figure(most))} {unit}"
-    busbw = " busbw" if work.operation.is_collective and unit == "GB/s" else ""
-    slowest = device_names(run.devices, work, first if unit == "GB/s" else last)
-    sets = [*dict.fromkeys(one.point.members for one in largest)]  # host copies of one GPU may be on several nodes
-    where = f", slowest on {slowest}" if least < most and len(sets) > 1 else ""
-    said = f"{work}, {_counted_sets(run, work, sets)}: {rates}{busbw}"
-    return Lines(f"{said} at {format_size(size_bytes)}{where}{sim(run, ' (sim)')}")
-
-
-def _counted_sets(run: Run, work: Work, sets: Sequence[Members]) -> str:
-    """Return on what a work was measured: "8 GPUs", "28 pairs", "2 sets of 4 GPUs"."""
-    device = "core" if run.devices[0].is_core else "GPU"
-    sizes = {len(members) for members in sets}
-    if sizes <= {1, 2} and len(sets) > 1:
-        kind = kind_of(work)
-        return amount(len(sets), device if kind == "device" else kind)
-    each = amount(max(sizes), device)
-    return each if len(sets) == 1 else f"{len(sets)} sets of {each}"
-
-
-def at_largest(measurements: Iterable[Measurement]) -> dict[Operation, list[Measurement]]:
-    """Return each operation's data points of its largest size; operations in the order of the model."""
-    points: dict[Operation, list[Measurement]] = {operation: [] for operation in Operation}
-    for measurement in measurements:
-        points[measurement.point.operation].append(measurement)
-    sizes = {operation: max((one.point.size_bytes for one in these), default=0) for operation, these in points.items()}
-    return {
-        operation: [one for one in these if one.point.size_bytes == sizes[operation]]
-        for operation, these in points.items()
-        if these
-    }

@@ -9,14 +9,23 @@ from typing import Any
 from rich.text import Text
 
 from collbench.judge import references
-from collbench.judge.diagnose import Coverage, Kind, Severity, Verdict, coverage, judge, not_judged
+from collbench.judge.diagnose import Coverage, Kind, NotDone, Severity, Verdict, coverage, judge, not_judged
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run, device_sets, tags
-from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span
+from collbench.model.units import (
+    abridged,
+    amount,
+    figure,
+    fixed,
+    format_size,
+    sentence,
+    span,
+    verb,
+)
 from collbench.report import sentences
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
@@ -67,7 +76,7 @@ def page(
     The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses, `further`
     what else was examined.
     """
-    covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
+    covered, undone = coverage(run), [not_done(one, run) for one in not_judged(run)]
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not any(verdict.severity in _FAILURES or verdict.kind is Kind.IMPOSSIBLE for verdict in faults):
         yield from alarm(run)  # else the conclusion says what failed
@@ -141,7 +150,7 @@ def as_json(
         "judged": len(covered.judged),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
         "verdicts": [_plain(run, verdict) for verdict in verdicts],
-        "not_judged": [*unjudged(run, covered), *(sentences.not_done(one, run) for one in not_judged(run))],
+        "not_judged": [*unjudged(run, covered), *(not_done(one, run) for one in not_judged(run))],
         "reference": reference.as_json(references.judge(run, references.load())),
     }
 
@@ -151,7 +160,7 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     return picked(verdict, "kind", "severity", "members", "label", "theory_gbs") | {
         "cause": verdict.cause.text,
         "command": verdict.fix,
-        "what": sentences.what(verdict, run),
+        "what": what(verdict, run),
         **picked(verdict, "explains", "confirmed"),
         "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
         "devices": [run.devices[position].tag for position in verdict.members],
@@ -160,7 +169,7 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
 
 def _found(run: Run, verdict: Verdict) -> Found:
     """Return one verdict: its kind and devices, then a field a line."""
-    devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
+    devices, fields = set(verdict.members), [("what", what(verdict, run))]
     if verdict.theory_gbs is not None:
         limit = _LIMITS.get(verdict.kind, "theory")
         paths = (p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label)
@@ -184,7 +193,7 @@ def _where(run: Run, verdict: Verdict) -> str:
 
 def conclusion(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return the worst that was found, and where, and how much more; how many pairs were judged, if not all."""
-    share = sentences.judged(len(covered.judged), covered.pairs)
+    share = pairs_judged(len(covered.judged), covered.pairs)
     if worst := worst_of(run, verdicts) or reference.below(run):
         return worst if len(covered.judged) == covered.pairs else f"{worst}. {sentence(share)}"
     if covered.alone:
@@ -201,7 +210,7 @@ def worst_of(run: Run, verdicts: Sequence[Verdict]) -> str:
     faults = [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
     if not faults:
         return ""
-    return "; ".join([sentences.finding(faults[0]), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
+    return "; ".join([finding(faults[0]), *counts(faults[1:], "more ")]) + sim(run, " (sim)")
 
 
 def counts(verdicts: Sequence[Verdict], more: str = "") -> list[str]:
@@ -265,3 +274,37 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
     if len(verdict.members) == 1 or verdict.by_other_processes:
         return bool(pair & set(verdict.members))
     return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
+
+
+# Verdicts in words, and checks that could not be made.
+
+
+def not_done(check: NotDone, run: Run) -> str:
+    """Return which check could not be made, and what would make it possible."""
+    return f"{check.text}: {sentences.absence(check.absence, run)}" if check.absence else check.text
+
+
+def what(verdict: Verdict, run: Run) -> str:
+    """Return what was found, with the failure or the wrong data that shows it."""
+    text = f"{verdict.place}: {verdict.text}." if verdict.text else f"{verdict.place}."
+    if verdict.failure is not None:
+        return f"{text} {sentences.failure(verdict.failure, run.devices).rstrip('.')}."
+    if verdict.skipped is not None:
+        return f"{verdict.place}: {sentences.skipped_reason(verdict.skipped, run).rstrip('.')}."
+    return text
+
+
+def pairs_judged(count: int, of: int) -> str:
+    """Return "no pair was judged", "3 of 6 pairs were judged"."""
+    return f"{count} of {amount(of, 'pair')} {verb(count, 'was', 'were')} judged" if count else "no pair was judged"
+
+
+def finding(verdict: Verdict) -> str:
+    """Return a verdict in one line: its kind, where it is, the cause that was seen or what was found, and the rates."""
+    rates = ""
+    if verdict.measured is not None and verdict.theory_gbs is not None and verdict.kind is not Kind.IMPOSSIBLE:
+        rates = f"{figure(verdict.measured[1])} of {fixed(verdict.theory_gbs)} GB/s"
+    unsure = "" if verdict.confirmed else "not confirmed in isolation"
+    found = (verdict.cause.text, rates) if verdict.cause.seen else (rates, verdict.text)
+    said = "; ".join(filter(None, (*found, unsure)))
+    return f"{verdict.kind} {verdict.place}{': ' if said else ''}{said}"
