@@ -25,11 +25,14 @@ MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions o
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The choice that was settled, what decided (None: there was one set), and the file that keeps it."""
+    """The choice that was settled, what a job decided, and the files of what was measured of finalists.
+
+    `decision` is None where none was needed, and `files` are None where no finalist was measured.
+    """
 
     choice: Choice
     decision: Decision | None = None
-    path: Path | None = None
+    files: Sequence[Path] | None = None
 
 
 class Scorer(Protocol):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from collbench.api import Notices, suitable_run
+from collbench.api.file_kinds import Settled
 from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
-from collbench.api.suitable_run import RunCriteria
+from collbench.api.suitable_run import RunCriteria, SuitableRun
 from collbench.choose.choice import Choice, Decision, Omitted, Origin
 from collbench.choose.restrict import spread
 from collbench.judge.outcome import outcome
@@ -34,17 +35,6 @@ from collbench.model.units import format_size
 from collbench.runfile import run_file, saved_runs
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenByRun:
-    """A choice, made from a run; what a job decided, and the files of measured finalists, None if they were not."""
-
-    choice: Choice
-    run: Run
-    source: str
-    decision: Decision | None = None
-    files: Sequence[Path] | None = None
-
-
 def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     """Return the choice by a run of any machine. Raises UsageError, RunFileError."""
     run = run_file.load(Path(file))
@@ -57,11 +47,11 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     """Return the choice by a run of this machine, and what its finalists show. Raises CollbenchError, Interrupted."""
     criteria = suitable_run.criteria_of(request, _present(request))
-    found = chosen_by_run(request, criteria, notices, verify=request)
-    size = request.size_bytes if found.files is not None and request.scorer is None else None
-    files = ", ".join(map(str, found.files or ()))
+    found, settled = chosen_by_run(request, criteria, notices, verify=request)
+    size = request.size_bytes if settled.files is not None and request.scorer is None else None
+    files = ", ".join(map(str, settled.files or ()))
     origin = replace(_origin(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
-    answer = _answer(found.run, found.choice, origin, found.decision)
+    answer = _answer(found.run, settled.choice, origin, settled.decision)
     left_out = (Omitted(device.tag, why) for device, why in criteria.never_chosen)
     selection = replace(answer.selection, left_out=(*answer.selection.left_out, *left_out))
     return replace(answer, selection=selection)
@@ -72,8 +62,8 @@ def chosen_by_run(
     criteria: RunCriteria,
     notices: Notices,
     verify: SelectRequest | None = None,
-) -> ChosenByRun:
-    """Return the best candidates by a run of this machine; the request's job settles it.
+) -> tuple[SuitableRun, Settled]:
+    """Return a run of this machine, and the best candidates by it; the request's job settles the choice.
 
     Without a job, all-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which
     something fails then is chosen no more. Raises CollbenchError, Interrupted.
@@ -82,23 +72,20 @@ def chosen_by_run(
     if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
         settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, request.command)
     found = suitable_run.find(criteria, notices)
-    run = found.run
-    choice = _chosen(request, run)
+    choice = _chosen(request, found.run)
     if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
-        settled = settle_by(choice, run)
-        files = [settled.path] if settled.path else []
-        return ChosenByRun(settled.choice, run, found.source, settled.decision, files)
+        return found, settle_by(choice, found.run)
     while verify is not None and _worth_measuring(verify, choice, criteria.backend):
         try:
-            choice, files = by_finalists(choice, run, partial(measure_finalists, verify, run, notices))
-            return ChosenByRun(choice, run, found.source, None, files)
+            choice, files = by_finalists(choice, found.run, partial(measure_finalists, verify, found.run, notices))
+            return found, Settled(choice, files=files)
         except FinalistsFailed as error:
-            run = _with_failures(run, error)
+            found = replace(found, run=_with_failures(found.run, error))
             notices.say(f"{error}; another set is chosen")
-            choice = _chosen(request, run)
+            choice = _chosen(request, found.run)
             if choice.failed:
                 raise
-    return ChosenByRun(choice, run, found.source)
+    return found, Settled(choice)
 
 
 def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device] = ()) -> Choice:

@@ -96,8 +96,8 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     present = look()
     if request.devices is not None:
         return _by_hand(request.devices, request.max_age, present, notices)
-    found = chosen_by_run(request, suitable_run.criteria_of(request, present), notices)
-    run, choice = found.run, found.choice
+    found, settled = chosen_by_run(request, suitable_run.criteria_of(request, present), notices)
+    run, choice = found.run, settled.choice
     cut = [(device, MIG) for device in present.mig]
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"

@@ -56,7 +56,7 @@ def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notice
     sets = job_choice.contenders(choice, links)
     if len(sets) < 2:
         notices.say(f"{request.job} is not replayed: there is no other candidate set of {len(choice.members)}")
-        return Settled(choice)
+        return Settled(choice, files=())
     done, used = _replayed(request, links, sets, notices)
     run = run_file.again(done.run)
     found = job_choice.contest(request.job, run, choice, links, used)
@@ -67,8 +67,8 @@ def _settled(choice: Choice, links: Run, request: ReplayRequest, notices: Notice
             notices.say(
                 f"{request.job} failed on {', '.join(finalist.devices)}: {finalist.failure}; choosing among the others"
             )
-    path = done.path if done.failure is None else None
-    return Settled(job_choice.settle(choice, found, links), found, path)
+    files = (done.path,) if done.path and done.failure is None else ()
+    return Settled(job_choice.settle(choice, found, links), found, files)
 
 
 def _replayed(
