@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from collbench.machine.doctor.findings import Level
-from collbench.machine.network_cards import NEARNESS, nearest, read_affinity
+from collbench.machine.labels import PCIE_BEST_FIRST
+from collbench.machine.network_cards import nearest, read_affinity
 from tests.machine.doctor.described import machine, named
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.
@@ -42,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_nearness_is_that_of_nvidia_smi(tree: Path) -> None:
     near = read_affinity(tree, BUS_IDS, CARDS)
-    nearness = dict(zip(CARDS, NEARNESS, strict=True))
+    nearness = dict(zip(CARDS, PCIE_BEST_FIRST, strict=True))
     assert near == {0: nearness, 1: nearness}
     assert nearest(near[0]) == (("mlx5_0",), "PIX")
     finding = named(machine(host={"near_cards": near}), "network affinity")

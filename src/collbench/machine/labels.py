@@ -14,7 +14,7 @@ SELF = "X"
 UNKNOWN = "N/A"
 
 _NVLINK = re.compile(r"NV([1-9]\d*)")
-_PCIE_BEST_FIRST = ("PIX", "PXB", "PHB", "NODE", "SYS")
+PCIE_BEST_FIRST = ("PIX", "PXB", "PHB", "NODE", "SYS")
 # Drivers before r396 call SYS "SOC"; dual-GPU boards such as K80 had "PSB" for their own on-board bridge.
 _OLD_NAMES = {"SOC": "SYS", "PSB": "PIX"}
 
@@ -61,12 +61,12 @@ def is_nvlink(label: str) -> bool:
 
 def is_pcie(label: str) -> bool:
     """Return whether a label is of a path over PCIe, which may share links with others: PIX to SYS."""
-    return label in _PCIE_BEST_FIRST
+    return label in PCIE_BEST_FIRST
 
 
 def is_label(text: str) -> bool:
     """Return whether a word can stand between two different GPUs in the label matrix."""
-    return is_nvlink(text) or text in _PCIE_BEST_FIRST or text == UNKNOWN
+    return is_nvlink(text) or text in PCIE_BEST_FIRST or text == UNKNOWN
 
 
 def canonical(text: str) -> str:
@@ -78,9 +78,9 @@ def rank_key(label: str) -> tuple[int, int]:
     """Return a sort key, best label first: NV18 < NV1 < PIX < … < SYS < anything unknown."""
     if is_nvlink(label):
         return (0, -nvlink_count(label))
-    if label in _PCIE_BEST_FIRST:
-        return (1 + _PCIE_BEST_FIRST.index(label), 0)
-    return (1 + len(_PCIE_BEST_FIRST), 0)
+    if label in PCIE_BEST_FIRST:
+        return (1 + PCIE_BEST_FIRST.index(label), 0)
+    return (1 + len(PCIE_BEST_FIRST), 0)
 
 
 def labels_within(paths: Iterable[Path], devices: Collection[int]) -> tuple[str, ...]:

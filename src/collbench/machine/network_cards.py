@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from collbench.machine.kernel import PCI_BUS_ID, entries, pci_device, read
+from collbench.machine.labels import PCIE_BEST_FIRST
 from collbench.model.run import NetworkPort
 
 _FOLDER = "sys/class/infiniband"
@@ -162,12 +163,9 @@ def changes(before: Sequence[NetworkPort], after: Sequence[NetworkPort]) -> Iter
 
 # How near cards are to GPUs, by the kernel's PCI tree.
 
-# nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
-NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-
 
 def read_affinity(root: pathlib.Path, bus_ids: Mapping[int, str], cards: Iterable[str]) -> dict[int, dict[str, str]]:
-    """Return how near cards are to GPUs, in words of NEARNESS; what is unknown is left out.
+    """Return how near cards are to GPUs, in nvidia-smi's words; what is unknown is left out.
 
     GPUs are given by index with their PCI bus ids as NVML has them; `root` holds sys/.
     """
@@ -186,7 +184,7 @@ def read_affinity(root: pathlib.Path, bus_ids: Mapping[int, str], cards: Iterabl
 
 def nearest(near: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """Return the cards nearest to a GPU, and how near: ((), "") if nothing is known."""
-    best = next((how for how in NEARNESS if how in near.values()), "")
+    best = next((how for how in PCIE_BEST_FIRST if how in near.values()), "")
     return tuple(sorted(card for card, how in near.items() if how == best)), best
 
 
