@@ -32,7 +32,7 @@ from typing import cast
 from collbench.api import SILENT
 from collbench.cluster.api import NodesRequest, _new_run, _survey, request_for
 from collbench.machine.launchers import LaunchEnvironment
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.protocol import Facts
 from collbench.measurement.plan import Request
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size

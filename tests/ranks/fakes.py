@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.protocol import Facts, Step, Timing
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from collbench.ranks.connection import pair

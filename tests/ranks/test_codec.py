@@ -8,8 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Call, Facts
+from collbench.measurement.backends.protocol import Call, Facts, Step, Timing
 from collbench.model.errors import (
     BackendError,
     Cause,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Call
+from collbench.measurement.backends.protocol import Call, Step, Timing
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches

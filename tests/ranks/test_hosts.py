@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.measurement.backends.cuda import spans_hosts
-from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.protocol import Facts, Step, Timing
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Machine, Path

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.worker_messages import Call
+from collbench.measurement.backends.protocol import Call, Step
 from collbench.model.errors import (
     BackendError,
     Cause,

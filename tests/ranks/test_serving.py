@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from collbench.measurement.backends.protocol import Step
-from collbench.measurement.backends.worker_messages import Call, Facts
+from collbench.measurement.backends.protocol import Call, Facts, Step
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
 from collbench.ranks.messages import Abandon, Alive, Leave, Opening, Order

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from collbench.machine.launchers import LaunchEnvironment
-from collbench.measurement.backends.worker_messages import Call
+from collbench.measurement.backends.protocol import Call
 from collbench.model.errors import BackendError
 from collbench.ranks import connection
 from collbench.ranks.connection import (

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collbench.measurement.backends.worker_messages import Call
+    from collbench.measurement.backends.protocol import Call
     from collbench.ranks.rank_worker import RankWorker
 
 # Within the work on a request: a step of 64 KiB over 40 Mbit/s takes longer.

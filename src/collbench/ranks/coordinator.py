@@ -8,8 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, TypeVar
 
-from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
-from collbench.measurement.backends.worker_messages import Call, Facts
+from collbench.measurement.backends.protocol import Backend, Call, Coverage, Facts, Step, Timing
 from collbench.model.errors import (
     BackendError,
     Cause,

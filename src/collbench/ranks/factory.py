@@ -17,8 +17,7 @@ from typing import Self
 
 from collbench.machine import lifeline, variables
 from collbench.machine.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
-from collbench.measurement.backends.protocol import Opened
-from collbench.measurement.backends.worker_messages import Call, Facts
+from collbench.measurement.backends.protocol import Call, Facts, Opened
 from collbench.measurement.plan import Request, check_registrations
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError

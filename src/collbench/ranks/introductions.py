@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from collbench.measurement.backends.worker_messages import Facts
+from collbench.measurement.backends.protocol import Facts
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path

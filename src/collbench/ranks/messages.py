@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
 
-from collbench.measurement.backends.protocol import Step, Timing
-from collbench.measurement.backends.worker_messages import Call, Facts
+from collbench.measurement.backends.protocol import Call, Facts, Step, Timing
 from collbench.model.errors import (
     BackendError,
     CollbenchError,

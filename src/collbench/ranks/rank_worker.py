@@ -22,9 +22,8 @@ from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
 from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
-from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.protocol import Call, Facts, Step, Timing, World
 from collbench.measurement.backends.torch_process import TorchWorkers
-from collbench.measurement.backends.worker_messages import Call, Facts, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, Failure, MachineError, UsageError
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.ranks.connection import HasFile, Rank0Connection, ready

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from collbench.measurement.backends.worker_messages import Call
+from collbench.measurement.backends.protocol import Call
 from collbench.model.errors import BackendError, Cause, CollbenchError, Failure, FailureKind, PeerLost, UsageError
 from collbench.ranks.connection import RankConnection, framed
 from collbench.ranks.messages import METHODS, Abandon, Alive, BadMessage, Done, Leave, Reply

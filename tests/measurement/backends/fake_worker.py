@@ -12,9 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from collbench.measurement.backends.protocol import Step, Timing
+from collbench.measurement.backends.protocol import Facts, Open, Step, Timing
 from collbench.measurement.backends.worker import CudaSource, run
-from collbench.measurement.backends.worker_messages import Facts, Open
 from collbench.model.errors import DataCorruption, MachineError, StepFailed, UsageError
 from tests.measurement.fakes import FakeBackend
 

@@ -6,7 +6,7 @@ import pytest
 
 from collbench import _native
 from collbench.measurement.backends.cuda import CudaBackend
-from collbench.measurement.backends.worker_messages import World
+from collbench.measurement.backends.protocol import World
 from tests.builders import gpus
 
 _MIB, _GIB = 2**20, 2**30

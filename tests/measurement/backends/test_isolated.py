@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.measurement.backends.isolated import IsolatedBackend, Timeouts
-from collbench.measurement.backends.protocol import Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import Answer, Call, Open, Prepared, World
+from collbench.measurement.backends.protocol import Answer, Call, Open, Prepared, Step, Timing, World, time_step
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.report import sentences

@@ -11,8 +11,7 @@ from importlib import resources
 from collbench import _native
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.background import Background
-from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing
-from collbench.measurement.backends.worker_messages import World
+from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing, World
 from collbench.model.errors import (
     BackendError,
     Cause,

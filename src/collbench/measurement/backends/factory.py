@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collbench.machine.nvidia_smi import LiveTools
     from collbench.machine.nvml import Nvml
     from collbench.measurement.backends.isolated import IsolatedBackend
+    from collbench.measurement.backends.protocol import Facts
     from collbench.measurement.backends.sim import SimBackend
-    from collbench.measurement.backends.worker_messages import Facts
     from collbench.measurement.plan import Request
     from collbench.sim.fabrics import Fabric
 

@@ -11,8 +11,18 @@ from typing import cast
 from collbench.machine import variables
 from collbench.machine.numa import usable_nodes
 from collbench.measurement.backends.child_process import Child, ChildLost, own_environment
-from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply, World
+from collbench.measurement.backends.protocol import (
+    Answer,
+    Backend,
+    Call,
+    Facts,
+    Open,
+    Prepared,
+    Reply,
+    Step,
+    Timing,
+    World,
+)
 from collbench.model.errors import BackendError, Cause, CollbenchError, Failure, PeerLost, StepFailed, failure_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Refusal

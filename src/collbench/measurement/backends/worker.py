@@ -27,8 +27,18 @@ from multiprocessing.connection import Connection
 
 from collbench.machine import lifeline
 from collbench.measurement.backends.background import Background
-from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step
-from collbench.measurement.backends.worker_messages import Answer, Call, Facts, Open, Prepared, Reply
+from collbench.measurement.backends.protocol import (
+    Answer,
+    Backend,
+    Call,
+    Facts,
+    Open,
+    Prepared,
+    Reply,
+    Step,
+    Timing,
+    time_step,
+)
 from collbench.model.errors import CollbenchError, StepFailed
 from collbench.model.operations import Work
 from collbench.model.run import Refusal
