@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from collbench.api.file_kinds import JOB, KINDS, JobKind, Kind
-from collbench.model.sections import SECTIONS, Results
 from collbench.report.sections import Section
+from collbench.runfile.run_file import SECTIONS, Results
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "collbench"

@@ -25,7 +25,7 @@ sys.exit(status)
         pytest.param(["--help"], 12, {"numpy", "rich", "subprocess"}, id="help"),
         pytest.param(["topo", "--topology", str(LABELS)], 28, {"numpy", "rich", "importlib.metadata"}, id="topo"),
         pytest.param(["select", "2", "--topology", str(LABELS)], 35, {"scipy", "rich", "pynvml"}, id="select"),
-        pytest.param(["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 93, {"scipy", "torch", "pynvml"}, id="pairs"),
+        pytest.param(["pairs", "--backend", "sim", "--fabric", "dgx-1v"], 92, {"scipy", "torch", "pynvml"}, id="pairs"),
     ],
 )
 def test_a_command_loads_few_modules(command: list[str], most: int, without: set[str], tmp_path: Path) -> None:

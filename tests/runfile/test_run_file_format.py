@@ -36,11 +36,11 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.model.sections import SECTIONS
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, OverlapTrial
 from collbench.report import sentences
 from collbench.runfile import run_file
+from collbench.runfile.run_file import SECTIONS
 from tests.builders import ALL, gpus, measured, pair_run, run_of, shared
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

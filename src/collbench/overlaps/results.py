@@ -99,7 +99,7 @@ class Overlap:
         return bool(self.wrong or self.wrong_compute)
 
 
-# What the run file's reader needs (model/sections.py).
+# What the run file's reader needs (runfile/run_file.py).
 NAME, CALLS = "overlaps", "beside_calls"
 RESULT: type[Result] = Overlap
 

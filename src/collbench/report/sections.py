@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from collbench.model.run import Run
-from collbench.model.sections import SECTIONS
+from collbench.runfile.run_file import SECTIONS
 
 if TYPE_CHECKING:
     from collbench.report.columns import Column, Row

@@ -6,18 +6,45 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import Failure, RunFileError
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Latency, Measurement, Result, Run, Settings, StopReason
-from collbench.model.sections import SECTIONS, Results
+from collbench.model.run import CommandKind, DataPoint, Latency, Measurement, Result, Run, Settings, StopReason, Trial
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write
 from collbench.runfile.codec import FileFormat, build, plain
+
+# What annexes add to a run: which command measures a section, and the package that knows it.
+
+
+class Results(Protocol):
+    """What the module `results` of a section's package offers to the reader of run files."""
+
+    RESULT: type[Result]  # of the section's items
+    CALLS: str  # the list of a trial that has a time for each call
+    check_calls: Callable[[Result, Trial, str], None]  # raises ValueError, which begins with the text, for a wrong list
+
+
+@dataclass(frozen=True, slots=True)
+class Annex:
+    """Who knows a section: the command that measures it, and a package with the modules `results` and `section`."""
+
+    kind: CommandKind
+    package: str
+
+
+# By the name of the section, which is a list in the run file.
+SECTIONS = {
+    "overlaps": Annex(CommandKind.OVERLAP, "collbench.overlaps"),
+    "replays": Annex(CommandKind.REPLAY, "collbench.jobs.replay"),
+}
+
+# The file.
 
 _FORMAT = FileFormat("collbench-run", 3, "run", again="measure again")
 _REFUSAL = ("save the run as", "--output")

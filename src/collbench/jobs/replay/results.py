@@ -58,7 +58,7 @@ class Replay:
         return bool(self.wrong)
 
 
-# What the run file's reader needs (model/sections.py).
+# What the run file's reader needs (runfile/run_file.py).
 NAME, CALLS = "replays", "call_seconds"
 RESULT: type[Result] = Replay
 
