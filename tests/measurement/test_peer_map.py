@@ -193,6 +193,25 @@ def test_what_is_known_to_deliver_is_not_sent_again_and_what_failed_counts() -> 
         assert all(links[link] == known[link] for link in whole - failed)
 
 
+def test_a_way_that_is_known_to_hang_is_not_waited_for_again() -> None:
+    machine = _Machine(3, hangs=((0, 1, KERNEL_WRITE), (0, 1, KERNEL_READ)))
+    hangs = tuple(Crossing(work, 2**26, failure=_HANG) for work in (KERNEL_WRITE, KERNEL_READ))
+    wrong = Crossing(COPY_ENGINE, 2**26, wrong=WrongData(COPY_ENGINE, 2**26, (2, 0), 1, 0))
+    links, _ = examine(3, machine.opening, {(0, 1): hangs, (2, 0): (wrong,)})
+    assert _bad({link: PeerLink(link, crossed) for link, crossed in links.items()}) == {
+        (0, 1): PeerState.HANGS,
+        (2, 0): PeerState.CORRUPTS,
+    }
+    assert {(one.work, one.state) for one in links[0, 1]} == {
+        *((work, PeerState.HANGS) for work in (KERNEL_WRITE, KERNEL_READ)),
+        *((work, PeerState.WORKS) for work in (COPY_ENGINE, THROUGH_HOST)),
+    }
+    sent = {line.split()[0] for line in machine.log if line.endswith("0>1")}
+    assert not sent & {str(KERNEL_WRITE), str(KERNEL_READ)}
+    assert "open (0, 1)" in machine.log, "where the others are tried, and what failed otherwise once more"
+    assert f"{COPY_ENGINE} 4K 2>0" in machine.log
+
+
 def test_a_runs_copies_show_its_links_by_isolated_trials() -> None:
     def copied(work: Work, members: tuple[int, ...], *trials: tuple[float, bool], **more: Any) -> Measurement:
         samples = [Sample((seconds, seconds * 2, seconds), 4, concurrent) for seconds, concurrent in trials]

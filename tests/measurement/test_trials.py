@@ -63,6 +63,39 @@ def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
     assert run.complete
 
 
+def test_a_link_that_hangs_while_it_is_warmed_is_not_waited_for_again_and_the_others_go_on() -> None:
+    """A watchdog's time each: among other pairs, and alone. Other sizes of the same link have a trial of their own."""
+    hung = Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.0)
+    point, waits = DataPoint(Operation.CE_WRITE, (1, 3), MIB), list[Step]()
+
+    def on_step(_number: int, step: Step) -> None:
+        if step.work == COPY and step.size_bytes == MIB and (1, 3) in step.groups:
+            waits.append(step)
+            raise StepFailed(failure=hung)
+
+    run = measure(FakeBackend(4, on_step=on_step), empty(4))
+    assert [step.groups for step in waits] in ([((1, 3),)], [waits[0].groups, ((1, 3),)])
+    failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
+    assert [(measurement.point, measurement.failure) for measurement in failed] == [(point, hung)]
+    assert len(run.measurements) == len(list(plan_for(4).points()))
+    assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
+    assert run.complete
+
+
+def test_where_every_copy_hangs_few_of_them_are_waited_for() -> None:
+    waits = list[Step]()
+
+    def on_step(_number: int, step: Step) -> None:
+        if step.work == COPY:
+            waits.append(step)
+            raise StepFailed(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=5.0))
+
+    run = measure(FakeBackend(8, on_step=on_step), empty(8))
+    assert len(waits) <= 16, "of 112 data points"
+    assert all(one.samples for one in run.measurements if one.point.operation is Operation.ALLREDUCE)
+    assert all(one.failure for one in run.measurements if one.point.operation is Operation.CE_WRITE)
+
+
 def test_when_everything_fails_it_stops_soon_and_says_why() -> None:
     def on_step(_number: int, step: Step) -> None:
         raise StepFailed("the measuring process was killed by signal 9")

@@ -79,13 +79,17 @@ def examine(
 ) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
     """Return what crossed each link of `count` devices, and why one process could not open them all; None if it did.
 
-    Links that are `known` to deliver are not examined; what is known to have failed on a link counts.
+    Links that are `known` to deliver are not examined; what is known to have failed on a link counts. Ways that are
+    known to hang are not tried again, because each would take a watchdog's time.
     """
     before = known or {}
     every = list(permutations(range(count), 2))
     sound = {link: before[link] for link in every if link in before and _is_sound(before[link])}
-    found, together = _examined([link for link in every if link not in sound], count, opening)
-    failed = {link: tuple(filter(_is_trouble, before.get(link, ()))) for link in found}
+    hung = {link: tuple(filter(_is_hang, before.get(link, ()))) for link in every}
+    others = [link for link in every if link not in sound and not hung[link]]
+    found, together = _examined(others, count, opening)
+    found |= {link: _alone(opening, link, crossings) for link, crossings in hung.items() if crossings}
+    failed = {link: [one for one in before.get(link, ()) if _is_trouble(one) and not _is_hang(one)] for link in found}
     return {link: sound.get(link) or (*failed[link], *found[link]) for link in every}, together
 
 
@@ -93,7 +97,7 @@ def _examined(
     links: Sequence[Link], count: int, opening: Opening
 ) -> tuple[dict[Link, tuple[Crossing, ...]], Failure | None]:
     found: dict[Link, tuple[Crossing, ...]] = dict.fromkeys(links, ())
-    unstaged: dict[tuple[Work, int], Crossing] = {}
+    unstaged: tuple[Crossing, ...] = ()
     together: Failure | None = None
     if not links:
         return found, together
@@ -103,8 +107,9 @@ def _examined(
             sizes = _sizes(backend)
             for link in found:
                 of_link = {work: refusals[link, work] for work in WAYS}
-                crossed = tuple(_until_trouble(_crossings(backend, link, of_link, sizes, unstaged)))
-                unstaged |= _without_worker(crossed)
+                ways = BY_PEER_ACCESS if unstaged else WAYS
+                crossed = (*_until_trouble(_crossings(backend, link, of_link, sizes, ways)), *unstaged)
+                unstaged = unstaged or _without_worker(crossed)
                 found[link] = crossed
     except CollbenchError as error:  # each link opens its own two
         together = failure_of(error)
@@ -120,10 +125,13 @@ def _is_trouble(one: Crossing) -> bool:
     return one.state.is_broken and one.work != THROUGH_HOST
 
 
-def _without_worker(crossings: tuple[Crossing, ...]) -> dict[tuple[Work, int], Crossing]:
+def _is_hang(one: Crossing) -> bool:
+    return one.state is PeerState.HANGS and one.work != THROUGH_HOST and not _no_worker(one)
+
+
+def _without_worker(crossings: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
     """Return the copies through the host that no process could be opened for: no later link has to wait for that."""
-    lacking = (one for one in crossings if one.work == THROUGH_HOST and _no_worker(one))
-    return {(one.work, one.size_bytes): one for one in lacking}
+    return tuple(one for one in crossings if one.work == THROUGH_HOST and _no_worker(one))
 
 
 def _no_worker(one: Crossing) -> bool:
@@ -138,16 +146,18 @@ def _until_trouble(crossings: Iterator[Crossing]) -> Iterator[Crossing]:
 
 
 def _alone(opening: Opening, link: Link, before: tuple[Crossing, ...]) -> tuple[Crossing, ...]:
-    """Return what crosses a link in a process on its devices alone; what has failed `before` is not tried again."""
-    failed = {(one.work, one.size_bytes): one for one in before if _is_trouble(one) and not _no_worker(one)}
+    """Return what crosses a link in a process on its devices alone; ways that failed `before` are not tried again."""
+    settled = {one.work for one in before if _is_trouble(one) and not _no_worker(one)}
+    ways = [work for work in WAYS if work not in settled]
     try:
         with opening(link) as backend:
             refusals = {work: backend.can_run(work, (0, 1)) for work in WAYS}
-            every = list(_crossings(backend, (0, 1), refusals, _sizes(backend), failed))
+            fresh = [_placed(one, link) for one in _crossings(backend, (0, 1), refusals, _sizes(backend), ways)]
     except CollbenchError as error:
         failure = failure_of(error)
-        return tuple(failed.get((work, SIZES[0]), Crossing(work, SIZES[0], failure=failure)) for work in WAYS)
-    return tuple(_placed(one, link) for one in every)
+        fresh = [Crossing(work, SIZES[0], failure=failure) for work in ways]
+    kept = (one for one in before if one.work in settled)
+    return tuple(sorted((*kept, *fresh), key=lambda one: WAYS.index(one.work)))
 
 
 def _placed(one: Crossing, link: Link) -> Crossing:
@@ -179,17 +189,17 @@ def _crossings(
     members: Link,
     refusals: Mapping[Work, Refusal | None],
     sizes: tuple[int, ...],
-    failed: Mapping[tuple[Work, int], Crossing],
+    ways: Sequence[Work],
 ) -> Iterator[Crossing]:
-    """Yield what crosses a link by each way; larger messages are not sent where smaller ones fail."""
-    for work in WAYS:
+    """Yield what crosses a link by each of these ways; larger messages are not sent where smaller ones fail."""
+    for work in ways:
         # Without peer access the driver would send what the copy engine copies through the host.
         refusal = refusals[KERNEL_WRITE if work == COPY_ENGINE else work]
         if refusal is not None and refusal.kind is not SkipKind.CACHE:
             yield Crossing(work, sizes[-1], refusal=refusal)
             continue
         for size in sizes:
-            one = failed.get((work, size)) or _cross(backend, work, size, members)
+            one = _cross(backend, work, size, members)
             # From a cache, reads by a kernel would seem too fast: that they arrive is what counts.
             yield replace(one, gbs=None) if refusal else one
             if one.state.is_broken:

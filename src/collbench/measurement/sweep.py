@@ -7,7 +7,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
@@ -22,7 +22,6 @@ from collbench.measurement.backends.protocol import Backend, Step, Timing, time_
 from collbench.measurement.interference import check_interference, distrusted
 from collbench.measurement.plan import Members, Plan, StoppingRule, point_of
 from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed
-from collbench.model.operations import Work
 from collbench.model.run import (
     NCCL_START,
     DataPoint,
@@ -203,6 +202,39 @@ class Trials:
         if self.plan.groups == before:  # not a group of the plan: it would come again
             raise error
         self._run.skipped.append(wrong_data(error))
+
+    def note_hang(self, backend: Backend, step: Step, error: StepFailed) -> None:
+        """Record which groups of a warm-up's step hang; all others on the same devices are isolated from now on.
+
+        Otherwise each trial on such a link would take a watchdog's time twice: among other groups, and by itself. Where
+        many hang, the trials say so and give up.
+        """
+        kind = step.work.operation.is_collective
+        many = sum(point.operation.is_collective is kind for point in self._results) >= _FAILURES_IN_A_ROW
+        if error.kind is not FailureKind.HANG or self.plan.together or self._rule.around_faults or many:
+            return
+        if len(step.groups) > 1:
+            for members in step.groups:
+                alone = replace(step, groups=(members,))
+                try:
+                    time_step(backend, alone)
+                except StepFailed as failed:
+                    self.note_hang(backend, alone, failed)
+            return
+        ((members,), (point,)) = step.groups, points_of(step)
+        self._mark_failed(point, error.failure)
+        self.wanted.discard(point)
+        alike = {(work, one) for work, some in self.plan.groups.items() for one in some if set(one) == set(members)}
+        self.plan = replace(self.plan, isolated=self.plan.isolated | alike)
+
+    def without_hung(self) -> Plan:
+        """Return the plan without the devices' links on which something has failed."""
+        hung = {frozenset(point.members) for point in self._results}
+        groups = {
+            work: tuple(members for members in some if frozenset(members) not in hung)
+            for work, some in self.plan.groups.items()
+        }
+        return replace(self.plan, groups=groups)
 
     def _leave_out(self, devices: Members) -> None:
         groups = {
@@ -434,7 +466,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
     trials = Trials(plan, run, rule, watcher)
     try:
         with _phase(run, "warm-up", clock):
-            trials.around_faults(lambda: warm_up(backend, trials.plan, rng))
+            trials.around_faults(lambda: warm_up(backend, trials.plan, rng, trials))
         with _phase(run, "interference check", clock):
             run.interference_checks[:], trials.timed_seconds = trials.around_faults(
                 lambda: check_interference(backend, trials.plan, paths, rng)
@@ -458,25 +490,29 @@ def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: rando
         run.seconds = round(clock() - begin, 3)
 
 
-def warm_up(backend: Backend, plan: Plan, rng: random.Random) -> None:
+def warm_up(backend: Backend, plan: Plan, rng: random.Random, trials: Trials | None = None) -> None:
     """Repeat each operation in each of its rounds until three trials in a row agree within 1%.
 
-    A step that fails ends its work's warm-up, for each may take a watchdog's time; the data point's own trial records
-    why.
+    A step that fails ends its work's warm-up, for each may take a watchdog's time. `trials` record a hang; any other
+    failure is recorded by the data point's own trial.
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
-        with suppress(StepFailed):
-            for together in plan.rounds(work, rng):
-                _warm_up(backend, plan, work, together, size)
+        for together in (trials.without_hung() if trials else plan).rounds(work, rng):
+            step = plan.step(work, together, size)
+            # No more bytes than in messages of 16 MiB: batches of large host copies would take longer than trials.
+            step = replace(step, iterations=max(1, step.iterations * _WARM_BYTES // max(size, _WARM_BYTES)))
+            try:
+                _warm_up(backend, step)
+            except StepFailed as error:
+                if trials:
+                    trials.note_hang(backend, step, error)
+                break
 
 
-def _warm_up(backend: Backend, plan: Plan, work: Work, together: list[Members], size: int) -> None:
+def _warm_up(backend: Backend, step: Step) -> None:
     recent: list[float] = []
-    step = plan.step(work, together, size)
-    # No more bytes than in messages of 16 MiB: batches of large host copies would take longer than their trials.
-    step = replace(step, iterations=max(1, step.iterations * _WARM_BYTES // max(size, _WARM_BYTES)))
-    for _ in range(_COVERED_TRIES if work.variant.covered else _WARM_TRIES):
+    for _ in range(_COVERED_TRIES if step.work.variant.covered else _WARM_TRIES):
         timing = time_step(backend, step)
         recent = [*recent[-2:], median(chain.from_iterable(timing.seconds))]
         if len(recent) == 3 and max(recent) / min(recent) - 1 < _DRIFT:

@@ -148,6 +148,15 @@ def test_silence_costs_its_step_and_is_called_a_hang(backend: IsolatedBackend, t
     assert failures[1] == "hang: no answer within 2 s, so the worker process was killed", title
 
 
+@pytest.mark.parametrize("backend", [replace(SHORT, first_s=50)], indirect=True, ids=[""])
+def test_a_later_worker_loads_code_no_longer_than_the_first_did(backend: IsolatedBackend) -> None:
+    """Else a second hang on a link, the first step of its worker, would be waited for as if nothing were known."""
+    text = "hang: no answer within 2"  # the fake's first step takes microseconds
+    failures = outcomes(opened(backend), copies(fake_worker.GOOD, fake_worker.HANG, fake_worker.HANG))
+    assert failures[0] == ""
+    assert all(one.startswith(text) for one in failures[1:]), failures
+
+
 @short_timeouts
 def test_a_failed_step_may_be_tried_again_in_parts_before_the_next(backend: IsolatedBackend, tmp_path: Path) -> None:
     sizes = []

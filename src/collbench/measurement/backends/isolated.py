@@ -107,6 +107,7 @@ class Supervised:
         self._warm = self._prepared = self._collects = False
         self._failed_starts, self._last_failure = 0, BackendError()
         self._seconds: dict[tuple[Work, int, int, int], float] = {}
+        self._loading_s: float | None = None  # the longest first step of its workers, which loads code
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -278,14 +279,21 @@ class Supervised:
     def _wait_s(self, step: Step) -> float:
         network = self._opening is not None and self._opening.world is not None
         wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
-        wait += 0 if self._warm else self._timeouts.first_s
+        wait += 0 if self._warm else self._first_s()
         collective = step.work.operation.is_collective
         if self._prepared:  # the first collective loads code of NCCL's
             return wait + (self._timeouts.first_s if collective and not self._collects else 0)
         prepares = self._opening is not None and self._opening.collectives
         return wait + (self._timeouts.communicators_s if collective or prepares else 0)
 
+    def _first_s(self) -> float:
+        """Return what a worker's first step may take longer than others: later workers load what the first one did."""
+        most = self._timeouts.first_s
+        return most if self._loading_s is None else min(most, _MULTIPLE * self._loading_s)
+
     def _note(self, step: Step, answer: Answer) -> None:
+        if not self._warm:
+            self._loading_s = max(self._loading_s or 0.0, answer.seconds)
         self._warm = True
         kind = _kind(step)
         self._seconds[kind] = max(self._seconds.get(kind, 0.0), answer.seconds)
