@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.machine.visible_devices import read, select, visible
+from collbench.machine.visible_devices import NAME, check_enough, read, select, visible
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
@@ -104,3 +104,30 @@ def test_a_whole_uuid_is_its_device_even_where_another_begins_with_it() -> None:
     assert [device.index for device in select(devices, "SIM-random-1,sim-random-11")] == [1, 11]
     with pytest.raises(UsageError, match="fits more than one UUID"):
         select(devices, "SIM-random-")
+
+
+CORES = tuple(Device(index, f"CPU-{index}", "Xeon") for index in range(2))
+OWN = "measure this GPU's own links with 'collbench copies'"
+ON_CORES = "measure CPU cores with --backend host"
+
+
+@pytest.mark.parametrize(
+    ("title", "present", "taken", "where", "advice"),
+    [
+        ("one was named", ALIKE, 1, {}, f"name more with --devices, {OWN} or {ON_CORES}"),
+        ("a variable is set", ALIKE[:1], 1, {"hidden": True}, f"check what {NAME} hides, {OWN} or {ON_CORES}"),
+        ("there is one", ALIKE[:1], 1, {}, f"{OWN} or {ON_CORES}"),
+        ("no variable hides what is simulated", ALIKE[:1], 1, {"hidden": True, "simulated": True}, OWN),
+        ("one of these", ALIKE, 1, {"simulated": True}, f"name more with --devices or {OWN}"),
+        ("a core", CORES, 1, {"hidden": True}, "name more with --devices"),
+        ("the only core", CORES[:1], 1, {}, "let this process use more cores"),
+        ("none", (), 0, {}, f"check what {NAME} hides or {ON_CORES}"),
+    ],
+)
+def test_too_few_devices_get_advice_that_can_be_followed(
+    title: str, present: tuple[Device, ...], taken: int, where: dict[str, bool], advice: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_enough(present[:taken], present, 2, **where)
+    assert str(refused.value).partition("): ")[2] == advice, title
+    check_enough(ALIKE[:2], ALIKE, 2, **where)

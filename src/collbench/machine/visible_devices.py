@@ -119,16 +119,25 @@ def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
     return tuple(chosen)
 
 
-def check_enough(devices: Sequence[Device], fewest: int) -> None:
-    """Raise UsageError where there are fewer than `fewest` devices: none, or no pair to measure."""
-    if len(devices) < fewest:
-        names = ", ".join(device.tag for device in devices) or "none"
-        needed = "two or more devices" if fewest == 2 else "a device"
-        alone = "" if not devices or devices[0].is_core else ", measure this GPU's own links with 'collbench copies'"
-        raise UsageError(
-            f"measuring needs {needed}, and here there would be {len(devices)} ({names}): name more with --devices, "
-            f"check what CUDA_VISIBLE_DEVICES hides{alone}, or measure CPU cores with --backend host"
-        )
+def check_enough(
+    devices: Sequence[Device], present: Sequence[Device], fewest: int, *, hidden: bool = False, simulated: bool = False
+) -> None:
+    """Raise UsageError where there are fewer than `fewest` devices of those present: none, or no pair to measure.
+
+    `hidden`: CUDA_VISIBLE_DEVICES may leave out some of the machine's GPUs.
+    """
+    if len(devices) >= fewest:
+        return
+    names = ", ".join(device.tag for device in devices) or "none"
+    needed = "two or more devices" if fewest == 2 else "a device"
+    gpus = not any(device.is_core for device in present)
+    advice = ["name more with --devices"] if len(present) > len(devices) else []
+    advice += [f"check what {NAME} hides"] if (hidden or not present) and gpus and not simulated else []
+    advice += ["measure this GPU's own links with 'collbench copies'"] if devices and gpus else []
+    advice += ["measure CPU cores with --backend host"] if gpus and not simulated else []
+    advice = advice or ["let this process use more cores"]
+    text = f"measuring needs {needed}, and here there would be {len(devices)} ({names}): "
+    raise UsageError(text + " or ".join(filter(None, (", ".join(advice[:-1]), advice[-1]))))
 
 
 def _find(devices: Sequence[Device], entry: str) -> Device:

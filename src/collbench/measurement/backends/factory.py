@@ -242,7 +242,7 @@ def simulated_backend(
     from collbench.sim.labels import devices
 
     every = devices(fabric)
-    devices_taken = chosen(choose_devices(every, wanted, fewest))
+    devices_taken = chosen(choose_devices(every, wanted, fewest, simulated=True))
     return SimBackend(fabric, seed, tuple(map(every.index, devices_taken)))
 
 
@@ -284,10 +284,12 @@ class ObservedGpus:
         )
 
 
-def choose_devices(present: tuple[Device, ...], wanted: str | None, fewest: int = 2) -> tuple[Device, ...]:
+def choose_devices(
+    present: tuple[Device, ...], wanted: str | None, fewest: int = 2, *, simulated: bool = False
+) -> tuple[Device, ...]:
     """Return those of the present devices that `wanted` names, at least `fewest`. Raises UsageError."""
     devices = visible_devices.select(present, wanted)
-    visible_devices.check_enough(devices, fewest)
+    visible_devices.check_enough(devices, present, fewest, hidden=NAME in os.environ, simulated=simulated)
     return devices
 
 
