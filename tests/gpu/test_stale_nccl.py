@@ -117,3 +117,17 @@ def test_ranks_end_with_status_4(tmp_path: Path, stale: Path) -> None:
     with started(tmp_path, arguments, environments, all_of_torch=True) as processes:
         (status, _, err), _ = ends(processes)
     _ends_with_status_4(status, err)
+
+
+@pytest.mark.skipif(len(_GROUP) < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("ranks", [False, True], ids=["one-process", "ranks"])
+def test_small_allreduces_end_with_status_4(tmp_path: Path, stale: Path, ranks: bool) -> None:
+    arguments = ["latency", "--collectives", "--backend", "cuda", "--nccl", str(stale), "--quick"]
+    port, late = free_port(), {"STALE_AFTER": _RIGHT_IN_PROGRAM}
+    environments: list[dict[str, object]] = (
+        [as_slurm(rank, 2, port, **late) for rank in range(2)] if ranks else [{**late}]
+    )
+    arguments += [] if ranks else ["--devices", "0,1"]
+    with started(tmp_path, arguments, environments, all_of_torch=True) as processes:
+        (status, _, err), *_ = ends(processes)
+    _ends_with_status_4(status, err)

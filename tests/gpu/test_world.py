@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.judge.small_allreduces import small_allreduces
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
 from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run
@@ -66,6 +67,38 @@ def test_every_collective_is_exact_in_and_out_of_place(
         sample.seconds and min(sample.seconds) > 0 for measurement in run.measurements for sample in measurement.samples
     )
     assert all(sample.launch_seconds for measurement in run.measurements for sample in measurement.samples)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_small_allreduces_of_ranks_are_verified_and_take_as_long_as_those_of_one_process(
+    count: int, tmp_path: Path
+) -> None:
+    run = by_torchrun(tmp_path, count, "latency", "--collectives", "--quick")
+    file, devices = tmp_path / "alone.json", ",".join(map(str, range(count)))
+    alone = [*("latency", "--collectives", "--quick", "--devices", devices), "--backend", "cuda", "--output", str(file)]
+    with started(tmp_path, alone, [{}], all_of_torch=True) as processes:
+        ((status, _, err),) = ends(processes)
+    assert status == 0, err
+    single_run = run_file.load(file)
+    kinds = {kind for kind in Registration if NCCL.version >= kind.oldest_nccl}
+    points = [measurement.point for measurement in run.measurements]
+    assert points == [measurement.point for measurement in single_run.measurements]
+    assert len(points) == 14 * len(kinds)  # 128 B to 1 MiB
+    assert {measurement.wrong for measurement in run.measurements} == {0}
+    samples = [sample for measurement in run.measurements for sample in measurement.samples]
+    assert all(sample.verified_bytes == sample.moved_bytes > 0 for sample in samples)  # type: ignore[operator]
+    assert [latency.point for latency in run.latencies] == points
+    assert all(latency.common_clock and len(latency.ranks) == count for latency in run.latencies)
+    assert {len(rank.left) for latency in run.latencies for rank in latency.ranks} == {400}
+    ours, theirs = small_allreduces(run), small_allreduces(single_run)
+    for one, other in zip(ours.timed, theirs.timed, strict=True):
+        assert (one.size_bytes, one.kind) == (other.size_bytes, other.kind)
+        print(one.kind, one.size_bytes, one.seconds, other.seconds, one.launch_at(50), other.launch_at(50))
+        assert 0.5 < one.seconds / other.seconds < 2
+        p50, p99 = one.launch_at(50), one.launch_at(99)
+        assert p50 is not None
+        assert p99 is not None
+        assert 1e-6 < p50 <= p99
 
 
 @pytest.mark.skipif(NCCL.version < 22700, reason="needs NCCL 2.27: windows")

@@ -142,6 +142,37 @@ def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp
     assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
 
 
+@pytest.mark.parametrize("registration", ["none", "buffer", "window"])
+def test_small_allreduces_of_ranks_are_verified_on_each_kind_of_memory(
+    fakes: Fakes, tmp_path: Path, registration: str
+) -> None:
+    """As of `latency --collectives` under torchrun: bfloat16, in graphs, then launched one by one."""
+    script = f"""
+def body(rank, held):
+    how = dict(dtype=9, registration="{registration}", count=64)
+    graphs = collect(held, [[0, 1]], batches=2, warmup=1, **how)
+    singles = collect(held, [[0, 1]], batches=1, single_launches=23, launch_warmup=2, **how)
+    return [[*coverage(graphs), *coverage(singles)], [[one.rank, len(one.left)] for one in singles.singles]]
+ranks(2, body)
+"""
+    results = fakes.script(_RANKS + script, tmp_path).reported["results"]
+    sent = 128 * 4  # bytes of a batch's messages, which are all compared
+    assert results == [[[[3 * sent, 3 * sent], [sent, sent]], [[rank, 23]]] for rank in range(2)]
+
+
+@pytest.mark.parametrize("registration", ["none", "buffer", "window"])
+def test_a_wrong_small_allreduce_of_ranks_is_found_on_each_kind_of_memory(
+    fakes: Fakes, tmp_path: Path, registration: str
+) -> None:
+    script = f"""
+how = dict(dtype=9, registration="{registration}", count=64)
+ranks(2, lambda rank, held: failure(collect, held, [[0, 1]], **how))
+"""
+    # After what connects and wakes the ranks, and the barrier: the first of the graph, on the world's rank 1.
+    done = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1")
+    assert [result["kind"] for result in done.reported["results"]] == ["none", "DataError"]
+
+
 @pytest.mark.parametrize(
     ("title", "arguments", "text"),
     [
