@@ -229,7 +229,7 @@ MEANT: dict[str, dict[str, Any]] = {
 NOT_MEANT: dict[str, list[dict[str, Any]]] = {
     "measure": [
         *({"command": "show"}, {"command": 7}, {"backend": "gpu"}, {"fabric": "dgx-1v"}, {"sizes": 1.5}, {"sizes": []}),
-        *({"devices": [None]}, {"precision": "1%"}, {"precision": 1}, {"budget": -1}, {"budget": 1, "quick": True}),
+        *({"devices": [None]}, {"precision": "half"}, {"precision": 1}, {"budget": -1}, {"budget": 1, "quick": True}),
         *({"quick": "yes"}, {"seed": -1}, {"nccl": 2}, {"dtype": 32}, {"redop": "all"}),
         {"command": "allreduce", "latency": 0},
         {"command": "allreduce", "latency": True},
@@ -237,8 +237,8 @@ NOT_MEANT: dict[str, list[dict[str, Any]]] = {
         {"command": "check", "dtype": "float16"},
     ],
     "select": [
-        *({"k": "two"}, {"k": True}, {"k": 2.0}, {"k": 0}, {"exclude": "0,1"}, {"exclude": 3}, {"exclude": [1.5]}),
-        *({"run": 7}, {"size": [64]}, {"verify": "yes"}, {"fresh": 1}, {"allow_busy": None}),
+        *({"k": "two"}, {"k": True}, {"k": 2.0}, {"k": 0}, {"exclude": [None]}, {"exclude": [1.5]}),
+        *({"run": 7}, {"size": [64, 65]}, {"verify": "yes"}, {"fresh": 1}, {"allow_busy": "no"}),
     ],
     "predict": [
         *({"runs": "run.json"}, {"runs": []}, {"runs": [None]}, {"runs": 7}, {"params": None}, {"params": 0}),
@@ -345,8 +345,8 @@ def test_rank_takes_the_largest_size_on_links() -> None:
         ("64M", "at 64M: the run has 8 B, 1K"),
         (4096, "at 4K: the run has 8 B, 1K"),  # the communicator of three had it: no link
         ("large", "size 'large' is not a number of bytes"),
-        (0, "size 0 is not a number of bytes"),
-        (1e6, "size 1000000.0 is not a number of bytes"),
+        (0, "size '0' is zero"),
+        (1e6, "size '1000000.000000' is not a number of bytes"),
     ],
 )
 def test_a_size_that_cannot_be_ranked_is_an_error_and_not_nothing(size: object, message: str) -> None:

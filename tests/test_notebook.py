@@ -224,5 +224,5 @@ def test_select_on_a_simulated_machine_touches_no_environment(monkeypatch: pytes
     assert selection.origin.backend == "sim"
     with pytest.raises(collbench.Error, match="add --backend sim"):
         collbench.select(2, fabric="nvlink-pairs-2x2")
-    with pytest.raises(collbench.Error, match="backend='gpu' is unknown"):
+    with pytest.raises(collbench.Error, match="'gpu' is not one of 'auto', 'cuda'"):
         collbench.select(2, backend="gpu")

@@ -42,8 +42,8 @@ def topo(
 
     "auto" takes only GPUs, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises Error.
     """
-    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
-    fabric = keywords.optional(keywords.file_name, fabric)
+    backend = keywords.text("backend", backend, ("auto", *BACKENDS))
+    fabric = None if fabric is None else str(keywords.path(fabric))
     if file is not None:
         file = keywords.path(file)
         if fabric is not None or backend != "auto":
@@ -92,6 +92,6 @@ def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = No
     from collbench.machine.doctor import collect  # late: pynvml, the extension
     from collbench.machine.doctor.judge import judge
 
-    keywords.text("backend", backend, choices=[name for name, row in BACKENDS.items() if not row.simulated])
-    library = keywords.optional(keywords.file_name, nccl)
+    keywords.text("backend", backend, [name for name, row in BACKENDS.items() if not row.simulated])
+    library = None if nccl is None else str(keywords.path(nccl))
     return tuple(judge(collect.examine(backend, os.environ, library)))

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from collbench.machine.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
-from collbench.model.units import fixed, parse_size
 
-Value = TypeVar("Value")
 Named = TypeVar("Named", bound=str)
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
 MOST_COUNT = 10**6
-
-
-def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Value | None:
-    """Return what `check` returns for these arguments; None if the last argument, the value, is None."""
-    return None if arguments[-1] is None else check(*arguments, **limits)
 
 
 def path(value: object) -> Path:
@@ -38,11 +30,6 @@ def path(value: object) -> Path:
     return Path(name)
 
 
-def file_name(value: object) -> str:
-    """Return a file's path as text."""
-    return os.fspath(path(value))
-
-
 def flag(name: str, value: object) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):
@@ -57,20 +44,10 @@ def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -
     return value
 
 
-def number(name: str, value: object, *, below: float | None = None) -> float:
-    """Return a number above 0, and below another."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
-    if not good or (below is not None and isinstance(value, int | float) and value >= below):
-        limit = "" if below is None else f" and below {fixed(below)}"
-        raise UsageError(f"{name}={value!r} is not a number above 0{limit}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def text(name: str, value: object, *, choices: Collection[str] = ()) -> str:
-    """Return a text, one of the known ones where there are any."""
-    if not isinstance(value, str) or (choices and value not in choices):
-        listing = f"one of {', '.join(choices)}" if choices else "a word"
-        raise UsageError(f"{name}={value!r} is unknown: write {listing}")
+def text(name: str, value: object, choices: Collection[str]) -> str:
+    """Return a text, one of the known ones."""
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}")
     return value
 
 
@@ -88,29 +65,20 @@ def named(name: str, value: object, choices: Iterable[Named]) -> Named:
     raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}")
 
 
-def size(value: object) -> int:
-    """Return a size in bytes, given as a number of them or in words."""
-    if isinstance(value, str):
-        return parse_size(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"size {value!r} is not a number of bytes: write 67108864 or '64M'")
-    return value
-
-
 def several(value: object) -> list[Any]:
     """Return the values of an iterable, or the one value."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
 
 
-def listed(name: str, value: object) -> str:
-    """Return numbers and words, at least one, with commas between them."""
+def word(name: str, value: object) -> str:
+    """Return numbers, words and paths, one or several, as people type them, with commas between them."""
     texts = []
     for item in several(value):
-        if isinstance(item, bool) or not isinstance(item, int | str):
+        if isinstance(item, bool) or not isinstance(item, int | float | str | os.PathLike):
             raise UsageError(f"{name} has {item!r}, which is neither a number nor a word")
-        texts.append(str(item))
+        texts.append(f"{item:f}" if isinstance(item, float) else str(item))
     if not texts:
-        raise UsageError(f"{name}={value!r} is empty: leave it out to use all")
+        raise UsageError(f"{name}={value!r} is empty: leave it out, or name one")
     return ",".join(texts)
 
 

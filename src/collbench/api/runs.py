@@ -15,7 +15,7 @@ from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
-from collbench.model.units import format_size
+from collbench.model.units import format_size, parse_size
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
@@ -157,7 +157,7 @@ def rank(
     from collbench.judge.tiers import rank_links  # late: numpy
 
     keywords.check_run(run, "rank")
-    size_bytes = keywords.optional(keywords.size, size)
+    size_bytes = None if size is None else parse_size(keywords.word("size", size))
     try:
         work = Work(
             keywords.named("operation", operation, Operation),

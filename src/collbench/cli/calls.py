@@ -62,22 +62,22 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     request = _request(
         command,
         {
-            "devices": keywords.optional(keywords.listed, "devices", devices),
-            "sizes": keywords.optional(keywords.listed, "sizes", sizes),
-            "backend": keywords.optional(keywords.text, "backend", backend),
-            "fabric": keywords.optional(keywords.file_name, fabric),
-            "dtype": keywords.optional(keywords.text, "dtype", dtype),
-            "redop": keywords.optional(keywords.text, "redop", redop),
-            "precision": None if precision is None else f"{keywords.number('precision', precision, below=1):f}",
-            "budget": None if budget is None else f"{keywords.number('budget', budget):f}s",
-            "quick": keywords.flag("quick", quick),
-            "latency": keywords.optional(keywords.listed, "latency", latency),
-            "layers": keywords.optional(keywords.listed, "layers", layers),
+            "devices": devices,
+            "sizes": sizes,
+            "backend": backend,
+            "fabric": fabric,
+            "dtype": dtype,
+            "redop": redop,
+            "precision": precision,
+            "budget": None if budget is None else f"{keywords.word('budget', budget)}s",
+            "quick": quick,
+            "latency": latency,
+            "layers": layers,
             "collectives": layers is not None,
-            "nccl": keywords.optional(keywords.file_name, nccl),
-            "seed": keywords.optional(keywords.listed, "seed", seed),
-            "registration": keywords.optional(keywords.text, "registration", registration),
-            "skew": keywords.optional(keywords.text, "skew", skew),
+            "nccl": nccl,
+            "seed": seed,
+            "registration": registration,
+            "skew": skew,
         },
     )
     path = keywords.run_path(command, request.backend, output, save)
@@ -87,7 +87,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     return MeasuredRun.of(run_file.again(done.run))
 
 
-def _request(name: str, given: Mapping[str, str | bool | None]) -> Request:
+def _request(name: str, given: Mapping[str, object]) -> Request:
     """Return the request that a command makes of its options by name, those of None and False left out."""
     context, words = called(name, given)
     own = own_options(context.params)
@@ -95,9 +95,7 @@ def _request(name: str, given: Mapping[str, str | bool | None]) -> Request:
     return cast("MeasuringCommand", context.command).plan(request_of(name, context.params, words), **own)
 
 
-def called(
-    name: str, given: Mapping[str, str | bool | None], arguments: Sequence[str] = ()
-) -> tuple[click.Context, list[str]]:
+def called(name: str, given: Mapping[str, object], arguments: Sequence[str] = ()) -> tuple[click.Context, list[str]]:
     """Return a command's options, read as it reads them, and its words; options of None are left out.
 
     Raises UsageError for an option that the command does not have, or a value that it does not take.
@@ -105,14 +103,23 @@ def called(
     params = {param.name: param for param in _command(name).params}
     words = []
     for option, value in given.items():
-        if value is not None and value is not False and option not in params:
+        if option in params:
+            words += _words(cast("click.Option", params[option]), option, value)
+        elif value is not None and value is not False:
             raise UsageError(f"{name} takes no {option}: leave it out")
-        if isinstance(value, str):
-            words += [next(word for word in params[option].opts if word.startswith("--")), value]
-        elif value is not None and option in params:
-            words += params[option].opts[:1] if value else params[option].secondary_opts[:1]
     words += ["--", *arguments] if arguments else []
     return context_of(name, words), [name, *words]
+
+
+def _words(option: click.Option, name: str, value: object) -> list[str]:
+    """Return the words that give an option a value: what the value may be, reading them says."""
+    if value is None:
+        return []
+    if option.is_flag:
+        return (option.opts if keywords.flag(name, value) else option.secondary_opts)[:1]
+    file = isinstance(option.type, click.Path)
+    long = next(word for word in option.opts if word.startswith("--"))
+    return [long, str(keywords.path(value)) if file else keywords.word(name, value)]
 
 
 def context_of(name: str, words: Sequence[str]) -> click.Context:
@@ -150,36 +157,25 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.
     """
     keywords.check_only_process("select")
-    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
-    if backend not in BACKENDS or BACKENDS[backend].nvml:
+    words = [keywords.word("k", k), *([] if run is None else [str(keywords.path(run))])]
+    given = {
+        "exclude": keywords.several(exclude) or None,
+        "allow_busy": allow_busy,
+        "verify": verify,
+        "size_bytes": size,
+        "fresh": fresh,
+        "job": None if job is None else "job",
+        "backend": backend,
+        "fabric": fabric,
+    }
+    context, _ = called("select", given, words)
+    row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
+    if row is None or row.nvml:
         selecting.check_cuda_is_down()
-    words = [f"{keywords.whole('k', k, least=1)}", *([] if run is None else [keywords.file_name(run)])]
-    context, _ = called(
-        "select",
-        {
-            "exclude": _excluded_gpus(exclude),
-            "allow_busy": keywords.flag("allow_busy", allow_busy),
-            "verify": keywords.optional(keywords.flag, "verify", verify),
-            "size_bytes": None if size is None else f"{keywords.size(size)}",
-            "fresh": keywords.flag("fresh", fresh),
-            "job": None if job is None else "job",
-            "backend": backend,
-            "fabric": keywords.optional(keywords.file_name, fabric),
-        },
-        words,
-    )
     scorer = None if job is None else file_kinds.job_kind().scorer(job, "job")
     selection = selecting.select_devices(select_request(context.params, scorer)).check()
     os.environ.update(selection.environment)
     return selection
-
-
-def _excluded_gpus(value: object) -> str | None:
-    """Return the indices and UUIDs of a list, with commas between them; None for none."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"exclude={value!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
-    gpus = list(value)
-    return keywords.listed("exclude", gpus) if gpus else None
 
 
 def train_command(words: Iterable[str]) -> Launch:

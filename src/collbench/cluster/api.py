@@ -388,18 +388,18 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.cli.calls import called  # late: the command needs no other command
 
     given = {
-        "count": keywords.optional(keywords.listed, "select", select),
-        "gpus": keywords.optional(keywords.listed, "gpus", gpus),
-        "backend": keywords.text("backend", backend),
-        "fabric_cluster": keywords.optional(keywords.file_name, fabric_cluster),
-        "size_bytes": f"{keywords.size(size)}",
-        "budget": f"{keywords.number('budget', budget):f}s",
-        "one_way": keywords.flag("one_way", one_way),
-        "rails": keywords.flag("rails", rails),
-        "switches": keywords.optional(keywords.file_name, switches),
-        "nccl": keywords.optional(keywords.file_name, nccl),
-        "seed": keywords.optional(keywords.listed, "seed", seed),
-        "output": keywords.optional(keywords.file_name, output),
+        "count": select,
+        "gpus": gpus,
+        "backend": backend,
+        "fabric_cluster": fabric_cluster,
+        "size_bytes": size,
+        "budget": f"{keywords.word('budget', budget)}s",
+        "one_way": one_way,
+        "rails": rails,
+        "switches": switches,
+        "nccl": nccl,
+        "seed": seed,
+        "output": output,
     }
 
     def serve(launch: LaunchEnvironment, request: Request) -> None:

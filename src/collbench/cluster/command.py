@@ -16,7 +16,12 @@ from collbench.ranks.nonzero import serve_rank_0
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=options.COUNT, help="Choose the best M nodes."),
     click.option("--gpus", metavar="K", type=options.COUNT, help="Also choose the best K GPUs of each node."),
-    click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: name or file of a simulated cluster."),
+    click.option(
+        "--fabric-cluster",
+        metavar="NAME",
+        type=options.FILE_NAME,
+        help="With --backend sim: name or file of a simulated cluster.",
+    ),
     click.option(
         "--one-way", is_flag=True, help="Measure each direction separately, to find cables with one bad direction."
     ),

@@ -244,7 +244,7 @@ def import_job(
     path = keywords.path(output)
     if not files:
         raise UsageError("no trace to import: name one file for each rank")
-    length = keywords.optional(keywords.whole, "calls_per_step", calls_per_step, least=1)
+    length = None if calls_per_step is None else keywords.whole("calls_per_step", calls_per_step, least=1)
     atomic_write.check(path, _DOING, "--output", force=keywords.flag("force", force))
     if length is not None and len(files) == 1 and format_of(files[0]) == JOB:
         job = steps.find(job_file.load(files[0]), length)

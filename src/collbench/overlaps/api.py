@@ -136,17 +136,17 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
 
     keywords.check_only_process("overlap")
     given = {
-        "devices": keywords.optional(keywords.listed, "devices", devices),
-        "sizes": keywords.optional(keywords.listed, "sizes", sizes),
-        "computes": keywords.optional(keywords.listed, "compute", compute),
-        "priority": keywords.text("priority", priority),
-        "ctas": keywords.optional(keywords.listed, "ctas", ctas),
-        "trials": keywords.optional(keywords.listed, "trials", trials),
-        "backend": keywords.text("backend", backend),
-        "fabric": keywords.optional(keywords.file_name, fabric),
-        "seed": keywords.optional(keywords.listed, "seed", seed),
+        "devices": devices,
+        "sizes": sizes,
+        "computes": compute,
+        "priority": priority,
+        "ctas": ctas,
+        "trials": trials,
+        "backend": backend,
+        "fabric": fabric,
+        "seed": seed,
     }
-    context, words = called("overlap", given, [keywords.text("operation", operation)])
+    context, words = called("overlap", given, [keywords.word("operation", operation)])
     request = request_of(context.params, words)
     done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
     if done.failure is not None:

@@ -39,8 +39,8 @@ def predict(
     step = Step(
         parse_parameters(str(params)),
         keywords.whole("layers", layers, least=1, most=MOST_LAYERS),
-        keywords.text("strategy", strategy, choices=STRATEGIES),
-        keywords.text("dtype", dtype, choices=BYTES),
+        keywords.text("strategy", strategy, STRATEGIES),
+        keywords.text("dtype", dtype, BYTES),
     )
     counts = None
     if gpus is not None:

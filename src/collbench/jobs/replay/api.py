@@ -208,13 +208,13 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     keywords.check_only_process("replay")
     checked(job)
     given = {
-        "devices": keywords.optional(keywords.listed, "devices", devices),
-        "without": keywords.optional(keywords.text, "without", without),
-        "against": keywords.optional(keywords.listed, "against", against),
-        "trials": keywords.optional(keywords.listed, "trials", trials),
-        "backend": keywords.text("backend", backend),
-        "fabric": keywords.optional(keywords.file_name, fabric),
-        "seed": keywords.optional(keywords.listed, "seed", seed),
+        "devices": devices,
+        "without": without,
+        "against": against,
+        "trials": trials,
+        "backend": backend,
+        "fabric": fabric,
+        "seed": seed,
     }
     context, words = called("replay", given, ["job"])
     request = request_of(job, "job", context.params, words)
