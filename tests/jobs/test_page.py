@@ -33,7 +33,7 @@ def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
     if job_report is None:
         return
     for verbose in (False, True):
-        lines = text(pages.page(job_report), verbose=verbose).splitlines()
+        lines = text(pages.page(job_report), verbose=verbose, columns=COLUMNS).splitlines()
         if not verbose:
             assert len(lines) <= LINES, "\n".join(lines)
             assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)

@@ -80,8 +80,9 @@ def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) ->
     ],
 )
 def test_pages_of_large_and_unusual_jobs_stay_short(
-    program: Program, tmp_path: Path, what: str, job: Callable[[], Job]
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, job: Callable[[], Job]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
     job_file.save(job(), tmp_path / "job.json")
     result = program("show", str(tmp_path / "job.json"))
     assert (result.status, result.err) == (0, ""), what
@@ -147,6 +148,7 @@ def test_the_documented_page_is_what_is_printed() -> None:
     found = report(documented_job(), None, {0: 48 * MIB * 0.75 / 343.0e9, 1: 96 * MIB * 0.75 / 352.8e9})
     assert found is not None
     compared = ("allgather.json", "reducescatter.json", "allreduce.json")
-    shown = text(pages.page(replace(found, compared_with=compared, compared_simulated=True)), verbose=False)
+    page = pages.page(replace(found, compared_with=compared, compared_simulated=True))
+    shown = text(page, verbose=False, columns=90)
     documented = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
     assert "\n".join(f"    {line}".rstrip() for line in shown.strip().splitlines()) in documented

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from collbench.model.operations import Operation
 from collbench.model.run import Path, Run
+from collbench.report.prose import WIDE
 from collbench.report.terminal import drawn
 from collbench.report.text.layout import Page
 from tests.builders import gpus, measured, run_of
@@ -17,8 +18,19 @@ from tests.builders import gpus, measured, run_of
 _COPIES = {Operation.CE_WRITE: 395.2, Operation.CE_READ: 393.7, Operation.SM_WRITE: 370.1, Operation.SM_READ: 376.4}
 
 
-def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose: bool = True, wide: int = 100) -> str:
-    """Return the printed page as a pipe gets it, or a terminal of 256 colours; no blanks at the ends of lines."""
+def text(
+    page: Page,
+    *,
+    terminal: bool = False,
+    no_color: bool = False,
+    verbose: bool = True,
+    wide: int = WIDE,
+    columns: int | None = None,
+) -> str:
+    """Return the printed page as a pipe gets it, or a terminal of 256 colours; no blanks at the ends of lines.
+
+    `wide` are the columns of its sentences, `columns` those of all of it: None as long as COLUMNS says none.
+    """
     console = Console(
         file=io.StringIO(),
         width=240,
@@ -29,7 +41,7 @@ def text(page: Page, *, terminal: bool = False, no_color: bool = False, verbose:
         _environ={"NO_COLOR": "1"} if no_color else {},
     )
     with console.capture() as captured:
-        for part in drawn(page, verbose=verbose, wide=wide, colored=terminal):
+        for part in drawn(page, verbose=verbose, wide=min(wide, columns or wide), columns=columns, colored=terminal):
             console.print(part)
     return "\n".join(line.rstrip() for line in captured.get().split("\n"))
 

@@ -13,7 +13,6 @@ from collbench.jobs.exposed import Exposure
 from collbench.jobs.job import Call, Ending, Job, Library, Occasional, Source, StepSource, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.layout import Block, Lines, Table, both, more, prose, short, table, whole
 from collbench.runfile.codec import picked
 
@@ -55,10 +54,9 @@ _HOW = "name its length: collbench import JOB --calls-per-step N -o NEW"
 
 def page(report: Report) -> Iterator[Block]:
     """Yield the page's blocks."""
-    answer = "\n".join(filled(sentence, NARROW) for sentence in answers(report))
-    yield from both("header", Lines(f"{answer}\n"), Lines("\n".join(_folded(origin(report)))))
+    yield from both("header", prose("\n".join(answers(report)) + "\n"), Lines("\n".join(origin(report))))
     yield from _gpu(report)
-    yield from both("tables", prose(f"\n{filled(_caption(report), NARROW)}"))
+    yield from both("tables", prose(f"\n{_caption(report)}"))
     few, calls = _weightiest(report.rows), _call_table(report, report.rows[:_MOST_ROWS])
     if len(few) < len(report.rows):
         yield from short(
@@ -69,7 +67,7 @@ def page(report: Report) -> Iterator[Block]:
         yield from both("tables", calls)
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
+    yield from both("tails", Lines("\n" + "\n".join(remarks(report))))
 
 
 def _caption(report: Report) -> str:
@@ -528,7 +526,3 @@ def late_text(job: Job, one: LateRank) -> str:
         f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
         f"{one.last:.0%} of {one.seen} calls"
     )
-
-
-def _folded(lines: Iterator[str]) -> Iterator[str]:
-    return (named(line, NARROW) for line in lines)

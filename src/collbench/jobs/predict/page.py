@@ -15,9 +15,8 @@ from collbench.jobs.predict.training import Prediction
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed
-from collbench.report.prose import NARROW, filled, named
 from collbench.report.text.frame import ALARM, origin, sim
-from collbench.report.text.layout import Block, Lines, both, more, table
+from collbench.report.text.layout import Block, Lines, both, more, prose, table
 
 _FEW = 12  # rows, assumptions
 _BAND = "band      from full overlap with compute to none"
@@ -30,7 +29,7 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
     count = f"{fixed(step.parameters / 1e9)}B" if step.parameters >= 10**9 else f"{fixed(step.parameters / 1e6)}M"
     sent = f"{fixed(step.sent_bytes / 1e9)} GB" if step.sent_bytes >= 10**10 else f"{fixed(step.sent_bytes / 1e6)} MB"
     sentences = (f"One step of {step.strategy} with {count} parameters sends {sent}.", *_sentences(prediction, mark))
-    yield from both("header", Text("\n".join(filled(line, NARROW) for line in sentences) + "\n"))
+    yield from both("header", prose("\n".join(sentences) + "\n"))
     lines: list[str] = []
     if any(case.longer for case in prediction.cases):
         what = f"{sim(run)}ms a step: all messages one after the other, and the worst set's extra time"
@@ -56,7 +55,7 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
         for (operation, bytes_sent), number in step.messages.items()
     ]
     lines.append(f"messages  {step.dtype}{layers}: {', '.join(messages)}")
-    yield from both("notes", Lines("\n".join([*(named(line, NARROW) for line in lines), origin(run)])))
+    yield from both("notes", Lines("\n".join([*lines, origin(run)])))
 
 
 def _sentences(prediction: Prediction, mark: str) -> Iterator[str]:
@@ -128,13 +127,13 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     """Yield the page of a recorded job: how much longer its step is on the run's links, and its calls there."""
     run = predicted.here.links.run
     if others := _other_gpus(predicted):
-        yield from both("header", Text(filled(others, NARROW), style=ALARM))
+        yield from both("header", prose(others, ALARM))
     answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
     answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}"
     default = ", as no --recorded names others" if predicted.here.links is predicted.recorded.links else ""
     places = (f"recorded  {_devices(predicted.recorded)}{default}", f"here      {_devices(predicted.here)}")
-    yield from both("header", Text(filled(answer, NARROW)))
-    yield from both("header", Text("\n".join(named(place, NARROW) for place in places) + "\n"))
+    yield from both("header", prose(answer))
+    yield from both("header", Lines("\n".join(places) + "\n"))
     rows = table("call", "bytes", "group", "recorded, µs", "here, µs", left=("call", "group"))
     for number, (before, after) in list(predicted.prices.items())[:_FEW]:
         call = job.calls[number]
@@ -161,7 +160,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     if predicted.kept:
         names = ", ".join(dict.fromkeys(job.calls[number].operation for number in predicted.kept))
         lines.append(f"kept      {names}: {amount(len(predicted.kept), 'call')} as recorded: no run covers them")
-    yield from both("notes", Lines("\n" + "\n".join(named(line, NARROW) for line in lines)))
+    yield from both("notes", Lines("\n" + "\n".join(lines)))
 
 
 def _takes(predicted: PredictedJob) -> str:
