@@ -11,7 +11,7 @@ from collbench.machine.doctor.findings import Level
 from collbench.machine.variables import NCCL_NAMES, OTHERS_NAMES, cost, meant, reader
 from tests.machine.doctor.described import machine, named
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
