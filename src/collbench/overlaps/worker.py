@@ -37,23 +37,10 @@ class StreamWork:
         return self.stream.stamp()
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTimes:
-    """The seconds from the common start to the end of each chunk, and whether all work was queued before the start.
-
-    `begins` has the seconds to the begin of each chunk of the collective, if it runs in rounds.
-    """
-
-    collective: tuple[float, ...]
-    compute: tuple[float, ...]
-    begins: tuple[float, ...]
-    queued: bool
-
-
 def run_both(
     device: Device, align: Callable[[], object], collective: StreamWork, compute: StreamWork, delay_s: float
-) -> ChunkTimes:
-    """Run both from a common start, which comes `delay_s` after this call at the earliest.
+) -> RankTimes:
+    """Return the times of both from a common start, which comes `delay_s` after this call at the earliest.
 
     `align`, a tiny collective, brings the ranks together before it. A GPU takes all work before the start: its streams
     then wait for one event.
@@ -84,7 +71,7 @@ def run_both(
     def seconds(moments: Sequence[Any]) -> tuple[float, ...]:
         return tuple(seconds_between(start, moment) for moment in moments)
 
-    return ChunkTimes(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
+    return RankTimes(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
 
 
 def _together(align: Callable[[], object], side: Stream, main: Stream) -> Any:
@@ -219,14 +206,13 @@ class Rank:
             for number in range(chunk * load.calls, (chunk + 1) * load.calls):
                 call(held.messages[number % len(held.messages)])
 
-        times = run_both(
+        return run_both(
             self._device,
             lambda: dist.all_reduce(self._tiny, group=group),
             StreamWork(stream, load.collective_chunks, collective, load.idle_s),
             StreamWork(self._device.main, load.compute_chunks, self._chunk(load, held)),
             load.delay_s,
         )
-        return RankTimes(times.collective, times.compute, times.begins, times.queued)
 
     def _chunk(self, load: Load, held: Allocated) -> Callable[[int], object]:
         """Return a function that queues a chunk of compute: its units one by one, or in one launch if too many."""
