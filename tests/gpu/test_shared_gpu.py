@@ -14,9 +14,9 @@ from collbench.jobs.job import Call
 from collbench.jobs.replay.protocol import ReplayLoad
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
-from collbench.model.operations import COLLECTIVES, Operation, Variant
-from collbench.overlaps.protocol import Load, OverlapPoint
-from collbench.overlaps.results import Compute, ComputeKind, Priority
+from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.overlaps.protocol import Load
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.runfile import run_file
 from tests.gpu.machine import need_gpus
@@ -65,7 +65,7 @@ def replay_world(own_hosts: None) -> Iterator[ReplayWorld]:
 
 @pytest.mark.parametrize("priority", list(Priority))
 def test_a_collective_and_compute_are_timed_and_verified(overlap_world: OverlapWorld, priority: Priority) -> None:
-    overlap_world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**20, GEMM, priority))
+    overlap_world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, GEMM, priority))
     overlap_world.warm()
     for times in overlap_world.run(Load(collective_chunks=3, calls=2, compute_chunks=4, units=8, delay_s=0.01)):
         assert (len(times.collective), len(times.compute)) == (3, 4)
@@ -76,7 +76,7 @@ def test_a_collective_and_compute_are_timed_and_verified(overlap_world: OverlapW
 
 
 def test_a_call_begins_after_its_idle_time(overlap_world: OverlapWorld) -> None:
-    overlap_world.allocate(OverlapPoint(Operation.ALLGATHER, 2**16, GEMM))
+    overlap_world.allocate(Overlap(Work(Operation.ALLGATHER), (0, 1), 2**16, GEMM))
     overlap_world.warm()
     for times in overlap_world.run(Load(3, 1, 2, 1, 0.01, (0.005, 0.0, 0.002))):
         assert (len(times.begins), len(times.collective), len(times.compute)) == (3, 3, 6)

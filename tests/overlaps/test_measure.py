@@ -24,8 +24,8 @@ from collbench.overlaps.measure import (
     moments,
     planned,
 )
-from collbench.overlaps.protocol import Load, OverlapOpened, OverlapPoint, RankTimes
-from collbench.overlaps.results import Compute, ComputeKind, Priority, overlaps_of
+from collbench.overlaps.protocol import Load, OverlapOpened, RankTimes
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
 
 CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)
@@ -137,12 +137,12 @@ class FakeWorld:
     """Two ranks with known rates: run concurrently, a collective takes `slower` times as long, compute 1.25 times."""
 
     def __init__(self, slower: float = 3.0) -> None:
-        self.slower, self.loads, self.points = slower, list[Load](), list[OverlapPoint]()
+        self.slower, self.loads, self.points = slower, list[Load](), list[Overlap]()
         self.shortest_delay, self.cover, self.wrong, self.wrong_compute = 0.0, 1.0, 0, 0
         self.most_calls = 10**9
         self.fails: dict[int, Exception] = {}
 
-    def allocate(self, point: OverlapPoint) -> None:
+    def allocate(self, point: Overlap) -> None:
         self.points.append(point)
         if (error := self.fails.get(point.size_bytes)) is not None:
             raise error

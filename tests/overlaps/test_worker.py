@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
-from collbench.model.operations import Operation
-from collbench.overlaps.protocol import OPERATIONS, Load, OverlapPoint
-from collbench.overlaps.results import Compute, ComputeKind
+from collbench.model.operations import Operation, Work
+from collbench.overlaps.protocol import OPERATIONS, Load
+from collbench.overlaps.results import Compute, ComputeKind, Overlap
 from collbench.overlaps.simulated import open_overlap, overlapped, unit_seconds
 from collbench.overlaps.worlds import OverlapWorld
 from collbench.sim.fabrics import OverlapFactors
@@ -57,7 +57,7 @@ def test_a_workers_first_message_is_read_without_torch() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_each_collective_is_verified_while_compute_runs(world: OverlapWorld, operation: Operation) -> None:
-    world.allocate(OverlapPoint(operation, 2**16, GEMM))
+    world.allocate(Overlap(Work(operation), (0, 1), 2**16, GEMM))
     world.warm()
     for times in world.run(CONCURRENT):
         assert len(times.collective) == 3
@@ -69,7 +69,7 @@ def test_each_collective_is_verified_while_compute_runs(world: OverlapWorld, ope
 
 
 def test_an_isolated_load_has_no_times_of_the_other_kind(world: OverlapWorld) -> None:
-    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, COPY))
+    world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**16, COPY))
     world.warm()
     for times in world.run(Load(2, 1, 0, 1, 0.0)):
         assert (len(times.collective), times.compute, times.wrong, times.wrong_compute) == (2, (), 0, None)
@@ -78,7 +78,7 @@ def test_an_isolated_load_has_no_times_of_the_other_kind(world: OverlapWorld) ->
 
 
 def test_a_call_begins_after_its_idle_time(world: OverlapWorld) -> None:
-    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
+    world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**12, GEMM))
     world.warm()
     idle_times = (0.05, 0.0, 0.02)
     for times in world.run(Load(3, 1, 2, 1, 0.0, idle_times)):
@@ -117,7 +117,7 @@ def test_earlier_results_are_wrong_in_every_load(
             kept[received.data_ptr()] = fresh
 
     rank = rank_alone(monkeypatch, call)
-    rank.allocate(OverlapPoint(operation, size_bytes, GEMM))
+    rank.allocate(Overlap(Work(operation), (0, 1), size_bytes, GEMM))
     rank.warm()
     once, often = Load(1, 1, 1, 1, 0.0), Load(2, 1, 1, 1, 0.0)
     wrong = [(rank.run(load).wrong or 0) / (size_bytes // 2) for load in (once, often, once)]
@@ -137,7 +137,7 @@ def test_a_rank_without_room_for_a_point_still_sends_what_the_others_expect(monk
         raise MemoryError
 
     full, roomy = (rank_alone(monkeypatch) for _ in range(2))
-    large, small = (OverlapPoint(Operation.ALLREDUCE, size, GEMM) for size in (2**13, 2**12))
+    large, small = (Overlap(Work(Operation.ALLREDUCE), (0, 1), size, GEMM) for size in (2**13, 2**12))
     with monkeypatch.context() as patch:
         patch.setattr(Rank, "_messages", no_room)
         with pytest.raises(MachineError, match="out of memory"):
@@ -173,7 +173,7 @@ def test_more_launches_than_a_stream_takes_ahead_are_one(
     captured = list[int]()
     rank = rank_alone(monkeypatch)
     monkeypatch.setattr(type(rank._device), "as_one", lambda _self, _work, times: captured.append(times))
-    rank.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
+    rank.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**12, GEMM))
     rank._chunk(Load(4, 1, units // 10, 10, 0.0), rank._allocated())
     assert captured == ([10] if at_once else [])
 
@@ -190,7 +190,7 @@ def have_ended(processes: tuple[int, ...]) -> bool:
 def started_world() -> OverlapWorld:
     world = OverlapWorld("host", [CORES[0], CORES[-1]], load_s=15.0)
     world.join()
-    world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM))
+    world.allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**16, GEMM))
     world.warm()
     return world
 
@@ -275,7 +275,7 @@ def test_simulated_times_repeat_by_the_seed() -> None:
     times = []
     for seed in (1, 1, 2):
         opened = open_overlap("titan-rtx-nv2", None, seed)
-        opened.worlds[0].allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
+        opened.worlds[0].allocate(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**24, GEMM))
         times.append(opened.worlds[0].run(CONCURRENT))
     assert times[0] == times[1] != times[2]
 

@@ -20,7 +20,7 @@ from collbench.model.errors import (
     WrongData,
     failure_of,
 )
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
@@ -30,7 +30,6 @@ from collbench.overlaps.protocol import (
     Load,
     OverlapBackend,
     OverlapOpened,
-    OverlapPoint,
     RankTimes,
 )
 from collbench.overlaps.results import NAME, Compute, Overlap, OverlapTrial, Priority
@@ -81,13 +80,13 @@ class OverlapRequest(WorkersRequest):
     ctas: tuple[int | None, ...]
     requested_sizes: tuple[int, ...] | None = None
 
-    def points(self, ranks: int) -> list[OverlapPoint]:
-        """Return the data points in order: a communicator serves all of its own before the next is made."""
+    def points(self, ranks: int) -> list[Overlap]:
+        """Return the data points, not yet measured: a communicator serves all of its own before the next is made."""
         shares = self.operation.shares
         whole = (whole_blocks(size, ranks) if shares else whole_elements(size, DTYPE) for size in self.sizes)
         sizes = dict.fromkeys(filter(None, whole))
         return [
-            OverlapPoint(self.operation, size, compute, priority, ctas)
+            Overlap(Work(self.operation), tuple(range(ranks)), size, compute, priority, ctas)
             for priority in self.priorities
             for ctas in self.ctas
             for compute in self.computes
@@ -315,7 +314,6 @@ def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
 def measure_point(
     backend: OverlapBackend,
     overlap: Overlap,
-    point: OverlapPoint,
     trials: int,
     span_seconds: float,
     order: random.Random,
@@ -324,7 +322,7 @@ def measure_point(
 
     Raises MachineError if it does not fit, _Unmeasured if nothing was covered, BackendError, DataCorruption.
     """
-    backend.allocate(point)
+    backend.allocate(overlap)
     backend.warm()
     _verified(overlap, _run(backend, _VERIFYING))
     call = max(_seconds_of_one(times.collective, 1) for times in _run(backend, replace(_ESTIMATING, compute_chunks=0)))
@@ -413,17 +411,16 @@ def measure(
     members = tuple(range(len(opened.devices)))
     points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
     total, overlaps = len(points) * request.trials, run.sections.setdefault(NAME, [])
-    for number, point in enumerate(points):
-        overlap = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
+    for number, overlap in enumerate(points):
         overlaps.append(overlap)
         try:
-            for trial in measure_point(opened.worlds[0], overlap, point, request.trials, opened.span_seconds, order):
+            for trial in measure_point(opened.worlds[0], overlap, request.trials, opened.span_seconds, order):
                 overlap.trials.append(replace(trial, flags=opened.flags(members)))
                 progress(number * request.trials + len(overlap.trials), total)
         except MachineError as error:
             overlap.failure = failure_of(error)
         except _Unmeasured as error:
-            overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
+            overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=overlap.work, detail=str(error))
         except BackendError as error:  # the workers have exited
             overlap.failure = error.failure
             raise

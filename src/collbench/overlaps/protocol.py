@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from collbench.measurement.backends.protocol import OpenWorkers
-from collbench.model.operations import Operation, Work
-from collbench.overlaps.results import Compute, Priority
+from collbench.model.operations import Operation
+from collbench.overlaps.results import Overlap
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
@@ -29,22 +29,6 @@ _ENTRIES_A_ROUND = 8
 # From half of it on, a chunk of compute is one launch, a CUDA graph. That takes more entries than a launch does
 # [2 × H100], so rounds are few enough at a time to do without.
 LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapPoint:
-    """One data point: a collective of a size in bytes, the compute that it overlaps, its priority and CTAs."""
-
-    operation: Operation
-    size_bytes: int
-    compute: Compute
-    priority: Priority = Priority.NORMAL
-    ctas: int | None = None
-
-    @property
-    def work(self) -> Work:
-        """The collective, as the model has it."""
-        return Work(self.operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +85,7 @@ class RankTimes:
 class OverlapBackend(Protocol):
     """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
 
-    def allocate(self, point: OverlapPoint) -> None:
+    def allocate(self, point: Overlap) -> None:
         """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
 
     def warm(self) -> None:

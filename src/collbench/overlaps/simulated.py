@@ -9,9 +9,8 @@ import numpy as np
 
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.sim import SimBackend, opened
-from collbench.model.operations import Work
-from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, OverlapPoint, RankTimes
-from collbench.overlaps.results import Compute, ComputeKind, Priority
+from collbench.overlaps.protocol import DTYPE, Load, OverlapOpened, RankTimes
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
 from collbench.sim.fabrics import Fabric, OverlapFactors
 
 _SPAN_S = 0.025  # as on GPUs
@@ -35,11 +34,11 @@ class SimOverlap:
     def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
         self._fabric, self._backend = fabric, backend
         self._rng = np.random.default_rng([seed, 1])
-        self._point: OverlapPoint | None = None
+        self._point: Overlap | None = None
         self._ranks = len(backend.devices())
         self._seconds = 0.0
 
-    def allocate(self, point: OverlapPoint) -> None:
+    def allocate(self, point: Overlap) -> None:
         """Store the data point: any size fits."""
         self._point = point
 
@@ -76,9 +75,9 @@ class SimOverlap:
         """Return the seconds that all loads so far would have taken."""
         return self._seconds
 
-    def _call_seconds(self, point: OverlapPoint) -> float:
+    def _call_seconds(self, point: Overlap) -> float:
         members = tuple(range(self._ranks))
-        timing = self._backend.time(Step(Work(point.operation), (members,), point.size_bytes, 1, 1, dtype=DTYPE))
+        timing = self._backend.time(Step(point.work, (members,), point.size_bytes, 1, 1, dtype=DTYPE))
         limited = 1.0 if point.ctas is None else (point.ctas + 1) / point.ctas
         return timing.seconds[0][0] * limited
 

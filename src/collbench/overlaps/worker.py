@@ -15,8 +15,8 @@ from collbench.measurement.backends.torch_collectives import Kind, Message, call
 from collbench.measurement.backends.torch_rank import room, run
 from collbench.measurement.backends.torch_streams import Device, Stream, opened, seconds_between
 from collbench.model.units import DTYPE_BYTES
-from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, OverlapPoint, RankTimes
-from collbench.overlaps.results import Compute, ComputeKind, Priority
+from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def unit_of(compute: Compute, device: torch.device) -> Unit:
 class Allocated:
     """What a rank holds of a data point: its messages, its compute with the result that it has alone, and its call."""
 
-    point: OverlapPoint
+    point: Overlap
     messages: list[Message]
     unit: Unit
     alone: torch.Tensor
@@ -144,7 +144,7 @@ class Rank:
         self._tiny = torch.zeros(1, device=device.device)
         self._fillings = itertools.count()  # the same on all ranks, which get the same requests
 
-    def allocate(self, point: OverlapPoint) -> None:
+    def allocate(self, point: Overlap) -> None:
         """Make room for a data point. Raises MachineError if it does not fit."""
         filling = next(self._fillings)  # also where there is no room: other ranks may have some
         self._device.finish()
@@ -171,7 +171,7 @@ class Rank:
             group = self._device.group(range(self._ranks), high=high, ctas=held.point.ctas)
             self._groups[key] = group, self._device.stream(high=high)
         group, held.stream = self._groups[key]
-        call = call_of(held.point.operation, group, range(self._ranks), self._rank)
+        call = call_of(held.point.work.operation, group, range(self._ranks), self._rank)
 
         def call_on(message: Message) -> None:
             call(message.sent, message.received)
@@ -224,11 +224,11 @@ class Rank:
         chunk = self._chunks[key]
         return lambda _chunk: chunk()
 
-    def _messages(self, point: OverlapPoint) -> list[Message]:
+    def _messages(self, point: Overlap) -> list[Message]:
         """Return new messages to rotate over."""
-        layout = layout_of(point.operation, point.size_bytes // DTYPE_BYTES[DTYPE], self._rank, self._ranks)
-        kind = Kind(DTYPE, "sum" if point.operation.reduces else "", self._ranks)
-        in_place = takes_one_buffer(point.operation)
+        layout = layout_of(point.work.operation, point.size_bytes // DTYPE_BYTES[DTYPE], self._rank, self._ranks)
+        kind = Kind(DTYPE, "sum" if point.work.operation.reduces else "", self._ranks)
+        in_place = takes_one_buffer(point.work.operation)
         span = _GPU_SPAN if self._device.runs_ahead else _CORE_SPAN
         return [
             Message(kind, layout, self._rank, self._device.device, in_place=in_place, salt=number)

@@ -8,7 +8,8 @@ from collbench.machine import variables
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
-from collbench.overlaps.protocol import Load, OverlapOpened, OverlapPoint, RankTimes
+from collbench.overlaps.protocol import Load, OverlapOpened, RankTimes
+from collbench.overlaps.results import Overlap
 
 # Operands are made and a communicator starts; NCCL takes 1 s, longer where it first looks for networks.
 _WARM_S = 120.0
@@ -25,7 +26,7 @@ class OverlapWorld(TorchWorld):
         super().__init__("overlaps.worker", kind, devices, visible)
         self._load_s = load_s
 
-    def allocate(self, point: OverlapPoint) -> None:
+    def allocate(self, point: Overlap) -> None:
         """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
         self.ask(_WARM_S, "allocate", point)
 
