@@ -88,6 +88,14 @@ def test_parts_of_a_step_that_look_like_one_are_not_claimed(
     assert verdict(scenarios.Job(features, seed, gpu=gpu), tmp_path)[0] == "not found"
 
 
+def test_marks_of_one_rank_alone_do_not_cut_the_job_and_the_reason_says_so(tmp_path: Path) -> None:
+    made = scenarios.Job(("tp",), 0, marks=True)
+    made.ranks[1].lines = [line for line in made.ranks[1].lines if line != "mark"]
+    job = recorded_job(made, tmp_path)
+    assert job.steps.source is None
+    assert job.steps.why.startswith("only 1 of 2 ranks mark it, and ")
+
+
 @pytest.mark.parametrize("marks", [True, False])
 def test_a_killed_ranks_steps_are_matched_with_those_of_the_others(marks: bool, tmp_path: Path) -> None:
     made = scenarios.Job(("tp-dp", "warm-up"), 3, gpu=True, marks=marks)

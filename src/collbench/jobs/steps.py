@@ -89,17 +89,20 @@ def find(job: Job, calls_per_step: int | None = None, marks: Mapping[int, Sequen
     `marks` are µs by rank at which the job said that a step begins or ends, on the clock of its calls.
     """
     ranks = {rank.rank: _unroll(job, rank) for rank in job.ranks if rank.calls}
+    marking = [number for number in ranks if len((marks or {}).get(number, ())) > 1]
     source, why, doubt = StepSource.FOLDED, "", ""
     if calls_per_step is not None:
         source, why = StepSource.GIVEN, f"no {amount(calls_per_step, 'call')} in a row come again"
         found = {number: _given(one, calls_per_step) for number, one in ranks.items()}
-    elif marks and all(len(own) > 1 for own in (marks.get(number, ()) for number in ranks)):
+    elif marks and len(marking) == len(ranks):
         source, why = StepSource.MARKS, "no calls come again between two marks"
-        if min(map(len, marks.values())) == 2:  # a beginning and an end
+        if min(len(marks[number]) for number in marking) == 2:  # a beginning and an end
             why = "only one is marked, and its time is known from the next one"
         found = {number: _marked(one, marks[number]) for number, one in ranks.items()}
     else:
         found, why, doubt = _searched(job, ranks)
+        if marking and why:
+            why = f"only {len(marking)} of {amount(len(ranks), 'rank')} mark it, and {why}"
     rows = {number: _rows(ranks[number], bounds)[1] for number, bounds in found.items()}
     steps = {number: len(own) for number, own in rows.items()}
     if not steps or min(steps.values()) < 2:
