@@ -271,9 +271,6 @@ COMMANDS = {
     "import-flight-recorder": "import moe-0.fr moe-1.fr -o job.json",
     "import-execution-trace": "import gloo-0.json gloo-1.json",
     "import-one-rank": "import ddp-0.kineto.json.gz -o job.json",
-    "replay-against": "replay ddp-job.json @4 --devices 0,1 --against 0,2",
-    "replay-against-verbose": "replay ddp-job.json @8 --devices 0,1 --against 2,3 --verbose",
-    "replay-against-json": "replay ddp-job.json @4 --devices 0,1 --against 2,3 --json",
     "train-dry-run": "train --auto-select 2 --run-file here.json --dry-run train.py --epochs 3",
     "train-devices": "train --devices 3,0 --dry-run --max-restarts 1 -m package.train",
     # What is refused.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, present_devices, resolved_backend
+from collbench.api.measuring import WorkerSession, check_no_launcher, new_seed, resolved_backend
 from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
@@ -17,7 +17,6 @@ from collbench.jobs.replay.measure import ReplayRequest
 from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
-from collbench.machine import visible_devices
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Run
@@ -55,12 +54,12 @@ def request_of(
     """
     check_no_launcher("replay")
     backend = resolved_backend(values["backend"], values["fabric"], notices)
-    devices, without, against = values.get("devices"), values.get("without") or (), values.get("against")
+    devices, without = values.get("devices"), values.get("without") or ()
     if devices is not None:
         ranks = len([device for device in devices.split(",") if device.strip()])
     schedule = schedule_of(job, ranks)
     backend_capabilities = capabilities(backend)
-    _check_backend(backend_capabilities, without, against, schedule)
+    _check_backend(backend_capabilities, without, schedule)
     if job.steps.reservation:
         notices.say(job.steps.reservation)
     for assumption in schedule.assumed:
@@ -70,7 +69,7 @@ def request_of(
         arms.append(ReplayArm(without, _settings(without)))
     if "nvlink" in without:
         notices.say(ablation.NVLINK_NOTE)
-    request = ReplayRequest(
+    return ReplayRequest(
         backend=backend,
         job=name,
         recorded_ranks=job.world_size,
@@ -83,28 +82,6 @@ def request_of(
         fabric=values["fabric"],
         force=values.get("force", False),
     )
-    return request if against is None else _against(request, against)
-
-
-def _against(request: ReplayRequest, against: str) -> ReplayRequest:
-    """Return the request with a second arm on other devices."""
-    present = present_devices(request.backend, request.fabric)
-    ranks = len(request.schedule.ranks)
-    sets = [_named(present, request.devices, "--devices", ranks), _named(present, against, "--against", ranks)]
-    if {device.uuid for device in sets[0]} == {device.uuid for device in sets[1]}:
-        raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
-    return on_sets(request, sets)
-
-
-def _named(present: Sequence[Device], device_list: str | None, option: str, ranks: int) -> Sequence[Device]:
-    """Return a device for each rank: those that an option names, or the first ones. Raises UsageError."""
-    chosen = present[:ranks] if device_list is None else visible_devices.select(present, device_list)
-    if len(chosen) != ranks:
-        named = f"{option} names" if device_list is not None else "there are"
-        raise UsageError(
-            f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
-        )
-    return chosen
 
 
 def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
@@ -125,14 +102,10 @@ def _settings(without: Sequence[str]) -> dict[str, str]:
     return {name: value for switch in without for name, value in ablation.SWITCHES[switch].items()}
 
 
-def _check_backend(backend: Capabilities, without: Sequence[str], against: str | None, schedule: Schedule) -> None:
+def _check_backend(backend: Capabilities, without: Sequence[str], schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
-    if without and against is not None:
-        raise UsageError("--without changes NCCL and --against the devices: use only one")
     if without and not backend.nvml:
-        raise UsageError(
-            f"the {backend.name} backend has no {', '.join(without)} to deny NCCL: compare devices with --against LIST"
-        )
+        raise UsageError(f"the {backend.name} backend has no {', '.join(without)} to deny NCCL: leave out --without")
     for name in _settings(without):
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
@@ -190,7 +163,6 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     *,
     devices: Iterable[int | str] | None = None,
     without: str | None = None,
-    against: Iterable[int | str] | None = None,
     trials: int | None = None,
     backend: str = "auto",
     fabric: str | os.PathLike[str] | None = None,
@@ -210,7 +182,6 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     given = {
         "devices": devices,
         "without": without,
-        "against": against,
         "trials": trials,
         "backend": backend,
         "fabric": fabric,

@@ -31,11 +31,6 @@ from collbench.jobs.replay.api import Replaying
         help="Replay it also without p2p, nvlink, shm or ib (several with commas), in turn, and compare.",
     ),
     click.option(
-        "--against",
-        metavar="LIST",
-        help="Replay it also on these devices, in rank order, in turn, and compare.",
-    ),
-    click.option(
         "--trials", metavar="N", type=options.COUNT, help="How often to time the step.  [default: 8; host: 6]"
     ),
     *options.of_workers,
@@ -52,7 +47,6 @@ def replay(job: Path, *, as_json: bool, **values: Any) -> None:
       collbench replay job.json
       collbench replay job.json --devices 2,3
       collbench replay job.json --without p2p
-      collbench replay job.json --devices 0,1 --against 0,3
     """
     request = replaying.request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
     path = values["output"] or new_file("replay", request.backend)
