@@ -70,7 +70,7 @@ def replayed_in_two_orders() -> Run:
     request = request_of(data_parallel(2, (2**24,)), "job.json", values, ("select", "2"), ranks=2)
     first_gpu, second_gpu = factory.present_devices("cuda")[:2]
     sets = [(first_gpu, second_gpu), (second_gpu, first_gpu)]
-    return Replaying(on_sets(request, sets, independent=True), None).finish().run
+    return Replaying(on_sets(request, sets), None).finish().run
 
 
 def test_calls_of_one_group_run_as_one(runs: dict[str, Future[Run]]) -> None:

@@ -216,10 +216,7 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -
 def play(monkeypatch: pytest.MonkeyPatch, ranks_of: dict[tuple[str, ...], FakeRanks]) -> None:
     """Let these fakes stand for the sets of devices, by UUID; any other set fails the test."""
 
-    def opened(
-        name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool
-    ) -> ReplayOpened:
-        assert independent
+    def opened(name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
         uuids = (device_names or "").split(",")
         devices = chosen(tuple(device for uuid in uuids for device in gpus(4) if device.uuid == uuid))
         worlds = tuple(ranks_of[tuple(uuids[position] for position in arm.places)] for arm in arms)
@@ -376,7 +373,7 @@ def test_two_sets_of_cores_take_turns_and_one_that_dies_leaves_the_other(folder:
         pytest.skip("one core is one set")
     values = {"backend": "host", "fabric": None, "trials": 3, "seed": 1}
     request = replaying.request_of(data_parallel(), "job.json", values, ("select", "2"), SILENT, ranks=2)
-    both = replaying.on_sets(request, [cores[:2], cores[1::-1]], independent=True)
+    both = replaying.on_sets(request, [cores[:2], cores[1::-1]])
     session = Replaying(both, folder / "run.json")
     try:
         assert [replay.members for replay in replays_of(session.finish().run)] == [(0, 1), (1, 0)]

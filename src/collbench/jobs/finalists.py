@@ -80,9 +80,7 @@ def _replayed(
         # Beside the folder of runs that choices go by: it holds no link.
         path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"replaying {request.job} on {amount(len(sets), 'set')}, in turn")
-    replay_request = replaying.on_sets(
-        request, [[links.devices[position] for position in members] for members in sets], independent=True
-    )
+    replay_request = replaying.on_sets(request, [[links.devices[position] for position in members] for members in sets])
     used = list(dict.fromkeys(position for members in sets for position in members))
     try:
         return Replaying(replay_request, path, notices).finish(), used

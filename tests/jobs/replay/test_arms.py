@@ -66,10 +66,8 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
     """Let these stand for two GPUs' ranks; return the list that will hold the requested arms."""
     opened_arms: list[ReplayArm] = []
 
-    def opened(
-        name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool
-    ) -> ReplayOpened:
-        assert (device_names, independent) == ("0,1", False)
+    def opened(name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
+        assert device_names == "0,1"
         opened_arms.extend(arms)
         return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
 

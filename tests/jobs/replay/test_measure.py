@@ -249,7 +249,7 @@ def prepared_independently(fakes: Sequence[FakeWorld], trials: int = 5) -> tuple
     """Return a request on sets of four devices, each independent of the others."""
     request, opened, _ = prepared([fakes[0]], trials)
     arms = tuple(ReplayArm(places=places) for places in ((0, 1), (2, 3), (3, 0))[: len(fakes)])
-    request = replace(request, arms=arms, independent=True)
+    request = replace(request, arms=arms)
     devices = tuple(Device(index, f"GPU-{index}", "H200") for index in range(4))
     opened = replace(opened, worlds=tuple(fakes), devices=devices)
     return request, opened, replay.begun_run(request, opened)

@@ -193,13 +193,14 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
 
 
 def test_an_independent_arm_whose_ranks_do_not_meet_fails_only_when_it_is_used() -> None:
-    arms = [ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}, places=(1, 0))]
+    broken = {"GLOO_SOCKET_IFNAME": "nosuch0"}
+    arms = [ReplayArm(places=(0, 1)), ReplayArm(settings=broken, places=(1, 0))]
     cores = f"{CORES[0]},{CORES[-1]}"
     if len(CORES) < 2:
         pytest.skip("one core is one device")
     with pytest.raises(BackendError):
-        open_replay("host", cores, arms, tuple)
-    opened = open_replay("host", cores, arms, tuple, independent=True)
+        open_replay("host", cores, [ReplayArm(), ReplayArm(settings=broken)], tuple)
+    opened = open_replay("host", cores, arms, tuple)
     try:
         schedule = schedule_of(data_parallel(2, (4096,)))
         working, failed = opened.worlds
@@ -214,7 +215,7 @@ def test_an_independent_arm_whose_ranks_do_not_meet_fails_only_when_it_is_used()
     finally:
         opened.close()
     with pytest.raises(BackendError):  # none is left
-        open_replay("host", cores, arms[1:], tuple, independent=True)
+        open_replay("host", cores, arms[1:], tuple)
 
 
 def test_simulated_sets_have_their_own_links_and_noise() -> None:

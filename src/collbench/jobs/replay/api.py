@@ -14,7 +14,7 @@ from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
-from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
+from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened, are_independent
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
 from collbench.model.capabilities import Capabilities, capabilities
@@ -84,7 +84,7 @@ def request_of(
     )
 
 
-def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
+def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]]) -> ReplayRequest:
     """Return the request with an arm on each of these sets of devices, rank 0's first."""
     positions = {
         device.uuid: position
@@ -94,7 +94,6 @@ def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, indepen
         request,
         devices=",".join(positions),
         arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in devices)) for devices in sets),
-        independent=independent,
     )
 
 
@@ -131,14 +130,12 @@ class Replaying(WorkerSession[ReplayBackend]):
             return simulated.open_replay(request.fabric, request.devices, request.seed, self._chosen, request.arms)
         from collbench.jobs.replay.worlds import open_replay
 
-        return open_replay(
-            request.backend, request.devices, request.arms, self._chosen, independent=request.independent
-        )
+        return open_replay(request.backend, request.devices, request.arms, self._chosen)
 
     def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """Return a device for each rank: those that were named, else the first ones; all if arms have their own."""
         ranks = len(self._request.schedule.ranks)
-        if any(arm.places for arm in self._request.arms):
+        if are_independent(self._request.arms):
             return devices
         if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
             return devices[:ranks]

@@ -15,6 +15,7 @@ from collbench.jobs.replay.protocol import (
     ReplayLoad,
     ReplayOpened,
     ReplayTimes,
+    are_independent,
     operation_of,
 )
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
@@ -39,14 +40,13 @@ _SLOWEST_RATE = 20e6
 class ReplayRequest(WorkersRequest):
     """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, which has `recorded_ranks`. `independent` arms continue without one that fails.
+    `job` is the name of the job's file, which has `recorded_ranks`.
     """
 
     job: str
     recorded_ranks: int
     schedule: Schedule
     arms: tuple[ReplayArm, ...]
-    independent: bool = False
 
 
 def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
@@ -73,7 +73,7 @@ def measure(
     Raises MachineError if an arm does not fit, BackendError, DataCorruption. With independent arms, the first two are
     raised only if no arm is left.
     """
-    begin = opened.clock()
+    begin, alone = opened.clock(), not are_independent(request.arms)
     order = random.Random(request.seed)  # noqa: S311  # no secret
     arms = [
         Replay(
@@ -91,12 +91,12 @@ def measure(
     loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
     try:
         for index, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
-            with _failing(arm, alone=not request.independent):
+            with _failing(arm, alone=alone):
                 loads[index] = _ready(request, arm, backend, opened.span_seconds)
         for number in range(request.trials):
             for index in order.sample(sorted(loads), len(loads)):
                 arm, load = arms[index], loads.pop(index)
-                with _failing(arm, alone=not request.independent):
+                with _failing(arm, alone=alone):
                     trial = _trial(request.schedule, opened.worlds[index], *load, order, traces=opened.traces)
                     arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
                     loads[index] = load
@@ -107,7 +107,7 @@ def measure(
             saved()
             progress(number + 1, request.trials)
         for index in loads:  # again: where earlier results are delivered, this is the first that differs
-            with _failing(arms[index], alone=not request.independent):
+            with _failing(arms[index], alone=alone):
                 _verified(arms[index], opened.worlds[index].verify())
         run.complete = True
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,6 +58,11 @@ class ReplayArm:
     def members(self, devices: int) -> tuple[int, ...]:
         """Return the positions of its ranks' devices, of so many that are open."""
         return self.places or tuple(range(devices))
+
+
+def are_independent(arms: Sequence[ReplayArm]) -> bool:
+    """True for sets of devices to choose from: without one that fails, the others decide."""
+    return any(arm.places for arm in arms)
 
 
 class ReplayBackend(Protocol):

@@ -73,17 +73,16 @@ def answer(run: Run) -> str:
 
 def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
     """Yield what the second of two arms costs in communication."""
-    if len(measured) != len(replays_of(run)) or len(measured) != 2:
+    if len(measured) != len(replays_of(run)) or not measured[-1].without:
         return
     first, other = measured
-    change, names = ratio(first, other), _names(run)
-    base = f"on {names[first.members]}" if names else f"with {' and '.join(map(_lacking, other.without))}"
-    arms = base, _arm(other, names).strip()
+    change, lacking = ratio(first, other), [*map(_lacking, other.without)]
+    arms = f"with {' and '.join(lacking)}", _without(other)
     what = "the communication of a step"
     if change is None or change.interval is None:
         yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
     else:
-        yield effect(Ratio(change.value, *change.interval), what, arms, [_lacking(denied) for denied in other.without])
+        yield effect(Ratio(change.value, *change.interval), what, arms, lacking)
 
 
 _Names = Mapping[tuple[int, ...], str]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes, are_independent
 from collbench.jobs.replay.schedule import Schedule
 from collbench.machine import variables
 from collbench.measurement.backends.factory import Choice
@@ -67,18 +67,16 @@ class ReplayWorld(TorchWorld):
 _SPANS_S = 0.05, 0.1
 
 
-def open_replay(
-    name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool = False
-) -> ReplayOpened:
+def open_replay(name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
     """Open a world for each arm on its places among the devices that are `chosen` of those wanted.
 
-    If arms are `independent`, one whose workers do not start fails when it is asked, and the others can be used.
+    Of arms on places of their own, one whose workers do not start fails when it is asked, and the others can be used.
     Raises UsageError, MachineError, BackendError.
     """
     if not capabilities(name).cores:
         variables.refuse(variables.Use.REPLAY)
     starters = [_starter(arm) for arm in arms]
-    opened = open_worlds(name, wanted, starters, _SPANS_S, chosen, independent=independent)
+    opened = open_worlds(name, wanted, starters, _SPANS_S, chosen, independent=are_independent(arms))
     return replace(opened, traces=not capabilities(name).cores)
 
 
