@@ -242,7 +242,6 @@ def as_json(report: Report) -> dict[str, Any]:
             "bytes_share": steps.size_bytes,
             "between": between,
         },
-        "communication_share": _share_json(report),
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
         "counted_repetitions": report.counted,
@@ -259,14 +258,6 @@ def as_json(report: Report) -> dict[str, Any]:
         ],
         "late": [_late_json(one) for one in report.late] if report.late_known else None,
     }
-
-
-def _share_json(report: Report) -> dict[str, float] | None:
-    found = sorted((share, rank) for rank, share in shares(report).items())
-    if not found:
-        return None
-    (least, least_rank), (most, most_rank) = found[0], found[-1]
-    return {"least": least, "least_rank": least_rank, "most": most, "most_rank": most_rank}
 
 
 def _seconds(thing: object, *names: str) -> dict[str, float | None]:
