@@ -21,6 +21,7 @@ from collbench.cluster.nodes import (
 )
 from collbench.cluster.page import Origin, Truth, as_plain, page
 from tests.cluster.made import judged, leaves, seen, slow
+from tests.report.pages import text
 
 LEAVES = leaves(16, 4)
 SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
@@ -28,8 +29,8 @@ SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at
 
 def test_every_figure_of_a_simulation_says_so() -> None:
     judgement = judged(16, slow(3), LEAVES)
-    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
-    lines = text.splitlines()
+    shown = text(page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0)))
+    lines = shown.splitlines()
     assert "backend   sim: nothing is measured" in lines
     for line in lines:
         assert "sim" in line or not any(unit in line for unit in ("GB/s", "%", " s,")), line
@@ -37,15 +38,15 @@ def test_every_figure_of_a_simulation_says_so() -> None:
 
 def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
     judgement = judged(16, slow(3), LEAVES)
-    narrow = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=50)
+    narrow = text(page(SIM, judgement, choose_nodes(judgement, 8, LEAVES)), columns=50)
     assert max(map(len, narrow.splitlines())) <= 50
-    wide = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=1000)
+    wide = text(page(SIM, judgement, choose_nodes(judgement, 8, LEAVES)))
     assert " ".join(narrow.split()) == " ".join(wide.split())
     assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
     names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
     origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
     everyone = judged(16, slow())
-    assert f" {names}\n" in page(origin, everyone, choose_nodes(everyone, 16), width=50)
+    assert f" {names}\n" in text(page(origin, everyone, choose_nodes(everyone, 16)), columns=50)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -
 )
 def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int, why: str) -> None:
     origin = Origin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
-    first, *_ = page(origin, judge(pairs, nodes), None, width=200).splitlines()
+    first, *_ = text(page(origin, judge(pairs, nodes), None)).splitlines()
     assert first.startswith("not judged: ")
     assert why in first
 
@@ -67,9 +68,9 @@ def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     judgement = judged(16, slow())
     chosen = choose_nodes(judgement, 3)
     same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
-    assert "gpus      0, 1 on each node" in page(same, judgement, chosen)
+    assert "gpus      0, 1 on each node" in text(page(same, judgement, chosen))
     other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
-    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
+    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in text(page(other, judgement, chosen))
 
 
 def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
@@ -88,7 +89,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
         rails=(Rail(0, 12.5, 0.0, False, (slow,)), Rail(1, 6.25, -0.5, True, ())),
         network=("symbol_error grew by 3 on mlx5_0:1 of b",),
     )
-    text = page(origin, judgement, None, width=200)
+    shown = text(page(origin, judgement, None)).splitlines()
     for line in (
         "late      b arrives at batches 2.5 ms after its partners (median; 95% 2.4 to 2.6), in 23 of 24 trials",
         "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
@@ -96,7 +97,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
         "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",
         "network   symbol_error grew by 3 on mlx5_0:1 of b",
     ):
-        assert line in text.splitlines()
+        assert line in shown
     data = as_plain(origin, judgement, None)
     assert json.loads(json.dumps(data))["late"][0]["seconds"] == 2.5e-3
 
@@ -104,7 +105,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
 def test_what_is_inferred_is_said_as_inferred_on_the_page_and_in_json() -> None:
     leaf = Uplink("", (8, 9), Effect(-0.3, (-0.32, -0.28), State.EITHER))
     judgement = replace(judged(16, slow()), uplinks=(leaf,))
-    lines = page(SIM, judgement, None, width=300).splitlines()
+    lines = text(page(SIM, judgement, None)).splitlines()
     assert (
         "either    an uplink that node[8-9] share: 30.0% below the others (28.0% to 32.0%), slow or oversubscribed; "
         "among themselves they are fast (sim)"

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, verbose_option
+from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.cluster.api import DEFAULT_BUDGET, DEFAULT_SIZE, survey
 from collbench.model.units import parse_budget, parse_size
 from collbench.ranks.nonzero import serve_rank_0
@@ -80,9 +80,10 @@ def nodes(*, as_json: bool, **values: Any) -> None:
     from collbench.cluster.page import as_plain, page  # late: numpy
 
     shown = (found.origin, found.judgement, found.choice, found.truth)
-    echo(
-        json.dumps(as_plain(*shown), allow_nan=False) if as_json else page(*shown, prose_width(), verbose=is_verbose())
-    )
+    if as_json:
+        echo(json.dumps(as_plain(*shown), allow_nan=False))
+    else:
+        show_page(page(*shown))
     if found.failure is not None:
         raise found.failure
     if found.path is not None:

@@ -21,7 +21,8 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import DELTA, fixed
 from collbench.report import sentences
-from collbench.report.prose import WIDE, named
+from collbench.report.text.frame import ALARM, not_judged
+from collbench.report.text.layout import Lines, Page, whole
 from collbench.runfile.codec import plain
 
 _FEW_FINDINGS = 12  # lines on the short page
@@ -73,38 +74,27 @@ class Truth:
     bound_gbs: float
 
 
-def page(
-    origin: Origin,
-    judgement: Judgement,
-    choice: NodeChoice | None,
-    truth: Truth | None = None,
-    width: int = WIDE,
-    *,
-    verbose: bool = True,
-) -> str:
-    """Return the page as text of `width` columns; `choice` is None if the user asked for no nodes.
+def page(origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None) -> Page:
+    """Yield the page's blocks; `choice` is None if the user asked for no nodes.
 
-    The short page, not `verbose`, has only the first findings.
+    The short page has only the first findings.
     """
-    lines = [origin.failed] if origin.failed else []
-    lines += [f"lost      {how}" for how in origin.gone]
+    if origin.failed:
+        yield Lines(origin.failed, style=ALARM)
+    yield from (Lines(f"lost      {how}") for how in origin.gone)
     if not judgement.judged:
-        lines.append(f"not judged: {_not_judged(judgement)}")
-    findings = list(_findings(origin, judgement))
-    shown = findings if verbose else findings[:_FEW_FINDINGS]
-    lines += _chosen(origin, choice) if choice is not None else []
-    lines += shown
-    if len(shown) < len(findings):
-        lines.append(f"more      {len(findings) - len(shown)} findings: --verbose shows them")
-    lines += [
-        f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
-        f"nodes     {origin.where}",
-        *_rounds(origin),
-    ]
+        yield not_judged(_not_judged(judgement))
+    if choice is not None:
+        yield from map(Lines, _chosen(origin, choice))
+    findings = [Lines(line) for line in _findings(origin, judgement)]
+    yield from findings[:_FEW_FINDINGS]
+    yield from whole("verdicts", *findings[_FEW_FINDINGS:])
+    yield Lines(f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}")
+    yield Lines(f"nodes     {origin.where}")
+    yield from map(Lines, _rounds(origin))
     if truth is not None:
         bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
-        lines.append(f"truth     the chosen nodes reach {fixed(truth.busbw_gbs)} GB/s busbw; {bound} (sim)")
-    return "\n".join(named(line, width) for line in lines)
+        yield Lines(f"truth     the chosen nodes reach {fixed(truth.busbw_gbs)} GB/s busbw; {bound} (sim)")
 
 
 def as_plain(
