@@ -174,27 +174,15 @@ def failed(run: Run) -> str:
 
 
 def html(run: Run) -> Html:
-    """Return the data point whose collective slows down most, and a line for each."""
+    """Return the data point whose collective slows down most: tables have each of them."""
     question = "Cost of overlap"
     if not any(one.trials for one in overlaps_of(run)):
         return Html(question, "nothing measured")
     worst = strongest(overlaps_of(run))
     if worst is None:
-        return Html(question, "no slowdown shown", [answer(run), *_points(run)])
+        return Html(question, "no slowdown shown", [answer(run)])
     factor = f"{fixed(summarize(worst).collective_factor.value, 2)} × as long"
-    return Html(question, factor, [answer(run), *_points(run)])
-
-
-def _points(run: Run) -> Iterator[str]:
-    """Yield the figures of each data point, as the page's table has them."""
-    for point in overlaps_of(run):
-        if point.trials:
-            summary = summarize(point)
-            yield (
-                f"{condition_name(point)}, {format_size(point.size_bytes)}: "
-                f"{summary.collective_factor.value:.2f} × as long, the compute {summary.compute_factor.value:.2f} ×; "
-                f"together {summary.of_max.value:.2f} × the longer time alone"
-            )
+    return Html(question, factor, [answer(run)])
 
 
 # A row for each data point: fields of its summary, with the names of their columns.
