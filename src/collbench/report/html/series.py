@@ -25,16 +25,12 @@ from collbench.report.text.frame import device_names
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more).
-
-    `ranked` says whether they are put in tiers.
-    """
+    """The data points of one operation on device sets of one kind: link, pair, device or group (3 ranks or more)."""
 
     run: Run
     work: Work
     kind: str
     points: dict[tuple[int, Members], Measurement]
-    ranked: bool
 
     @property
     def sizes(self) -> list[int]:
@@ -61,13 +57,8 @@ def families(run: Run) -> list[Family]:
         groups[work, many][measurement.point.size_bytes, measurement.point.members] = measurement
     every_family = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
-        devices = next(iter(points))[1]
-        with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
-        kind = "device" if with_others else kind_of(work)
-        kind = "group" if many > 2 else kind
-        in_tiers = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-        ranked = kind != "group" and len(devices) == in_tiers and not with_others
-        every_family.append(Family(run, work, kind, points, ranked))
+        kind = "device" if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS else kind_of(work)
+        every_family.append(Family(run, work, "group" if many > 2 else kind, points))
     return every_family
 
 
@@ -227,7 +218,7 @@ def _of_family(
 ) -> Series:
     run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
     labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
-    rankings = [rank_links(run, work, size, run_outcome) if family.ranked else None for size in sizes]
+    rankings = [None if family.kind == "group" else rank_links(run, work, size, run_outcome) for size in sizes]
     tiers = list[list[Any]]()
     for ranking in rankings:
         of_sets = {one.members: [one.tier, one.relation.value[0]] for one in (ranking.standings if ranking else ())}
