@@ -43,14 +43,6 @@ class Price:
     assumed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sets:
-    """The fastest set of k devices, and the slowest; None if only one was measured."""
-
-    best: Members
-    worst: Members | None = None
-
-
 class Links:
     """What saved runs of one machine say about the time of collectives; `run` is the one with the most devices."""
 
@@ -98,8 +90,8 @@ class Links:
         """Return the numbers of devices that a collective was measured on."""
         return tuple(sorted({len(members) for operation, members in self._curves if operation in INSTEAD}))
 
-    def sets(self, k: int) -> Sets:
-        """Return the fastest and the slowest measured set of k devices that have no fault. Raises NoEvidence."""
+    def sets(self, k: int) -> list[Members]:
+        """Return the measured sets of k devices that have no fault, the fastest first. Raises NoEvidence."""
         faulty = {device.member for device in left_out(self.run, allow_busy=True)}
         curves = {
             members: curve
@@ -116,8 +108,7 @@ class Links:
             max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),
             max(one.sizes[-1] for one in curves.values()),
         )
-        measured = sorted(curves, key=lambda members: (self.price(Operation.ALLREDUCE, size, members).seconds, members))
-        return Sets(measured[0], None if len(measured) == 1 else measured[-1])
+        return sorted(curves, key=lambda members: (self.price(Operation.ALLREDUCE, size, members).seconds, members))
 
 
 def _points(run: Run) -> Iterator[tuple[Operation, Members, int, float]]:

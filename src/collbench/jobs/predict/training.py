@@ -79,15 +79,16 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
         raise UsageError("no number of GPUs to predict for: write 2,4")
     for k in counts:
         try:
-            sets = links.sets(k)
-            best, of_best = seconds_of(links, step, sets.best)
-            worst, of_worst = (None, ()) if sets.worst is None else seconds_of(links, step, sets.worst)
+            fastest, *others = links.sets(k)
+            slowest = others[-1] if others else None
+            best, of_best = seconds_of(links, step, fastest)
+            worst, of_worst = (None, ()) if slowest is None else seconds_of(links, step, slowest)
         except NoEvidence as error:
             refused[k] = error
             if gpus is not None:
                 raise
             continue
-        cases.append(Case(k, sets.best, best, sets.worst, worst))
+        cases.append(Case(k, fastest, best, slowest, worst))
         assumed |= dict.fromkeys((*of_best, *of_worst))
     if not cases:
         raise refused[counts[0]]
