@@ -228,7 +228,7 @@ def test_a_broken_pair_is_worth_nothing() -> None:
         (Band(48.38, 48.4, How.PAIR), "48.4 GB/s"),
         (Band(0, 0, How.BROKEN), "nothing, one of its pairs is broken"),
         (Band(5.736, 9.54, How.PAIR), "5.74–9.54 GB/s"),
-        (Band(0, 47.46, How.PAIR, unmeasured=1), "at most 47.5 GB/s"),
+        (Band(0, 47.46, How.PAIR, unmeasured=1), "up to 47.5 GB/s"),
         (Band(1.0, 47.46, How.PAIR, unmeasured=1), "1–47.5 GB/s"),
         (Band(28.5, 47.46, How.PAIR, unmeasured=3), "28.5–47.5 GB/s"),
     ],

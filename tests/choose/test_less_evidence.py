@@ -58,11 +58,30 @@ def test_a_pair_that_hung_leaves_it_too() -> None:
     assert not set(pair) <= set(chosen.members)
 
 
-def test_a_missing_pair_is_no_faster_than_the_slowest_like_it() -> None:
+def test_a_missing_pair_may_be_as_fast_as_the_fastest_like_it() -> None:
     run = h200([(0, 1), (2, 3)], count=4)
     run.measurements[0] = measured(Operation.ALLREDUCE, run.measurements[0].point.members, 200.0)
     found = band(run, (0, 1))
-    assert (found.lo, found.hi) == pytest.approx((0, 200))
+    assert (found.lo, found.hi) == pytest.approx((0, 360))
+
+
+def test_an_unmeasured_pair_does_not_hide_the_set_that_may_be_best() -> None:
+    """Two pairs of fifteen are fast; what the one of them that was not measured does, the finalists must show."""
+    links = tuple(Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(6), 2))
+    fast = {(0, 1), (4, 5)}
+    points = [
+        measured(Operation.ALLREDUCE, path.devices, 360.0 if path.devices in fast else 290.0)
+        for path in links
+        if path.devices != (4, 5)
+    ]
+    run = run_of(gpus(6), points, links)
+    chosen = choose(run, 2)
+    assert chosen.members == (0, 1)
+    assert (4, 5) in {some.members for some in chosen.finalists}
+    assert "unmeasured" not in chosen.reason
+    assert "if 1 unmeasured pair is as fast as any of the same label" in next(
+        str(some.band.basis) for some in chosen.finalists if some.members == (4, 5)
+    )
 
 
 def test_a_rate_above_what_the_links_carry_is_no_prediction() -> None:

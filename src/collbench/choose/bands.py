@@ -238,7 +238,7 @@ def by_pairs(wired: Wiring) -> Band:
     """Return the band of one set if as many ranks as it has reach what pairs do: it orders sets of as many devices.
 
     If NVLinks alone do not make a ring through the set, its ring is over PCIe: no packing mixes the two. If pairs were
-    not measured, `lo` is what the others guarantee, and `hi` takes each as slow as the slowest pair of its kind.
+    not measured, `lo` is what the others guarantee, and `hi` takes each as fast as the fastest pair of its kind.
     """
     least = _predict(wired)
     if wired.labelled is not None and (wired.labelled.links != wired.links).any():

@@ -10,7 +10,7 @@ from typing import Protocol
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Device, device_sets
-from collbench.model.units import amount, figure, fixed, span
+from collbench.model.units import amount, figure, fixed, span, verb
 
 Members = tuple[int, ...]
 
@@ -33,7 +33,8 @@ class Band:
     `rings` counts the NVLink rings (0 for any other `how`). `hops` counts the hops of a ring that go through the host
     (0 for NVLink). If bands are equal, fewer hops are better: hops may share a link there, which no measurement of
     single pairs shows. `unmeasured` counts the set's pairs without a rate. They may be slower than any other, so `lo`
-    is what the set reaches without them, 0 if that is not known.
+    is what the set reaches without them, 0 if that is not known; `hi` holds if they are no faster than the fastest
+    pair with their label.
     """
 
     lo: float
@@ -44,17 +45,20 @@ class Band:
     rings: int = 0
 
     def __str__(self) -> str:
-        """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" without a known `lo`."""
+        """Return "28.5–47.5 GB/s", one figure where both ends print alike, "up to 47.5 GB/s" without a known `lo`."""
         if self.hi <= 0:
             return f"nothing, {self._over}"
         if self.unmeasured and self.lo == 0:
-            return f"at most {fixed(self.hi, 3)} GB/s"
+            return f"up to {fixed(self.hi, 3)} GB/s"
         return f"{span(fixed(self.lo, 3), fixed(self.hi, 3), '–')} GB/s"
 
     @property
     def basis(self) -> str:
-        """The links that give it its rates: "NVSwitch, 1 pair not measured"."""
-        return self._over + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
+        """The links that give it its rates, and what it supposes: "NVSwitch, if 1 unmeasured pair is as …"."""
+        if not self.unmeasured:
+            return self._over
+        pairs, are = amount(self.unmeasured, "unmeasured pair"), verb(self.unmeasured, "is", "are")
+        return f"{self._over}, if {pairs} {are} as fast as any of the same label"
 
     @property
     def _over(self) -> str:
@@ -206,13 +210,14 @@ class Finalist:
     """One of the best sets by its devices' tags; `first` are the first ones by PCI bus id that were not left out.
 
     `predicted` is (low, high), `measured` (low, median, high) of its 95% interval: all-reduce busbw in GB/s. Labels
-    alone predict none.
+    alone predict none. `unmeasured` counts its pairs without a rate, which the prediction takes for as fast as others.
     """
 
     devices: tuple[str, ...]
     predicted: tuple[float, float] | None
     measured: tuple[float, float, float] | None = None
     first: bool = False
+    unmeasured: int = 0
 
 
 @dataclass(frozen=True, slots=True)

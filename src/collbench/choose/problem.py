@@ -240,7 +240,8 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...], without: s
         whose = f"the {pair}{without}" if without else f"the machine's {pair}"
         best, worst = fixed(chosen.band.lo, 3), fixed(problem.worst, 3)
         return f"{best} GB/s; {whose} reaches {f'{worst} GB/s' if worst != best else 'as much'}"
-    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}"
+    whole = "" if not default.band.unmeasured else ", not all of its pairs measured"
+    other = f"same as the first {k}" if chosen is default else f"the first {k}: {default.band}{whole}"
     return f"predicted {chosen.band} over {chosen.band.basis} ({other})"
 
 

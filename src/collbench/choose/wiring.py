@@ -234,7 +234,7 @@ class Wiring:
     pairs corrupt or hang.
 
     `missing` pairs were not measured: their rates are 0 here, the worst case. `filled` is the same machine with each of
-    them as slow as the slowest similar pair, None if none is missing. `labelled` is the same machine if NVLinks that
+    them as fast as the fastest similar pair, None if none is missing. `labelled` is the same machine if NVLinks that
     look unused beside others, being no faster than PCIe, are slow ones that NCCL uses; None if there are none.
     """
 
@@ -343,19 +343,22 @@ def _joined_by(labels: Sequence[str], paths: Mapping[Pair, Path], n: int) -> NDA
 
 
 def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:
-    """Return the rates with each missing pair at the slowest of its label, or at its limit if none was measured."""
-    slowest: dict[tuple[str, int], float] = {}
+    """Return the rates with each missing pair at the fastest of its label, or at its limit if none was measured.
+
+    So a set that it makes the best is not passed over before it was measured.
+    """
+    fastest: dict[tuple[str, int], float] = {}
     for pair, path in paths.items():
         if not missing[pair]:
             kind = path.label, nvlinks(path)
-            slowest[kind] = min(slowest.get(kind, np.inf), _slower(rates, pair))
+            fastest[kind] = max(fastest.get(kind, 0.0), _slower(rates, pair))
     known = np.minimum(rates, rates.T)[~missing & ~np.eye(len(rates), dtype=bool)]
-    filled = np.where(missing, known.min(initial=np.inf) if len(known) else 0.0, rates)
+    filled = np.where(missing, known.max(initial=0.0), rates)
     for pair, path in paths.items():
         if missing[pair]:
             port = min(theory.most_nvlink_gbs(devices[end].name) for end in pair)
             limit = path.theory_gbs or (port if nvlinks(path) else theory.FASTEST_SLOT_GBS)
-            filled[pair] = filled[pair[::-1]] = slowest.get((path.label, nvlinks(path)), limit)
+            filled[pair] = filled[pair[::-1]] = fastest.get((path.label, nvlinks(path)), limit)
     return filled
 
 

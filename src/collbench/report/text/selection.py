@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from collbench.choose.choice import Finalist, Origin, Selection
 from collbench.model.operations import Operation
-from collbench.model.units import DELTA, TELLING_BYTES, columns, fixed, format_size, span
+from collbench.model.units import DELTA, TELLING_BYTES, amount, columns, fixed, format_size, span, verb
 from collbench.report.prose import named
 
 # On the short page.
@@ -100,6 +100,9 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
         notes = [f"the first {len(one.devices)}"] if one.first else []
         if one.measured and one.predicted and (missed := _missed(one.predicted, one.measured)):
             notes.append(f"{missed} its prediction")
+        if one.unmeasured and not one.measured:
+            pairs, are = amount(one.unmeasured, "unmeasured pair"), verb(one.unmeasured, "is", "are")
+            notes.append(f"if {pairs} {are} as fast as any")
         rows.append(
             (
                 ", ".join(one.devices),
@@ -135,5 +138,5 @@ def _sim(selection: Selection) -> str:
 def _range(interval: tuple[float, float]) -> str:
     low, high = map(fixed, interval)
     if interval[0] == 0 < interval[1]:
-        return f"at most {high}"
+        return f"up to {high}"
     return span(low, high, "–")
