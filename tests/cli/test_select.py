@@ -427,6 +427,14 @@ def test_a_probe_chooses_around_links_that_hang_or_deliver_wrong_data(
         assert all(f"among GPU{a}, GPU{b}:" in said.err for a, b in broken)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.HANGING_LINK, FaultKind.CORRUPT_LINK])
+def test_where_the_only_pair_is_broken_nothing_is_chosen(program: Program, kind: FaultKind) -> None:
+    fault = Fault(kind, (0, 1), offset=64 if kind is FaultKind.CORRUPT_LINK else 0)
+    said = program("select", "2", *faulty_file("titan-rtx-nv2", fault), "--fresh", "--format", "list")
+    assert (said.status, said.out) == (4, ""), said.err
+    assert "GPU0" in said.err
+
+
 @pytest.mark.parametrize(
     ("count", "says"),
     [

@@ -57,8 +57,17 @@ def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
     points = len(run_file.load(pathlib.Path("run.json")).measurements)
     assert points > 1
     assert said.err.splitlines()[-1].startswith(
-        f"collbench: nothing could be measured: hang: given up (5 s); {points} data points without a result are saved "
+        "collbench: nothing could be measured: GPU0-GPU1: hang: given up (5 s); "
+        f"{points} data points without a result are saved "
     )
+
+
+@pytest.mark.parametrize("command", ["copies", "latency", "allreduce", "pairs", "check"])
+def test_where_the_only_link_hangs_every_command_ends_with_status_4(program: Program, command: str) -> None:
+    mine = faulty_file("titan-rtx-nv2", Fault(FaultKind.HANGING_LINK, (0, 1)))
+    said = program(command, *mine, "--seed", "1")
+    assert said.status == 4, said.err
+    assert "GPU0-GPU1" in (said.out or said.err)
 
 
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

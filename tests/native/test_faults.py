@@ -103,7 +103,7 @@ def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, t
 
     assert (done.code, done.stdout) == (1, "")
     reported = one_line(done.stderr)
-    assert reported.startswith("measuring stops: 4 data points in a row failed; last error: ")
+    assert reported.startswith("measuring stops: 4 data points in a row failed; last error, GPU")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in reported
     assert "saved as run.json" in reported
     run = json.loads((tmp_path / "run.json").read_text())
@@ -116,7 +116,7 @@ def test_the_only_point_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -
     done = _measure(fakes, tmp_path, *arguments, fail="ncclCommInitRank:2:1")
 
     assert (done.code, done.stdout) == (1, "")
-    assert one_line(done.stderr).startswith("nothing could be measured: ")
+    assert one_line(done.stderr).startswith("nothing could be measured: GPU0-GPU1: ")
     assert "unhandled system error" in done.stderr
 
 

@@ -242,7 +242,7 @@ class Plan:
     def decides(self, point: DataPoint) -> bool:
         """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy."""
         allreduce = Work(Operation.ALLREDUCE)
-        deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
+        deciding = allreduce if allreduce in self.groups else next(iter(self.groups), None)
         return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
 
     def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:

@@ -17,7 +17,7 @@ from collbench.measurement.plan import Plan, Request, check_registrations, devic
 from collbench.measurement.sweep import Watcher, sweep, wrong_data
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, FailureKind
-from collbench.model.run import CommandKind, Device, Run, Settings, Skipped
+from collbench.model.run import CommandKind, Device, Run, Settings, Skipped, device_sets
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
@@ -111,11 +111,13 @@ class Session:
 
 
 def _check_success(run: Run) -> None:
-    """Raise BackendError if every data point failed, and name a hang first."""
+    """Raise BackendError if every data point failed; it names a hang first, and on which devices."""
     if run.measurements and not any(measurement.samples for measurement in run.measurements):
-        failures = [measurement.failure for measurement in run.measurements if measurement.failure is not None]
-        failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
-        raise BackendError(f"nothing could be measured: {failure}", failure=failure)
+        failures = [(one.point.members, one.failure) for one in run.measurements if one.failure is not None]
+        hangs = (failed for failed in failures if failed[1].kind is FailureKind.HANG)
+        members, failure = next(hangs, failures[-1])
+        where = device_sets([members], run.devices)
+        raise BackendError(f"nothing could be measured: {where}: {failure}", failure=failure)
 
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:

@@ -36,6 +36,7 @@ from collbench.model.run import (
     SkipKind,
     Skipped,
     StopReason,
+    device_sets,
 )
 
 _MIB = 2**20
@@ -316,14 +317,14 @@ class Trials:
         kind = step.work.operation.is_collective
         self._failures[kind] += 1
         if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._given_up:
-            self._give_up_kind(kind, error)
+            self._give_up_kind(kind, error, device_sets(step.groups, self._run.devices))
 
-    def _give_up_kind(self, kind: bool, last: StepFailed) -> None:
+    def _give_up_kind(self, kind: bool, last: StepFailed, where: str) -> None:
         """Measure no more collectives (True), or no more others. Raises BackendError if nothing else is wanted."""
         self._given_up.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
         if all(point.operation.is_collective in self._given_up for point in self.wanted):
-            text = f"measuring stops: {_FAILURES_IN_A_ROW} data points in a row failed; last error: {last}"
+            text = f"measuring stops: {_FAILURES_IN_A_ROW} data points in a row failed; last error, {where}: {last}"
             raise BackendError(text, failure=many)
         for point in self.plan.points():
             if point.operation.is_collective is kind and self._required.get(point, 0) > 0:
@@ -498,7 +499,8 @@ def warm_up(backend: Backend, plan: Plan, rng: random.Random, trials: Trials | N
     """
     for work in plan.groups:
         size = max((s for s in plan.sizes[work] if s <= _WARM_BYTES), default=plan.sizes[work][0])
-        for together in (trials.without_hung() if trials else plan).rounds(work, rng):
+        sound = trials.without_hung() if trials else plan
+        for together in sound.rounds(work, rng) if sound.groups[work] else ():
             step = plan.step(work, together, size)
             # No more bytes than in messages of 16 MiB: batches of large host copies would take longer than trials.
             step = replace(step, iterations=max(1, step.iterations * _WARM_BYTES // max(size, _WARM_BYTES)))
