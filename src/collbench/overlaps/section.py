@@ -15,7 +15,7 @@ from collbench.report import sentences
 from collbench.report.columns import Column, Row, Type, with_interval
 from collbench.report.rows import devices_of, outcome_of
 from collbench.report.sections import Html
-from collbench.report.text.frame import header, origin, sim, unhealthy_lines
+from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole
 
 HELD = "overlaps"
@@ -43,7 +43,7 @@ def page(run: Run) -> Page:
     lines = [*failures(run), *_verified(run)]
     if lines:
         yield Lines("\n" + "\n".join(lines))
-    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+    yield from short(Lines("\n".join([*troubled(run), origin(run)])))
 
 
 def answer(run: Run) -> str:
