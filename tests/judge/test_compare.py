@@ -369,7 +369,7 @@ def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
         "NCCL": ("2.28.9", "2.30.1"),
         "NCCL_ALGO": ("not set", "Ring"),
         "label of GPU0-GPU1": ("NV18", "SYS"),
-        "disturbed trials": ("none", "1 throttled"),
+        "disturbed trials": ("none", "1 throttled (hot) on GPU1"),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from collbench.judge.compare import differences
 from collbench.model.operations import Operation
-from collbench.model.run import Run
+from collbench.model.run import Health, Run
 from tests.builders import gpus, in_words, measured, paths, run_of, shared, throttled
 
 SAME = {index: index for index in range(4)}
@@ -75,14 +75,25 @@ def test_a_device_without_counterpart_has_no_label_to_compare() -> None:
     assert [what for what, _, _ in reported(base, new, {1: 0, 2: 1})] == ["devices", "label of GPU0-GPU1"]
 
 
-def test_flags_are_counted_by_trial_and_kind_the_commonest_first() -> None:
+def test_flags_are_counted_by_trial_device_and_reason_the_commonest_first() -> None:
     base, new = plain(), plain()
     for index, flags in enumerate(
         [(throttled(0), throttled(1)), (throttled(0), shared(2)), (shared(3),), (shared(3),)]
     ):
         samples = new.measurements[index].samples
         samples[0] = replace(samples[0], flags=flags)
-    assert reported(base, new) == [("disturbed trials", "none", "3 shared, 2 throttled")]
+    capped = "throttled (SW power cap)"
+    shown = f"2 shared on GPU3, 2 {capped} on GPU0, 1 shared on GPU2, 1 {capped} on GPU1"
+    assert reported(base, new) == [("disturbed trials", "none", shown)]
+
+
+def test_a_process_that_does_nothing_disturbs_no_trial() -> None:
+    base, new = plain(), plain()
+    for found in new.measurements:
+        found.samples[0] = replace(found.samples[0], flags=(shared(0), shared(1)))
+    notebook, worker = Health(processes=1, utilization=1), Health(processes=1, utilization=98)
+    new.health_before = (notebook, worker)
+    assert reported(base, new) == [("disturbed trials", "none", "6 shared on GPU1")]
 
 
 def test_what_was_given_up_is_counted_and_an_interruption_reported() -> None:

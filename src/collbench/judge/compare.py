@@ -13,12 +13,12 @@ from typing import Any
 from collbench.judge import between_runs
 from collbench.judge.between_runs import NO_VARIATION, Changed, Variation
 from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
-from collbench.judge.outcome import outcome
+from collbench.judge.outcome import flagged_trials, outcome, without_idle
 from collbench.judge.stats import FEWEST_TRIALS, summarize
 from collbench.judge.tiers import Estimate, tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run, tags
+from collbench.model.run import DataPoint, Layout, Measurement, Path, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, format_size
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
@@ -350,15 +350,12 @@ def _yes(value: bool | None) -> str:
     return "unknown" if value is None else "yes" if value else "no"
 
 
-def _flags(run: Run) -> list[tuple[FlagKind, int]]:
-    """Return how many trials have a flag of each kind, most first."""
-    kinds = Counter(
-        kind
-        for measurement in run.measurements
-        for sample in measurement.samples
-        for kind in dict.fromkeys(flag.kind for flag in sample.flags)
-    )
-    return kinds.most_common()
+def _flags(run: Run) -> list[tuple[int, str, str]]:
+    """Return how many trials have a flag, of which kind and for what reason, and on which devices, most first."""
+    alike: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for (kind, position, reason), count in sorted(flagged_trials(without_idle(run)).items()):
+        alike[-count, f"{kind} ({reason})" if reason else kind].append(position)
+    return [(-count, what, tags(devices, run.devices)) for (count, what), devices in sorted(alike.items())]
 
 
 def _layout(run: Run) -> tuple[object, ...]:
@@ -405,7 +402,7 @@ _OF_REQUESTS: dict[str, Fact] = {
     "devices": (lambda run: tuple(device.name for device in run.devices), counted),
 }
 _OF_RUNS: dict[str, Fact] = {
-    "disturbed trials": (_flags, lambda flags: _listed(f"{count} {kind}" for kind, count in flags)),
+    "disturbed trials": (_flags, lambda flags: _listed(f"{count} {what} on {names}" for count, what, names in flags)),
     "data points that failed": (lambda run: sum(bool(one.failure) for one in run.measurements), str),
     "complete": (lambda run: run.complete, _yes),
     "collbench": (lambda run: run.version, str),

@@ -1,15 +1,16 @@
-"""How a run ended: what failed, where, why a figure is missing, and the exit status that the run earns."""
+"""How a run went: what failed, where, why a figure is missing, the exit status, and what disturbed trials."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from collbench.model.errors import ExitStatus, Failure
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import Measurement, Run, SkipKind, Skipped
+from collbench.model.run import FlagKind, Health, Latency, Measurement, Run, Sample, SkipKind, Skipped, at_the_ends
 
 # Why a run has no figure for a set of devices: one answer for every page and command.
 
@@ -223,3 +224,54 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     for one in impossible(run):
         beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
     yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())
+
+
+# What disturbed the trials: throttling, heat, other processes that work.
+
+
+def flagged_trials(run: Run) -> Counter[tuple[FlagKind, int, str]]:
+    """Return how many trials have a flag, by its kind, the device's position and the reason."""
+    samples = (sample for measurement in run.measurements for sample in measurement.samples)
+    return Counter(
+        (flag.kind, position, flag.reason)
+        for sample in samples
+        for flag in set(sample.flags)
+        for position in flag.devices
+    )
+
+
+def without_idle(run: Run) -> Run:
+    """Return the run without what its trials and ends say of others' processes that did nothing on their GPU.
+
+    Pages and comparisons count only those that a verdict blames.
+    """
+    trials: list[Sample | Latency] = [*(sample for one in run.measurements for sample in one.samples), *run.latencies]
+    flags = (flag for trial in trials for flag in trial.flags if flag.kind is FlagKind.SHARED)
+    flagged = {position for flag in flags for position in flag.devices}
+    seen = flagged | {position for _, position, state in at_the_ends(run) if state.processes}
+    if not seen:
+        return run
+    from collbench.judge.diagnose.blame import idle_among  # late: hardly a run needs the judge of links for this
+    from collbench.judge.diagnose.readings import Facts
+    from collbench.judge.registration import ordinary
+
+    idle = idle_among(Facts(ordinary(run)), seen)
+    if not idle:
+        return run
+
+    def kept(trial: Sample | Latency) -> Any:
+        flags = tuple(
+            flag for flag in trial.flags if flag.kind is not FlagKind.SHARED or not idle.issuperset(flag.devices)
+        )
+        return replace(trial, flags=flags)
+
+    def ended(states: tuple[Health, ...]) -> tuple[Health, ...]:
+        return tuple(replace(state, processes=0) if at in idle else state for at, state in enumerate(states))
+
+    return replace(
+        run,
+        measurements=[replace(one, samples=[kept(sample) for sample in one.samples]) for one in run.measurements],
+        latencies=[kept(latency) for latency in run.latencies],
+        health_before=ended(run.health_before),
+        health_after=ended(run.health_after),
+    )

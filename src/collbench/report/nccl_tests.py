@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from collbench.judge.outcome import outcome
+from collbench.judge.outcome import outcome, without_idle
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import ordinary
 from collbench.judge.stats import summarize
@@ -80,7 +80,7 @@ def communicators(run: Run) -> list[Communicator]:
 
     Times are those of the launch loop, or with -G of the graph replay. Raises UsageError for a run without collectives.
     """
-    run, groups = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
+    run, groups = ordinary(without_idle(run)), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
     for measurement in run.measurements:
         if measurement.point.operation.is_collective:
             groups.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)

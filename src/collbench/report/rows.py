@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, overload
 
+from collbench.judge.outcome import without_idle
 from collbench.judge.physics import Check, nvls
 from collbench.judge.stats import summarize
 from collbench.judge.tails import PERCENTILES, Tails, tails
@@ -38,7 +39,7 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 
 def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
-    measured_by = section(run)
+    run, measured_by = without_idle(run), section(run)
     kind_of_rows = _point_rows if measured_by is None else measured_by.rows
     columns, origin = columns_of(run), _origin(run)
     return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]

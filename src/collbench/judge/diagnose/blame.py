@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from collbench.judge.diagnose.elements import Element, blamed, ports_of
 from collbench.judge.diagnose.readings import Facts, Reading
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, directed_links, on
+from collbench.judge.outcome import flagged_trials
 from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.run import FlagKind, Health, Run, at_the_ends, new_errors, tags
 from collbench.model.units import every
@@ -48,14 +48,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     trials = sum(len(measurement.samples) for measurement in run.measurements)
     causes: dict[int, Cause] = {}
     shared: dict[int, str] = {}
-    samples = (sample for measurement in run.measurements for sample in measurement.samples)
-    flags = Counter(
-        (flag.kind, position, flag.reason)
-        for sample in samples
-        for flag in set(sample.flags)
-        for position in flag.devices
-    )
-    for (kind, position, reason), count in sorted(flags.items()):
+    for (kind, position, reason), count in sorted(flagged_trials(run).items()):
         when = f"in {count} of {trials} trials"
         if kind is FlagKind.SHARED:
             shared[position] = when
@@ -71,11 +64,17 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
             text = f"{last - first} new {name} on {run.devices[position].tag}"
             fix = f"nvidia-smi nvlink -e{on(run, (position,))}"
             causes.setdefault(position, Cause("new_errors", text, fix, (position,), seen=True))
-    resting = {position for position, state in enumerate(run.health_before) if _rests(state)} & shared.keys()
-    holding = {position for position in resting if not only_opened(run.health_before[position])}
-    resting -= _other_ends(facts, shared.keys() - resting, holding)
-    shared = {position: seen for position, seen in shared.items() if position not in resting}
+    idle = idle_among(facts, shared.keys())
+    shared = {position: seen for position, seen in shared.items() if position not in idle}
     return UnhealthyDevices(causes, shared)
+
+
+def idle_among(facts: Facts, shared: Collection[int]) -> frozenset[int]:
+    """Return those of the GPUs with processes of others on which these did nothing."""
+    states = facts.run.health_before
+    idle = {position for position, state in enumerate(states) if _rests(state)}.intersection(shared)
+    holding = {position for position in idle if not only_opened(states[position])}
+    return frozenset(idle - _other_ends(facts, set(shared) - idle, holding))
 
 
 def _rests(state: Health) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collbench.judge.compare import Change, Comparison, Verdict
-from collbench.judge.outcome import Outcome, outcome, unordered
+from collbench.judge.outcome import Outcome, outcome, unordered, without_idle
 from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.tiers import Members, kind_of, labels_of, rank_links, verdict_of, work_order
@@ -202,6 +202,7 @@ Series = dict[str, Any]
 
 def series(run: Run) -> list[Series]:
     """Return the run's series as JSON's own types."""
+    run = without_idle(run)
     check, run_outcome, impossible_points = Check(run), outcome(run), by_point(run)
     return [
         _of_family(family, limits_of(family, check), run_outcome, impossible_points)

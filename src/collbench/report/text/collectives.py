@@ -7,6 +7,7 @@ from math import ceil
 
 from rich.text import Text
 
+from collbench.judge.outcome import without_idle
 from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import summarize
@@ -28,6 +29,7 @@ _ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 def collectives_page(run: Run) -> Page:
     """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
+    run = without_idle(run)
     for largest in at_largest(ordinary(run).measured()).values():
         yield from short(rates_line(run, largest))
     yield from whole("header", Lines(header(run)))

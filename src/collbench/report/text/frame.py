@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from collbench.judge import physics
-from collbench.judge.outcome import TroubleKind, outcome
+from collbench.judge.outcome import TroubleKind, outcome, without_idle
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
@@ -168,6 +168,7 @@ def network_lines(run: Run) -> list[str]:
 
 def _events(run: Run) -> Iterator[tuple[str, str]]:
     """Yield (kind, line): flags of trials, throttling, new errors, other processes, changes of network ports."""
+    run = without_idle(run)
     samples, devices = [sample for one in run.measurements for sample in one.samples], run.devices
     flags = [flag for sample in samples for flag in set(sample.flags)]
     # Each flag with the number of trials that have it; of a GPU's temperatures the highest.

@@ -8,6 +8,7 @@ from math import ceil
 
 from rich.text import Text
 
+from collbench.judge.outcome import without_idle
 from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
 from collbench.model.run import Run, tags
 from collbench.model.units import format_size, micro
@@ -129,7 +130,7 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
-        for latency in run.latencies
+        for latency in without_idle(run).latencies
         if latency.point in points
         for flag in latency.flags
         if device in flag.devices
