@@ -144,6 +144,9 @@ def _present(request: SelectRequest) -> Present:
     """Return the devices of this machine, or of the one to simulate. Raises MachineError for no GPU."""
     backend, why = factory.resolve(request.backend)
     if why is not None:
+        if request.run is not None:
+            taking = _taking(request.count, request.run)
+            raise MachineError(f"no GPU to choose from: {why}; to choose by this run of another machine: {taking}")
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --any-machine or --topology FILE to judge another machine, "
             f"or --backend host for CPU cores{_simulated(request.count)}"
@@ -159,8 +162,13 @@ def _simulated(count: int) -> str:
     newest = next((path for path in saved_runs.believed().files if saved_runs.command_of(path) in kinds), None)
     if newest is None or not is_simulated(saved_runs.backend_of(newest)):
         return ""
-    taking = shlex.join(["collbench", "select", str(count), str(newest), "--any-machine"])
+    taking = _taking(count, str(newest))
     return f"; the newest saved pairs were simulated, and are taken only by name: {taking}"
+
+
+def _taking(count: int, run: str) -> str:
+    """Return the command that takes a run of any machine."""
+    return shlex.join(["collbench", "select", str(count), run, "--any-machine"])
 
 
 def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:

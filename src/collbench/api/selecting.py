@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import os
 import re
 import shlex
@@ -161,6 +162,7 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
 def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     if request.gpu is not None:
+        _check_gpu(request.gpu)
         devices = tuple(replace(device, name=request.gpu) for device in devices)
     source = f"labels in {topology}"
     if request.p2p is not None:
@@ -180,6 +182,18 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
     return replace(selection, published=tuple(_published(names.pop(), labels, request)))
 
 
+def _check_gpu(name: str) -> None:
+    """Raise UsageError for a GPU that no reference figure is of."""
+    from collbench.judge import references
+
+    if any(figure.is_named(name) for figure in references.load()):
+        return
+    known = references.gpu_names()
+    near = difflib.get_close_matches(name.upper(), known, n=2, cutoff=0.7)
+    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    raise UsageError(f"no reference figure is of a GPU {one_line(name)}{nearest}; all names: {', '.join(known)}")
+
+
 def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iterator[Published]:
     """Yield the reference figures of all-reduces on as many such GPUs with such labels, at the size nearest the asked.
 
@@ -187,12 +201,11 @@ def _published(name: str, labels: Sequence[str], request: SelectRequest) -> Iter
     """
     from collbench.judge import references
 
-    told = any(map(str.isdigit, name)) and any(map(str.isalpha, name))  # "H100": in the words of the figure's machine
     known = [
         figure
         for figure in references.load()
         if (figure.operation, figure.variant, figure.ranks) == (Operation.ALLREDUCE, Variant.PLAIN, request.count)
-        and (figure.is_of(name) or (told and re.search(rf"\b{re.escape(name)}\b", figure.machine, re.IGNORECASE)))
+        and figure.is_named(name)
         and all(map(figure.links_are, labels))
     ]
     measured = {(figure.machine, figure.nvls) for figure in known if figure.at_least is None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,8 +70,8 @@ def compare(
     run_files = options.all_named_or_newest(files, of_links=True) if reference else files
     _check_count(run_files, history, reference=reference)
     runs = [run_file.load(path) for path in run_files]
-    earlier = [run_file.load(path) for path in history]
-    _check_alike([*runs, *earlier], [*run_files, *history])
+    earlier = {path: run_file.load(path) for path in history}
+    _check_alike([*runs, *earlier.values()], [*run_files, *history])
     if reference:
         status = _reference(runs[0], operation, as_json=as_json)
     else:
@@ -116,16 +116,19 @@ def _changes(
     paths: tuple[Path, Path],
     limit: float,
     wanted: Operation | None,
-    history: Sequence[Run],
+    history: Mapping[Path, Run],
     *,
     as_json: bool,
 ) -> int:
     """Print what changed from the first run to the second; return the status."""
     # Late: numpy takes as long to load as the rest of the program.
+    from collbench.judge.compare import check_history
     from collbench.judge.compare import compare as compared
     from collbench.report.text import comparison
 
-    found = compared(*runs, limit, wanted, history)
+    for path, run in history.items():
+        check_history(runs[0], run, one_line(str(path)))
+    found = compared(*runs, limit, wanted, tuple(history.values()))
     if not found.changes:
         _nothing(runs, paths, wanted)
     if as_json:

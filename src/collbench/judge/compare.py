@@ -505,6 +505,12 @@ class Comparison:
         return Counter(change.verdict for change in self.changes)[verdict]
 
 
+def check_history(base: Run, run: Run, name: str) -> None:
+    """Raise UsageError for a run of other GPUs: how much runs on the base's vary it does not show."""
+    if match_devices(base, run).by_uuid < len(base.devices):
+        raise UsageError(f"{name} lacks GPUs of the base: it does not show how much runs on these vary")
+
+
 def compare(
     base: Run, new: Run, fail_below: float, operation: Operation | None = None, history: Sequence[Run] = ()
 ) -> Comparison:
@@ -517,8 +523,8 @@ def compare(
         return {key: one for key, one in points.items() if operation in (None, one.point.operation)}
 
     match = match_devices(base, new)
-    if any(match_devices(base, run).by_uuid < len(base.devices) for run in history):
-        raise UsageError("a run of the history lacks GPUs of the base: it does not show how much runs on these vary")
+    for run in history:
+        check_history(base, run, f"the run of {run.started} in the history")
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     earlier = [points_by_key(run, match_devices(base, run).positions) for run in history]
     paired = in_both(old, now, base.paths, earlier)

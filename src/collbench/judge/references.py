@@ -94,6 +94,13 @@ class Figure:
         """Return whether it applies to GPUs with this product name."""
         return re.search(self.gpus, name) is not None
 
+    def is_named(self, name: str) -> bool:
+        """Return whether it applies to GPUs that a person calls so: "H100" stands in the words of its machine."""
+        told = any(map(str.isdigit, name)) and any(map(str.isalpha, name))
+        return self.is_of(name) or (
+            told and re.search(rf"\b{re.escape(name)}\b", self.machine, re.IGNORECASE) is not None
+        )
+
     def links_are(self, label: str) -> bool:
         """Return whether it applies to a pair with this label."""
         return re.fullmatch(self.links, label) is not None
@@ -108,6 +115,12 @@ _NAMES = ("figures.json", "curves.json")
 def load() -> tuple[Figure, ...]:
     """Return the shipped figures. Raises ValueError for a file that has none: it is a part of the program."""
     return tuple(chain.from_iterable(map(_load, _NAMES)))
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return the short names of the GPUs that the figures are of, as they begin their machine's words: "RTX 4090"."""
+    first = (re.match(r"(?:\d+ × )?((?:RTX (?:PRO )?)?\w+)", figure.machine) for figure in load())
+    return tuple(sorted({words[1] for words in first if words}))
 
 
 def _load(name: str) -> tuple[Figure, ...]:

@@ -225,6 +225,10 @@ def _expect(data: Any, kind: Any) -> Any:
     return data
 
 
+# What `collbench show` prints: a command that reads another kind of file names it.
+_SHOWN = ("collbench-run", "collbench-job", "collbench-ablation")
+
+
 @dataclass(frozen=True, slots=True)
 class FileFormat:
     """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.
@@ -267,6 +271,7 @@ class FileFormat:
             found = data.get("format") if isinstance(data, dict) else None
             ours = isinstance(found, str) and re.fullmatch("collbench-[a-z-]+", found)
             fault = f'its format is "{found}"' if ours else f'it has no "format": "{self.format}"'
+            fault += f"; 'collbench show {name}' prints it" if found in _SHOWN else ""
             raise RunFileError(f"{name} is JSON but not a collbench {self.noun}: {fault}")
         number = data.get("format_version")
         if type(number) is not int or number != self.version:

@@ -156,6 +156,10 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
             ("run.json", "--params", "1B", "--gpus", "9"),
             "cannot predict for 9 devices: no run has",
         ),
+        (
+            ("run.json", "--params", "1B", "--gpus", "99,2,9"),
+            "cannot predict for 9, 99 devices: no run has",
+        ),
         (("run.json", "--params", "1B", "--devices", "0,1"), "for a recorded job"),
         (("job.json", "run.json", "--params", "1B"), "--params describes a network"),
         (("job.json", "run.json", "--gpus", "2"), "--gpus describes a network"),

@@ -43,6 +43,12 @@ class Price:
     assumed: str = ""
 
 
+def unmeasured(devices: str) -> NoEvidence:
+    """Return the error of so many devices that no run has a collective on; `devices` counts them: "2 devices"."""
+    advice = "measure it with 'collbench allreduce --devices LIST'"
+    return NoEvidence(f"cannot predict for {devices}: no run has a collective on so many; {advice}")
+
+
 class Links:
     """What saved runs of one machine say about the time of collectives; `run` is the one with the most devices."""
 
@@ -100,10 +106,7 @@ class Links:
         }
         if not curves:
             fit = f" without {tags(tuple(sorted(faulty)), self.run.devices)} (faulty)" if faulty else ""
-            raise NoEvidence(
-                f"cannot predict for {amount(k, 'device')}{fit}: no run has a collective on so many; measure it with "
-                "'collbench allreduce --devices LIST'"
-            )
+            raise unmeasured(f"{amount(k, 'device')}{fit}")
         size = min(
             max(_RANKED_BYTES, *(one.sizes[0] for one in curves.values())),
             max(one.sizes[-1] for one in curves.values()),

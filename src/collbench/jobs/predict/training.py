@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collbench.choose.choice import Members
-from collbench.jobs.predict.links import Links, NoEvidence
+from collbench.jobs.predict.links import Links, NoEvidence, unmeasured
 from collbench.jobs.predict.step import Step
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
@@ -77,6 +77,9 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
     counts = links.counts() if gpus is None else tuple(sorted(set(gpus)))
     if not counts:
         raise UsageError("no number of GPUs to predict for: write 2,4")
+    missing = [k for k in counts if k not in links.counts()]
+    if gpus is not None and missing:
+        raise unmeasured(f"{', '.join(map(str, missing))} devices")
     for k in counts:
         try:
             fastest, *others = links.sets(k)
