@@ -160,3 +160,19 @@ def test_history_is_counted_and_refused_where_it_shows_nothing(program: Program)
     assert {point["between"]["origin"] for point in told["points"]} == {"history"}
     assert "same file" in program("compare", "0.json", "3.json", "--history", "3.json").err
     assert "--history" in program("compare", "0.json", "--reference", "--history", "1.json").err
+
+
+def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecided(program: Program) -> None:
+    """Two sessions on other GPUs, in one of which a job ran: small and large messages lost different shares."""
+    run_file.save(recorded("2026-11-21-4xh200-peers/pairs.json"), Path("idle.json"))
+    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), Path("busy.json"))
+    page = program("compare", "idle.json", "busy.json").out
+    named = re.search(r"^Regression: (\S+) at (\S+) on (\S+): (\d+\.\d)% slower,", page, re.MULTILINE)
+    assert named is not None
+    work, size, where, lost = named.groups()
+    row = re.search(rf"^{work} {where} +\d+ +{size} .* (0\.\d+)× ", page, re.MULTILINE)
+    assert row is not None
+    assert 1 - float(row[1]) == pytest.approx(float(lost) / 100, abs=0.0006)
+    changes = json.loads(program("compare", "idle.json", "busy.json", "--json").out)["points"]
+    undecided = sum(change["verdict"] == "undecided" for change in changes)
+    assert f"; {undecided} of {len(changes)} data points are undecided." in page

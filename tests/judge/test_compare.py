@@ -223,7 +223,7 @@ def test_more_that_is_lost_never_ends_better(title: str, gone: Callable[[Measure
     assert (len(found.lost), found.status) == (len(base.measurements) - len(kept), ExitStatus.FAILED), title
     said = conclusion(found)
     assert said.startswith("Nothing that was measured in both runs is significantly slower; ")
-    assert f"{len(found.lost)} data points are only in the base." in said
+    assert f"{len(found.lost)} data points are only in the base" in said
 
 
 def test_a_run_that_was_asked_for_less_has_lost_nothing_and_says_what_both_have() -> None:

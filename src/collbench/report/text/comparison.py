@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -174,7 +174,16 @@ def _differs(difference: Difference) -> str:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the verdict in one sentence."""
+    """Return the verdict in one sentence, with the number of undecided data points where most are."""
+    undecided, count = comparison.count(Verdict.UNDECIDED), len(comparison.changes)
+    found = _found(comparison)
+    if 2 * undecided <= count:
+        return found
+    points = f"{undecided} of {amount(count, 'data point')}"
+    return f"{found.removesuffix('.')}; {points} {verb(undecided, 'is', 'are')} undecided."
+
+
+def _found(comparison: Comparison) -> str:
     limit = f"{fixed(100 * comparison.fail_below, 6)}% (--fail-below)"
     if not comparison.changes:
         return "The runs have no data point in common: nothing was compared."
@@ -210,8 +219,13 @@ def _not_slower(comparison: Comparison) -> str:
 
 
 def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
-    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower"."""
-    worst = min(slower, key=lambda one: (isinstance(one, Change), one.ratio))
+    """Return which group lost most, without groups which data point, and how much: "… on GPU0→GPU3: 45.1% slower".
+
+    Of data points it is one that a row of the page shows, if one of these is among them.
+    """
+    shown = {row.shown.key for row in _rows(comparison, Verdict.WORSE)}
+    visible = [one for one in slower if isinstance(one, Group) or one.key in shown]
+    worst = min(visible or slower, key=lambda one: (isinstance(one, Change), one.ratio))
     if isinstance(worst, Group):
         name = group_name(comparison, worst)
     else:
@@ -240,27 +254,35 @@ def group_name(comparison: Comparison, group: Group) -> str:
 
 
 def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
-    changes = [change for change in comparison.changes if change.verdict is verdict]
-    if not changes:
+    changed = _rows(comparison, verdict)
+    if not changed:
         return
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
     heads, rows = ("where", "points", "size", "base", "new", "bandwidth", "interval"), []
-    for name, row_changes in _rows(comparison, changes):
-        shown = max(row_changes, key=lambda change: change.key.size_bytes)
+    for name, count, shown in changed:
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
-        rows.append((name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval)))
+        rows.append((name, str(count), size, *figures, *_ratio(shown.ratio, shown.interval)))
     yield from listed(table(*heads, rows=rows, keys=3), most, _ALL)
 
 
-def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
-    """Return a row for each work and set of devices, the largest change first.
+class _Row(NamedTuple):
+    """Data points with one verdict of a work on some devices: their number, and the one whose figures are shown."""
 
-    A work has a single row if all of its sets of devices changed.
+    name: str
+    points: int
+    shown: Change
+
+
+def _rows(comparison: Comparison, verdict: Verdict) -> list[_Row]:
+    """Return a row for each work and set of devices that has this verdict, the largest change that is shown first.
+
+    A row shows its largest message. A work has a single row if all of its sets of devices changed.
     """
+    changes = [change for change in comparison.changes if change.verdict is verdict]
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
@@ -274,7 +296,8 @@ def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, 
         where = f"on all {len(every)}" if all_changed else _device_names(comparison.base, devices, work)
         name = f"{work} {where}"
         rows[name] += device_changes
-    return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
+    found = [_Row(name, len(some), max(some, key=lambda change: change.key.size_bytes)) for name, some in rows.items()]
+    return sorted(found, key=lambda row: -abs(1 - row.shown.ratio))
 
 
 def _device_names(run: Run, positions: Sequence[int], work: str = "") -> str:
