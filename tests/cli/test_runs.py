@@ -54,7 +54,7 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
     rows = result.out.split("\n\n")[0].splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["1", "3", "4"]  # the second file is no run
     assert "interrupted" in rows[1]
-    assert f"files: {folder};" in result.out
+    assert f"\nfiles     {folder}\n" in result.out
 
 
 def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder: Path, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_figures_that_are_nearly_the_same_have_one_shade_and_others_have_not() -
     """Links of one and of two NVLinks and the way through the host: 24.0 to 24.4 is at half of 48.6, on both sides."""
     rates = {(0, 1): 48.6, (0, 2): 24.4, (0, 3): 24.0, (1, 2): 9.5, (1, 3): 24.3, (2, 3): 48.1}
     run = pair_run(4, lambda a, b: rates[a, b])
-    for matrix in (heat_map(run, ranked(run)), render_bandwidths(run, Operation.ALLREDUCE, GIB)):
-        pieces = text([matrix], terminal=True).split("\x1b[")
+    for matrix in ([heat_map(run, ranked(run))], [*render_bandwidths(run, Operation.ALLREDUCE, GIB)]):
+        pieces = text(matrix, terminal=True).split("\x1b[")
         shade = {piece.split("m", 1)[1].strip(): piece.split("m")[0] for piece in pieces if "48;5;" in piece}
         assert shade["24.4"] == shade["24.3"] == shade["24.0"]
         assert shade["48.6"] == shade["48.1"]

@@ -25,7 +25,8 @@ _HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "ou
 def lines(runs: Sequence[SavedRun]) -> list[str]:
     """Return the table's lines, in the order given, and where the files are: whole names would break every line."""
     folders = sorted({one_line(str(run.path.parent)) for run in runs})
-    return [*columns([_HEAD, *map(_row, runs)]), "", f"files: {', '.join(folders)}; 'collbench show 1' shows run 1"]
+    files = [f"files     {folder}" for folder in folders]
+    return [*columns([_HEAD, *map(_row, runs)]), "", *files, "more      'collbench show 1' shows run 1"]
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:

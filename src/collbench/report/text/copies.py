@@ -74,7 +74,7 @@ def _copies_summary(run: Run) -> Page:
         )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation, largest in [*at_largest(plain).items()][:1]:
-        yield from short(Text(), render_bandwidths(run, operation, largest[0].point.size_bytes), legend())
+        yield from short(Text(), *render_bandwidths(run, operation, largest[0].point.size_bytes), legend())
 
 
 def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -
         half = max(half_width(one) for one in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
-        yield render_bandwidths(run, operation, size_bytes, variant)
+        yield from render_bandwidths(run, operation, size_bytes, variant)
         yield Text(f"{low} to {high}, median {middle}; {within}")
     yield legend()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.text import Text
 
 from collbench.judge.stats import summarize
 from collbench.judge.tiers import Members, Ranking, kind_of
@@ -15,7 +16,7 @@ from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, amount, figure, format_size, span
 from collbench.report.prose import NARROW
 from collbench.report.text.frame import device_names, sim
-from collbench.report.text.layout import Figures, Legend, Lines
+from collbench.report.text.layout import Figures, Legend, Lines, Part
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
@@ -26,8 +27,10 @@ _KINDS = {
 }
 
 
-def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Figures:
-    """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
+def render_bandwidths(
+    run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN
+) -> Iterator[Part]:
+    """Yield a title and the matrix, in GB/s or for a small size in µs, at most 80 columns wide for 16 devices."""
     work = Work(operation, variant)
     unit = unit_of(run, work, size_bytes)
     figures: dict[Members, float] = {
@@ -38,10 +41,8 @@ def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: 
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
     kind = "an access: row reads column's memory" if operation is Operation.CHASE else kind
     kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
-    text = Figures(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
-    symmetric = operation.is_collective or variant is Variant.BOTH_WAYS
-    text.append_text(_matrix(run, figures, unit, symmetric=symmetric))
-    return text
+    yield Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})")
+    yield _matrix(run, figures, unit, symmetric=operation.is_collective or variant is Variant.BOTH_WAYS)
 
 
 def _matrix(run: Run, figures: Mapping[Members, float], unit: str, *, symmetric: bool) -> Figures:

@@ -32,9 +32,9 @@ def pairs_page(run: Run) -> Page:
     every, run = run, ordinary(run)
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
     yield from whole("labels", Figures(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
-    matrices = [render_bandwidths(run, operation, size) for operation, size in _mapped(run).items()]
+    matrices = [[*render_bandwidths(run, operation, size)] for operation, size in _mapped(run).items()]
     for matrix in matrices:
-        yield from whole("matrices", Text(), matrix)
+        yield from whole("matrices", Text(), *matrix)
     if matrices:
         yield from whole("matrices", legend())
     ranking = evidence(run)
@@ -46,7 +46,7 @@ def pairs_page(run: Run) -> Page:
         yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS), Lines(f"\n{lines}"))
         yield from whole("notes", *normal)
     elif matrices:
-        yield from short(matrices[0], legend())
+        yield from short(*matrices[0], legend())
     if len(kinds_of(every)) > 1:
         from collbench.report.text.registration import fastest_memory  # late: few runs need it
 
@@ -67,7 +67,7 @@ def ranked_pairs(run: Run, ranking: Ranking) -> Iterator[Part]:
     yield from _pairs(run, ranking, _FEW_PAIR_ROWS)
     if len(run.devices) > 2:
         yield Text()
-        yield render_bandwidths(run, ranking.operation, ranking.size_bytes)
+        yield from render_bandwidths(run, ranking.operation, ranking.size_bytes)
         yield legend()
 
 
