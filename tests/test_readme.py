@@ -29,10 +29,14 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the arguments of each "$ collbench …" and the output below it, in the parts between omitted lines."""
+    """Yield the arguments of each "$ collbench …" and the output below it, in the parts between omitted lines.
+
+    The first or last part is "" where the output begins or ends with omitted lines.
+    """
     for block in re.findall(r"^    \$ collbench (.+(?:\n    .+)*)", document, re.MULTILINE):
         command, *lines = re.sub(r"^    ", "", block, flags=re.MULTILINE).splitlines()
-        yield shlex.split(command), [part.strip("\n") for part in "\n".join(lines).split(f"\n{LEFT_OUT}\n")]
+        parts = re.split(rf"^{LEFT_OUT}$", "\n".join(lines), flags=re.MULTILINE)
+        yield shlex.split(command), [part.strip("\n") for part in parts]
 
 
 def page(args: list[str], program: Program, folder: Path) -> str:
@@ -55,9 +59,12 @@ def test_an_output_is_the_one_of_a_committed_run(
     args: list[str], parts: list[str], program: Program, tmp_path: Path
 ) -> None:
     printed = page(args, program, tmp_path)
-    positions = [printed.find(f"{part}\n") for part in parts]
-    assert [part for part, position in zip(parts, positions, strict=True) if position < 0] == []
+    shown = [part for part in parts if part]
+    positions = [printed.find(f"{part}\n") for part in shown]
+    assert [part for part, position in zip(shown, positions, strict=True) if position < 0] == []
     assert positions == sorted(positions)
+    assert printed.startswith(parts[0]), f"the page begins with lines that no {LEFT_OUT} stands for"
+    assert printed.rstrip("\n").endswith(parts[-1]), f"the page goes on, and no {LEFT_OUT} says so"
 
 
 def test_it_shows_outputs_at_all() -> None:
