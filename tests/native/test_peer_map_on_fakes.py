@@ -104,7 +104,7 @@ def test_a_refused_link_has_the_drivers_error(fakes: Fakes, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("fault", "state", "status"),
-    [({}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4)],
+    [({}, "works", 0), ({"corrupt_copy": "0:7:0>1"}, "wrong data", 4), ({"hang": "copy:0>1"}, "hangs", 4)],
 )
 def test_check_has_the_map_and_goes_on_after_a_fault(
     fakes: Fakes, tmp_path: Path, fault: dict[str, str], state: str, status: int
