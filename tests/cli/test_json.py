@@ -54,7 +54,10 @@ PRINTED = [
     ("collbench-reference", ("compare", "run.json", "--reference")),
     ("collbench-references", ("reference", "H100")),
     ("collbench-prediction", ("predict", "run.json", "--params", "12B", "--strategy", "fsdp")),
-    ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1", "--recorded", "run.json")),
+    (
+        "collbench-job-prediction",
+        ("predict", "job.json", "run.json", "--devices", "0,1", "--recorded-links", "run.json"),
+    ),
     ("collbench-p2p", ("check", "--map-p2p", "--backend", "sim", "--fabric", "dgx-1v")),
     ("collbench-runs", ("runs",)),
     ("collbench-doctor", ("doctor", "--backend", "host")),

@@ -351,7 +351,7 @@ def survey(
     if launch is None:
         raise UsageError(
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, or simulate a "
-            "cluster with --backend sim"
+            "cluster with --backend sim --fabric-cluster tree-128"
         )
     request = request_for(nodes_request, request_of("nodes", values, command, notices))
     if launch.rank > 0:

@@ -345,14 +345,14 @@ def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, record
         old = _placed(recorded, job, None if known else devices)
     elif job.environment and _of_links(job.environment) != _of_links(new.links.run.settings.environment):
         raise UsageError(
-            "the runs have other NCCL_* variables than the job: add a run of its links with --recorded RUN"
+            "the runs have other NCCL_* variables than the job: add a run of its links with --recorded-links RUN"
         )
     else:
         try:
             old = prediction.PlacedJob(new.links, positions_of(job, new.links.run))
         except UsageError as error:
             raise error.reworded(
-                f"{error}; or add a run of the links that the job used, with --recorded RUN"
+                f"{error}; or add a run of the links that the job used, with --recorded-links RUN"
             ) from error
     return prediction.predict_job(job, new, old)
 

@@ -71,9 +71,9 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
         ("other.json", "other.json", "a step takes as long on these links; "),
         ("run.json", "run.json", "a step takes as long on these links; "),
     ):
-        found = program("predict", "job.json", first, "--recorded", second)
+        found = program("predict", "job.json", first, "--recorded-links", second)
         assert " ".join(found.out.split()).startswith(line)
-    fields = json.loads(program("predict", "job.json", "other.json", "--recorded", "run.json", "--json").out)
+    fields = json.loads(program("predict", "job.json", "other.json", "--recorded-links", "run.json", "--json").out)
     assert (fields["recorded_gpus"], fields["gpus"]) == ([model] * 2, ["NVIDIA H100"] * 2)
 
 
@@ -82,7 +82,7 @@ def test_figures_that_stand_for_both_links_are_no_prediction(program: Program, s
     page = " ".join(program("predict", "job.json", "run.json").out.split())
     assert page.startswith("nothing changes, because the same figures stand for the links of the record and for these")
     assert "recorded GPU0, GPU1 of" in page
-    assert "as no --recorded names others" in page
+    assert "as no --recorded-links names others" in page
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_a_change_is_said_in_hundredths_of_a_millisecond(
     All 125 MiB take 5.3 µs longer at 99.6 GB/s than at 100, and the last 100 MiB, which nothing hides, 4.2.
     """
     run_file.save(pairs({(0, 1): gbs}, 2, other=gbs), saved / "these.json")
-    page = " ".join(program("predict", "job.json", "these.json", "--recorded", "run.json").out.split())
+    page = " ".join(program("predict", "job.json", "these.json", "--recorded-links", "run.json").out.split())
     assert page.startswith(answer)
 
 
 def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -> None:
-    for more in ((), ("--recorded", "run.json")):
+    for more in ((), ("--recorded-links", "run.json")):
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)
         assert answer["longer_seconds"] == pytest.approx([0, 0, 0], abs=1e-12)
 
@@ -124,7 +124,7 @@ def test_a_run_whose_links_others_used_says_so_first(program: Program, saved: Pa
     busy = replace(NVLINK_PAIRS, health_before=tuple(Health(processes=int(gpu == 1)) for gpu in range(4)))
     run_file.save(busy, saved / "busy.json")
     line = "CONTENTION in busy.json: another process was on GPU1 before measuring; another job computes"
-    for command in (("busy.json", "--params", "1B"), ("job.json", "run.json", "--recorded", "busy.json")):
+    for command in (("busy.json", "--params", "1B"), ("job.json", "run.json", "--recorded-links", "busy.json")):
         assert " ".join(program("predict", *command).out.split()).startswith(line)
         (found,) = json.loads(program("predict", *command, "--json").out)["contention"]
         assert found.startswith(line)
@@ -166,11 +166,11 @@ def test_json_has_the_fields_of_the_page(program: Program, saved: Path) -> None:
         (("job.json", "run.json", "--devices", "0"), "--devices names 1 device, and the job has 2 ranks"),
         (
             ("staged.json", "run.json"),
-            "other NCCL_* variables than the job: add a run of its links with --recorded RUN",
+            "other NCCL_* variables than the job: add a run of its links with --recorded-links RUN",
         ),
         (
             ("nowhere.json", "run.json", "--devices", "1,2"),
-            "or add a run of the links that the job used, with --recorded",
+            "or add a run of the links that the job used, with --recorded-links",
         ),
         (("none.json", "--params", "1B"), "none.json"),
     ],

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collbench.report.text.layout import Block
 
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
-_OF_A_JOB = ("files", "devices", "recorded", "as_json")
+_OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def _counts(text: str) -> tuple[int, ...]:
 @options.apply(
     click.option("--devices", metavar="LIST", help="For a job: devices in rank order: 2,3."),
     click.option(
-        "--recorded",
+        "--recorded-links",
         metavar="RUN",
         multiple=True,
         type=options.FILE,
@@ -84,7 +84,7 @@ def predict(
     files: tuple[Path, ...],
     *,
     devices: str | None,
-    recorded: tuple[Path, ...],
+    recorded_links: tuple[Path, ...],
     params: str | None,
     gpus: tuple[int, ...] | None,
     as_json: bool,
@@ -93,13 +93,13 @@ def predict(
     """Predict how much longer a step takes on other links: without P2P, on another pair.
 
     With a recorded job as first file, it predicts the change of that job's step from the links that it used
-    (--recorded) to those of the runs. Without a job, it predicts from the number of parameters what a step's
+    (--recorded-links) to those of the runs. Without a job, it predicts from the number of parameters what a step's
     collectives take on the fastest and the slowest GPUs that were measured. Without a run, it takes the newest saved
     run that was measured, never a simulated one.
 
     \b
     Examples:
-      collbench predict job.json without-p2p.json --recorded with-p2p.json
+      collbench predict job.json without-p2p.json --recorded-links with-p2p.json
       collbench predict job.json pairs.json --devices 2,3
       collbench predict pairs.json --params 124M --strategy fsdp
     """
@@ -107,10 +107,10 @@ def predict(
     if is_job:
         _check_of_a_job()
     else:
-        _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded))
+        _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded_links))
     run_files = files[is_job:]
     taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
-    runs, used = load_named(run_files or taken), load_named(recorded)
+    runs, used = load_named(run_files or taken), load_named(recorded_links)
     if is_job:
         blocks, fields = _of_a_job(files[0], runs, devices, used)
     else:
@@ -140,7 +140,7 @@ def _check_of_a_network(files: Sequence[Path], params: str | None, *, for_a_job:
     if files:
         run_file.load(files[0])  # a file that cannot be read is the more likely mistake
     if for_a_job:
-        raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
+        raise UsageError("--devices and --recorded-links are for a recorded job: name its file first, before the runs")
     if params is None:
         raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
 

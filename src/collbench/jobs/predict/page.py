@@ -130,7 +130,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
         yield from both("header", prose(others, ALARM))
     answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
     answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}"
-    default = ", as no --recorded names others" if predicted.here.links is predicted.recorded.links else ""
+    default = ", as no --recorded-links names others" if predicted.here.links is predicted.recorded.links else ""
     places = (f"recorded  {_devices(predicted.recorded)}{default}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))

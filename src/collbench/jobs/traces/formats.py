@@ -98,7 +98,7 @@ def _kind(fields: dict[Any, Any]) -> Source | None:
 
 
 def _rank_in(name: str) -> int | None:
-    """Return the rank that a file is named by: the last number before its endings, rank_3.json or trace-3.json.gz."""
+    """Return the rank that a file is named by: the last number before its suffixes, rank_3.json or trace-3.json.gz."""
     stem = re.sub(r"(\.(json|gz|pt|trace|kineto|fr|pkl|pickle))+$", "", name)
     match = re.search(r"(\d+)$", stem)
     return int(match[1]) if match and len(match[1]) < 7 else None
