@@ -53,7 +53,6 @@ COLLECTIVES: list[Row] = [
     ("a reduction for the run's file", "reduce -o max", "-o max: -o is the run's file", "--op max"),
     ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "use only one"),
     ("a layout that does not exist", "reduce --format csv", "'csv' is not one of", "'nccl-tests'"),
-    ("nccl-tests' JSON", "reduce -J a.json", "is not written", "--json"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
     ("an option of raw copies", "allgather --patterns host", "no such option '--patterns'", "allgather --help'"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -22,63 +22,7 @@ from collbench.model.operations import COLLECTIVES, Collective, Operation, Varia
 from collbench.model.skew import Skew
 from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size
 
-
-@dataclass(frozen=True, slots=True)
-class _Flag:
-    """A flag of nccl-tests that collbench takes only with `harmless` values, which change nothing (None: all).
-
-    `instead` ends the error for another value.
-    """
-
-    short: str
-    long: str
-    harmless: frozenset[int] | None
-    instead: str = ""
-
-
-_OFF = frozenset({0})
-# nccl-tests 2.19.6, src/common.cu. Its defaults are harmless; so is what only touches its own start or its own table.
-REFUSED_FLAGS = (
-    _Flag(
-        "-a", "--average", frozenset({1, 3}), "launch is the mean of the ranks (-a 1), time the slowest rank's (-a 3)"
-    ),
-    _Flag("-m", "--agg_iters", frozenset({1}), "calls are not grouped; -G 1 shows them without their launches"),
-    _Flag("-N", "--run_cycles", frozenset({1}), "each size is measured several times anyway; for more use --precision"),
-    _Flag("-p", "--parallel_init", None),
-    _Flag("-z", "--blocking", _OFF, "the launch loop does not wait for each call; leave it out"),
-    _Flag("-y", "--stream_null", _OFF, "collectives run on streams of their own; leave it out"),
-    _Flag(
-        "-T", "--timeout", _OFF, "a data point that hangs is abandoned anyway; limit the whole run with --budget 10s"
-    ),
-    _Flag("-C", "--report_cputime", _OFF, "CPU time is not measured; leave it out"),
-    _Flag("-S", "--report_timestamps", _OFF, "the header has the start of the run; leave it out"),
-    _Flag("-R", "--local_register", _OFF, "write --registration buffer for 1, --registration window for 2"),
-    _Flag(
-        "-x",
-        "--cta_policy",
-        _OFF,
-        "set NCCL_CTA_POLICY=N, which is obeyed",
-    ),
-    _Flag("-D", "--device_implementation", _OFF, "only NCCL's collectives are measured; leave it out"),
-    _Flag("-V", "--device_cta_count", None),
-    _Flag("-M", "--memory", _OFF, "NCCL's memory is not reported; leave it out"),
-    _Flag("-u", "--unalign", _OFF, "buffers are always aligned, as in training; leave it out"),
-    _Flag("-I", "--per_iter_timing", _OFF, "time launches one by one with --latency N"),
-    _Flag("-K", "--per_iter_skip", None),
-    _Flag("-J", "--output_file", frozenset(), "nccl-tests' JSON is not written; --json prints the run"),
-)
-
-
-def _option(flag: _Flag) -> options.Command:
-    def check(_context: click.Context, _option: click.Parameter, value: int | str | None) -> None:
-        if value is not None and flag.harmless is not None and value not in flag.harmless:
-            raise UsageError(f"{flag.short} {value} ({flag.long[2:]} in nccl-tests): {flag.instead}")
-
-    kind = str if flag.harmless == frozenset() else int
-    return click.option(flag.short, flag.long, type=kind, hidden=True, expose_value=False, callback=check)
-
-
-# nccl-tests' default step without -f [src/common.cu, stepBytes].
+# nccl-tests' default step without -f [2.19.6, src/common.cu, stepBytes].
 _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
 _MOST_SIZES = 256
@@ -218,7 +162,6 @@ NCCL_FLAGS = (
     click.option(
         "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g G, N × G devices."
     ),
-    *map(_option, REFUSED_FLAGS),
 )
 
 
