@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,21 +64,10 @@ def test_isolated_it_takes_as_long_as_the_allreduce_command_measures(tmp_path: P
         assert overlap_summaries[measurement.point.size_bytes].collective_alone.value == pytest.approx(loop, rel=0.02)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Operation, Future[Run]]:
-    """Return a run of each collective: all at once, because starting torch takes the time, not measuring."""
-
-    def run(operation: Operation) -> Run:
-        arguments = ("--sizes", "1M,64M", "--compute", "gemm:4096,memory:256", "--trials", "3")
-        return measured_run(tmp_path_factory.mktemp(operation.value), "overlap", operation.value, *arguments)
-
-    with ThreadPoolExecutor(len(OPERATIONS)) as threads:
-        return {operation: threads.submit(run, operation) for operation in OPERATIONS}
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_collective_with_every_compute(operation: Operation, runs: dict[Operation, Future[Run]]) -> None:
-    run = runs[operation].result()
+def test_every_collective_with_every_compute(tmp_path: Path, operation: Operation) -> None:
+    computes = ("--compute", "gemm:4096,memory:256")  # in one run: starting takes seconds
+    run = measured_run(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
     assert len(overlaps_of(run)) == 4
     for overlap in overlaps_of(run):
         assert (overlap.failure, overlap.wrong, overlap.wrong_compute, len(overlap.trials)) == (None, 0, 0, 3)
