@@ -74,9 +74,8 @@ def conclusion(answers: Answers) -> str:
         return f"There is no reference figure for {what} {_kind(answers)}."
     standings = Counter(answer.standing for answer in answers.answers)
     counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
-    below = next((answer for answer in answers.answers if answer.standing is ReferenceVerdict.BELOW), None)
-    if below is not None:
-        return f"{_answer_line(answers, below)} ({counts})."
+    if below := standings[ReferenceVerdict.BELOW]:
+        return f"Below normal at {below} of {amount(len(answers.answers), 'reference figure')}."
     if not answers.judged:
         return f"No reference figure gives a significant answer ({counts})."
     if set(standings) == {ReferenceVerdict.NORMAL} and not answers.unjudged:
