@@ -35,6 +35,7 @@ def behind(*members: int, ratio: float = 0.8) -> Rate:
         ("one pod holds eight", slow(1), PODS, 8, tuple(range(8, 16))),
         ("seven fit the pod that a slow node breaks", slow(1), PODS, 7, (0, 2, 3, 4, 5, 6, 7)),
         ("not behind a slow uplink", behind(0, 1, 2, 3), LEAVES, 8, tuple(range(4, 12))),
+        ("nor where its uplinks carry just enough", behind(4, 5, 6, 7), LEAVES, 3, (0, 1, 2)),
         ("nor where it was found", behind(0, 1, 2, 3), (), 8, tuple(range(4, 12))),
         ("of those as many as its uplinks carry: 0.8 × 4 = 3", behind(0, 1, 2, 3), (), 15,
          (0, 1, 2, *range(4, 16))),

@@ -535,22 +535,28 @@ def _packed(
         under: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for node in left:
             under[homes[node][: depth + 1]].append(node)
-        left = [node for home in _fewest(under, wanted) for node in under[home]]
+        slow = {home for home, nodes in under.items() if any(worth[node][1] for node in nodes)}
+        left = [node for home in _fewest(under, wanted, slow) for node in under[home]]
     # The last switch is used in part: take its best nodes.
     order = {home: number for number, home in enumerate(dict.fromkeys(homes[node] for node in left))}
     left.sort(key=lambda node: (order[homes[node]], worth[node]))
     return tuple(sorted(left[:wanted], key=lambda node: (homes[node], node)))
 
 
-def _fewest(under: Mapping[tuple[int, ...], Sequence[int]], wanted: int) -> list[tuple[int, ...]]:
-    """Return the fewest switches with `wanted` nodes: the largest, last the smallest that has enough for the rest."""
+def _fewest(
+    under: Mapping[tuple[int, ...], Sequence[int]], wanted: int, slow: Collection[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Return the fewest switches with `wanted` nodes: the largest, last the smallest that has enough for the rest.
+
+    That one has no `slow` uplink where another has enough, too: of its nodes only some count, so it would be smallest.
+    """
     chosen: list[tuple[int, ...]] = []
     for home in sorted(under, key=lambda home: (-len(under[home]), home)):
         missing = wanted - sum(len(under[taken]) for taken in chosen)
         if missing <= 0:
             break
         enough = [other for other in under if other not in chosen and len(under[other]) >= missing]
-        chosen.append(min(enough, key=lambda other: (len(under[other]), other)) if enough else home)
+        chosen.append(min(enough, key=lambda other: (other in slow, len(under[other]), other)) if enough else home)
     return chosen
 
 
