@@ -24,7 +24,10 @@ STORE_ONLY = Path(__file__).with_name("store_only")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
 
-_PORTS = iter(range(20_000 + os.getpid() % 10_000, 32_768))
+# A port is free until a launcher listens, some time after it was given one, so each of pytest's workers has its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = iter(range(20_000 + os.getppid() % 10_000 + _WORKER, 32_768, _WORKERS))
 
 
 def free_port() -> int:
