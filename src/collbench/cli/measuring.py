@@ -68,19 +68,12 @@ _SHARED = frozenset(
 Plan = Callable[..., Request]
 
 
-class MeasuringCommand(click.Command):
+class MeasuringCommand(options.CheckedCommand):
     """A command that measures what its plan adds to a request."""
 
     def __init__(self, *arguments: Any, plan: Plan, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.plan = plan
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options. Raises UsageError for two that exclude each other."""
-        rest = super().parse_args(ctx, args)
-        if not ctx.resilient_parsing:  # a shell completes the line
-            options.check_together(ctx)
-        return rest
 
 
 def own_options(values: Mapping[str, Any]) -> dict[str, Any]:

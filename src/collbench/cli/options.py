@@ -167,6 +167,17 @@ def check_together(context: click.Context) -> None:
             raise UsageError(wrong)
 
 
+class CheckedCommand(click.Command):
+    """A command that takes no options that exclude each other, and none that lacks another."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options. Raises UsageError."""
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:  # a shell completes the line
+            check_together(ctx)
+        return rest
+
+
 def typed_besides(allowed: Collection[str]) -> list[str]:
     """Return the options of this command that were typed, of all but those with these parameters' names."""
     return [word for name, word in typed(click.get_current_context()).items() if name not in allowed]

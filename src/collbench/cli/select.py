@@ -25,7 +25,7 @@ _TEXT, _JSON = "text", "json"
 _LAYOUTS = (_TEXT, _JSON, LIST, *ACTING)
 
 
-class _Select(click.Command):
+class _Select(options.CheckedCommand):
     """A command that with --format env also fails in a shell's words, whatever goes wrong.
 
     `eval "$(collbench select …)"` does not see our exit status, and training would go on on all GPUs.
@@ -37,13 +37,6 @@ class _Select(click.Command):
         """Read the words."""
         with _failing(in_shell="--format=env" in args or ("--format", "env") in pairwise(args)):
             return super().make_context(info_name, args, parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options. Raises UsageError for what contradicts itself."""
-        rest = super().parse_args(ctx, args)
-        if not ctx.resilient_parsing:
-            options.check_together(ctx)
-        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
