@@ -77,8 +77,7 @@ def predict_step(links: Links, step: Step, gpus: tuple[int, ...] | None = None) 
     counts = links.counts() if gpus is None else tuple(sorted(set(gpus)))
     if not counts:
         raise UsageError("no number of GPUs to predict for: write 2,4")
-    missing = [k for k in counts if k not in links.counts()]
-    if gpus is not None and missing:
+    if missing := [k for k in counts if k not in links.counts()]:
         raise unmeasured(f"{', '.join(map(str, missing))} devices")
     for k in counts:
         try:
