@@ -24,14 +24,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Run
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
-from collbench.overlaps.protocol import (
-    DTYPE,
-    QUEUE_ENTRIES,
-    Load,
-    OverlapBackend,
-    OverlapOpened,
-    RankTimes,
-)
+from collbench.overlaps.protocol import DTYPE, QUEUE_ENTRIES, Load, OverlapBackend, OverlapOpened, RankTimes
 from collbench.overlaps.results import NAME, Compute, Overlap, OverlapTrial, Priority
 
 # A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.

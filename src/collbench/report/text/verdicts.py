@@ -16,16 +16,7 @@ from collbench.machine.labels import rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run, device_sets, tags
-from collbench.model.units import (
-    abridged,
-    amount,
-    figure,
-    fixed,
-    format_size,
-    sentence,
-    span,
-    verb,
-)
+from collbench.model.units import abridged, amount, figure, fixed, format_size, sentence, span, verb
 from collbench.report import sentences
 from collbench.report.text import reference
 from collbench.report.text.frame import ALARM, alarm, header, headline, origin, sim
