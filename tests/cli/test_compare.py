@@ -178,4 +178,27 @@ def test_the_first_line_names_a_change_that_a_row_shows_and_how_many_are_undecid
     assert 1 - float(row[1]) == pytest.approx(float(lost) / 100, abs=0.0006)
     changes = json.loads(program("compare", "idle.json", "busy.json", "--json").out)["points"]
     undecided = sum(change["verdict"] == "undecided" for change in changes)
-    assert f"; {undecided} of {len(changes)} data points are undecided." in page
+    assert f"{undecided} of {len(changes)} data points are undecided because busy.json was disturbed: " in page
+
+
+@pytest.mark.parametrize(("base", "new", "changed"), [("idle", "busy", "slower"), ("busy", "idle", "faster")])
+def test_what_is_undecided_beside_a_busy_run_is_blamed_on_that_run(
+    program: Program, base: str, new: str, changed: str
+) -> None:
+    """The other job was on GPU0 and GPU1: every pair but GPU2-GPU3 has one of these."""
+    run_file.save(recorded("2026-11-21-4xh200-judging/pairs.json"), Path("idle.json"))
+    run_file.save(recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"), Path("busy.json"))
+    first = program("compare", f"{base}.json", f"{new}.json").out.partition("\n")[0]
+    assert "undecided because busy.json was disturbed: CONTENTION another process was on GPU0 in 2292 of" in first
+    assert first.endswith(f"; 5 of 6 pairs are more than 5% {changed}.")
+
+
+def test_an_undisturbed_run_is_not_blamed(program: Program) -> None:
+    """Two trials decide nothing; a slow link in one run is a fault of the machine, no disturbance of the run."""
+    few = [measured(Operation.CE_WRITE, pair, 300.0, trials=2) for pair in ((0, 1), (1, 0), (0, 2), (2, 0))]
+    slow = [measured(Operation.CE_WRITE, pair, 30.0, trials=2) for pair in ((0, 1), (1, 0), (0, 2), (2, 0))]
+    run_file.save(run_of(gpus(4), few), Path("base.json"))
+    run_file.save(run_of(gpus(4), slow), Path("new.json"))
+    page = program("compare", "base.json", "new.json").out
+    assert "4 of 4 data points are undecided." in page
+    assert "disturbed" not in page

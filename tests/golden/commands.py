@@ -201,6 +201,7 @@ COMMANDS = {
     "check-run-throttled": "check throttled-8.json --verbose",
     "check-run-json": "check slow-4.json --json",
     "compare": "compare h200x4-earlier.json h200x4-later.json",
+    "compare-busy": "compare h200x4-later.json busy.json",
     "compare-slower": "compare again-4.json slow-4.json --verbose",
     "error-compare-three": "compare h200x4-earlier.json h200x4.json h200x4-later.json",
     "compare-history": "compare again-4.json slow-4.json --history pairs-4.json",

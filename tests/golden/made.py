@@ -21,6 +21,7 @@ from collbench.model.run import (
     StopReason,
 )
 from tests.builders import GIB, gpus, hot, in_words, left_out, measured, pair_run, run_of, shared, throttled
+from tests.judge.runs import recorded
 
 KIB, MIB = 2**10, 2**20
 FOUR = (0, 1, 2, 3)
@@ -237,4 +238,5 @@ MADE_RUNS: dict[str, Callable[[], Run]] = {
     "late.json": late,
     "small-allreduces.json": small_allreduces,
     "without-windows.json": without_windows,
+    "busy.json": lambda: recorded("2026-11-21-4xh200-judging/runs.tar.gz:busy.json"),
 }

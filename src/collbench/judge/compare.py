@@ -504,6 +504,11 @@ class Comparison:
         """Return how many data points have this verdict."""
         return Counter(change.verdict for change in self.changes)[verdict]
 
+    @property
+    def mostly_undecided(self) -> bool:
+        """Whether more than half of the data points are."""
+        return 2 * self.count(Verdict.UNDECIDED) > len(self.changes)
+
 
 def check_history(base: Run, run: Run, name: str) -> None:
     """Raise UsageError for a run of other GPUs: how much runs on the base's vary it does not show."""

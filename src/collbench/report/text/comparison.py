@@ -70,7 +70,7 @@ differs from run to run. worse, better: significantly beyond δ (2%, below 1M
 def page(comparison: Comparison, names: tuple[str, str]) -> Page:
     """Yield the page's blocks; `names` are those of the two files."""
     yield from alarms(comparison)
-    yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
+    yield from short(*_verdict(comparison, names, sim(comparison.base, "sim: ")))
     yield from body(comparison, names)
 
 
@@ -85,11 +85,56 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
     yield Lines("\n".join(_counts(comparison)))
-    yield from whole("verdicts", _verdict(comparison))
+    yield from whole("verdicts", *_verdict(comparison, names))
 
 
-def _verdict(comparison: Comparison, before: str = "") -> Text:
-    return Text(f"{before}{conclusion(comparison)}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -> Iterator[Text]:
+    """Yield why most is undecided, if a run shows it by itself, then the verdict."""
+    found = conclusion(comparison)
+    if why := disturbed(comparison, names):
+        yield Text(f"{before}{why}", style=ALARM)
+        found = _found(comparison)
+    yield Text(f"{before}{found}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+
+
+def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
+    """Return which run was disturbed while it was measured, what its page says, and what it shows; "" if none was.
+
+    It says so where most is undecided: what disturbs some links passes for variation between runs.
+    """
+    if not comparison.judged or not comparison.mostly_undecided:
+        return ""
+    from collbench.judge import diagnose  # late: most comparisons need no verdicts
+    from collbench.judge.diagnose.blame import THROTTLED
+    from collbench.report.text.verdicts import finding
+
+    def passing(verdict: diagnose.Verdict) -> bool:
+        unsteady = verdict.kind is diagnose.Kind.UNSTEADY
+        return unsteady or verdict.by_other_processes or verdict.cause.name == THROTTLED
+
+    clauses = []
+    for run, name in zip((comparison.base, comparison.new), names, strict=True):
+        if seen := [finding(verdict) for verdict in diagnose.judge(run) if passing(verdict)]:
+            more = f" and {len(seen) - 1} more" if seen[1:] else ""
+            clauses.append(f"{name} was disturbed: {seen[0]}{more}")
+    if not clauses:
+        return ""
+    undecided, count = comparison.count(Verdict.UNDECIDED), len(comparison.changes)
+    why = "; ".join([*clauses, *_changed_pairs(comparison)])
+    return f"{undecided} of {amount(count, 'data point')} {verb(undecided, 'is', 'are')} undecided because {why}."
+
+
+def _changed_pairs(comparison: Comparison) -> Iterator[str]:
+    """Yield how many pairs are slower, and how many faster, by more than --fail-below, whatever is significant."""
+    ratios = [group.ratio for group in comparison.groups if group.kind is Kind.DEVICES and len(group.members) == 2]
+    limit = f"{fixed(100 * comparison.fail_below, 6)}%"
+    kept = 1 - comparison.fail_below
+    for how, count in (
+        ("slower", sum(ratio < kept for ratio in ratios)),
+        ("faster", sum(kept * ratio > 1 for ratio in ratios)),
+    ):
+        if count:
+            yield f"{count} of {amount(len(ratios), 'pair')} {verb(count, 'is', 'are')} more than {limit} {how}"
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
@@ -175,11 +220,11 @@ def _differs(difference: Difference) -> str:
 
 def conclusion(comparison: Comparison) -> str:
     """Return the verdict in one sentence, with the number of undecided data points where most are."""
-    undecided, count = comparison.count(Verdict.UNDECIDED), len(comparison.changes)
     found = _found(comparison)
-    if 2 * undecided <= count:
+    if not comparison.mostly_undecided:
         return found
-    points = f"{undecided} of {amount(count, 'data point')}"
+    undecided = comparison.count(Verdict.UNDECIDED)
+    points = f"{undecided} of {amount(len(comparison.changes), 'data point')}"
     return f"{found.removesuffix('.')}; {points} {verb(undecided, 'is', 'are')} undecided."
 
 
