@@ -89,12 +89,14 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
 
 
 def _verdict(comparison: Comparison, names: tuple[str, str], before: str = "") -> Iterator[Text]:
-    """Yield why most is undecided, if a run shows it by itself, then the verdict."""
+    """Yield why most is undecided, if a run shows it by itself, the verdict, and of which other devices it is."""
     found = conclusion(comparison)
     if why := disturbed(comparison, names):
         yield Text(f"{before}{why}", style=ALARM)
         found = _found(comparison)
     yield Text(f"{before}{found}", style=_STYLES[Verdict.WORSE] if comparison.regressions else "")
+    if others := other_devices(comparison):
+        yield Text(f"{before}{others}", style=ALARM)
 
 
 def disturbed(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -138,10 +140,8 @@ def _changed_pairs(comparison: Comparison) -> Iterator[str]:
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
-    """Yield the first lines: what failed in the new run, whether it is of other devices, and what is not compared."""
+    """Yield the first lines: what failed in the new run, and what is not compared."""
     yield from alarm(comparison.new)
-    if others := other_devices(comparison):
-        yield Lines(others, style=ALARM)
     if not comparison.judged:
         yield not_judged(
             "no data point has three trials in both runs, the fewest that show noise: measure both to the end"
