@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from collbench.jobs.calls import pauses_of, report, step_seconds
 from collbench.jobs.job import Ending, Group, Job, JobRank, Phase, Position, Sample
 from collbench.jobs.job_file import dumps, loads
+from collbench.jobs.page import remarks
 from collbench.judge.tails import after_others
 from tests.jobs.made import jobs, made_job, stepped, without_gpu_times
 
@@ -36,9 +38,45 @@ def test_the_late_rank_is_named_with_how_much_and_how_often() -> None:
     found = report(made_job(DDP, ranks=4, late={2: 300.0}))
     assert found is not None
     (late,) = found.late
-    assert (late.rank, late.last, late.seen) == (2, 1.0, 36)  # of ten steps the first is warm-up
-    assert late.lateness.median == pytest.approx(300e-6)
+    assert (late.rank, late.last, late.seen, late.calls) == (2, 1.0, 36, 4)  # of ten steps the first is warm-up
+    assert late.lateness.median == late.mean == pytest.approx(300e-6)
     assert late.waits == pytest.approx(4 * 300e-6)
+
+
+def with_waits(job: Job, waits: Callable[[int, int], Sequence[float]]) -> Job:
+    """Return a job whose ranks wait so many µs in each call, by rank and repetition, beside the transfer of 100."""
+
+    def waiting(rank: JobRank) -> JobRank:
+        (phase,) = rank.phases
+        samples = (
+            replace(one, gpu=tuple(100.0 + wait for wait in waits(rank.rank, one.repetition))) for one in phase.samples
+        )
+        return replace(rank, phases=(replace(phase, samples=tuple(samples)),))
+
+    return stepped(replace(job, ranks=tuple(map(waiting, job.ranks))))
+
+
+def test_how_late_a_rank_is_at_each_call_adds_up_to_what_the_others_wait() -> None:
+    """Most calls wait 10 µs, one of them 310: the median call says a tenth of it."""
+    job = with_waits(made_job(DDP), lambda rank, _: (0, 0, 0, 0) if rank else (10, 310, 10, 10))
+    found = report(job)
+    assert found is not None
+    (late,) = found.late
+    assert late.lateness.median == pytest.approx(10e-6)
+    assert [late.mean, late.waits] == pytest.approx([85e-6, 340e-6])
+    assert "rank 1 arrives 85.0 µs later than the others (mean) at 4 calls of all ranks" in "".join(remarks(found))
+    assert "the others wait 0.34 ms a step for it" in "".join(remarks(found))
+
+
+def test_ranks_that_take_turns_to_wait_are_named_with_their_shares() -> None:
+    """Of the nine steps that count, rank 0 waits in four and rank 1 in five; three µs at the last call say nothing."""
+    job = with_waits(made_job(DDP), lambda rank, step: (900, 900, 900, 0) if step % 2 == rank else (0, 0, 0, 3))
+    found = report(job)
+    assert found is not None
+    assert found.late == ()
+    assert [row.last for row in found.ranks] == [pytest.approx(5 * 3 / 36), pytest.approx(4 * 3 / 36)]
+    text = "no rank is late throughout: each of 2 is last at 33% (rank 1) to 42% (rank 0) of its calls"
+    assert text in "".join(remarks(found))
 
 
 @pytest.mark.parametrize(

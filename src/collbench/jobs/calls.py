@@ -58,7 +58,9 @@ class MatchedGroup:
 class LateRank:
     """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
 
-    `waits` are the seconds of a step that the others wait for it in their kernels.
+    `mean` are the seconds by which it comes after the median of the others, over the `calls` of the usual step: a few
+    long ones make most of it, where `lateness` has the median call. `waits` are the seconds of a step that the others
+    wait for it in their kernels.
     """
 
     rank: int
@@ -66,6 +68,8 @@ class LateRank:
     lateness: Lateness
     last: float
     seen: int
+    calls: int
+    mean: float
     waits: float
 
 
@@ -93,7 +97,8 @@ class Row:
 class RankRow:
     """One rank's seconds: from step to step, in kernels of communication, and of these in waiting for other ranks.
 
-    None: unknown. `calls` are those of one step.
+    `last` is the share of calls to which it came last, of those to which a rank can be late. None: unknown. `calls` are
+    those of one step.
     """
 
     rank: int
@@ -102,6 +107,7 @@ class RankRow:
     step: float | None
     kernels: float | None
     waiting: float | None
+    last: float | None
     ending: str
     dropped: int
 
@@ -392,7 +398,7 @@ def _moving(matched_groups: Sequence[MatchedGroup], rank: int, times: Values) ->
 def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
     """Return a rank's figures: medians over the same repetitions, in each of which waiting ≤ kernels ≤ step."""
     if phase is None:
-        return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
+        return RankRow(rank.rank, 0, 0, None, None, None, None, str(rank.ending), rank.dropped)
     repetitions = common(job)
     own = _kernel_times(phase, repetitions)
     lasted = np.full(len(own), np.nan)
@@ -415,8 +421,18 @@ def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequ
     )
     assert wait is None or kernel is None or wait <= kernel  # noqa: S101  # no page shows an impossible figure
     assert kernel is None or step is None or kernel <= step  # noqa: S101
+    lasts = [_came_last(group)[group.ranks.index(rank.rank)] for group in matched_groups if rank.rank in group.ranks]
+    came_last = np.concatenate([each.ravel() for each in lasts]) if lasts else np.empty(0)
     return RankRow(
-        rank.rank, len(phase.positions), phase.repetitions, step, kernel, wait, str(rank.ending), rank.dropped
+        rank.rank,
+        len(phase.positions),
+        phase.repetitions,
+        step,
+        kernel,
+        wait,
+        float(came_last.mean()) if came_last.size else None,
+        str(rank.ending),
+        rank.dropped,
     )
 
 
@@ -433,32 +449,40 @@ def _busy(phase: Phase, own: Values, begins: Values, lasted: Values) -> Values:
     return np.where(np.isnan(sums) | np.isnan(lasted), sums, np.minimum(sums, lasted))
 
 
+def _came_last(matched_group: MatchedGroup) -> NDArray[np.bool_]:
+    """Return to which judged calls each rank came last, (ranks, repetitions, calls), beyond doubt."""
+    times = matched_group.times[:, :, matched_group.judged]
+    last, next_to_last = np.sort(times, axis=0)[:2]
+    came_last: NDArray[np.bool_] = (times == last) & (next_to_last - last > _RESOLVED_SECONDS)
+    return came_last
+
+
 def _late(matched_group: MatchedGroup) -> Iterator[LateRank]:
     """Yield the ranks that come significantly late to a group's collectives: their kernels end with the others'."""
     if not len(matched_group.judged):
         return
-    arrived = -matched_group.times[:, :, matched_group.judged]
-    ranks, samples, _ = arrived.shape
-    flat = arrived.reshape(ranks, -1)
-    after, latest = after_others(flat), flat.max(axis=0)
+    times = matched_group.times[:, :, matched_group.judged]
+    ranks, samples, calls = times.shape
+    after, came_last = after_others(-times.reshape(ranks, -1)), _came_last(matched_group)
+    shortest, second = np.sort(times, axis=0)[:2]
     low = (quantile_ranks(samples, 50) or (1, samples))[0]
     for index, rank in enumerate(matched_group.ranks):
+        own = after[index].reshape(samples, calls)
         # Calls of one step are not independent: a rank that is late to the first one may stay late.
-        by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
+        by_step = np.sort(np.median(own, axis=1))
         lateness_of_rank = lateness(after[index], _RESOLVED_SECONDS)
         if lateness_of_rank.significant and by_step[low - 1] > _RESOLVED_SECONDS:
-            last = flat[index] == latest
-            waits = _waits(matched_group, index, last.reshape(samples, -1))
-            yield LateRank(rank, matched_group.group, lateness_of_rank, float(last.mean()), flat.shape[1], waits)
-
-
-def _waits(matched_group: MatchedGroup, index: int, last: NDArray[np.bool_]) -> float:
-    """Return the seconds that every other rank waits in its kernels for this rank, the median over the repetitions.
-
-    `last` says in which calls of each the rank came last.
-    """
-    others = (np.delete(matched_group.times, index, axis=0) - matched_group.moving)[:, :, matched_group.judged]
-    return float(np.median(np.where(last, others.min(axis=0), 0.0).sum(axis=1)))
+            yield LateRank(
+                rank,
+                matched_group.group,
+                lateness_of_rank,
+                last=float(came_last[index].mean()),
+                seen=samples * calls,
+                calls=calls,
+                mean=float(np.median(own.clip(min=0.0).sum(axis=1))) / calls,
+                # All others wait until the last rank comes: at least as long as the next to last.
+                waits=float(np.median(np.where(times[index] == shortest, second - shortest, 0.0).sum(axis=1))),
+            )
 
 
 def _within(one: LateRank, ranks: Sequence[int], rows: Sequence[RankRow]) -> LateRank:

@@ -248,6 +248,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "calls": [_row_json(report, row) for row in report.rows],
         "ranks": [
             picked(row, "rank", "calls", "repetitions", "ending", "dropped")
+            | {"last_share": row.last}
             | _seconds(row, "step", "kernels", "waiting")
             for row in report.ranks
         ],
@@ -283,10 +284,12 @@ def _row_json(report: Report, row: Row) -> dict[str, Any]:
 
 def _late_json(one: LateRank) -> dict[str, Any]:
     return picked(one, "rank", "group") | {
+        "mean_seconds": one.mean,
         "median_seconds": one.lateness.median,
         "interval_seconds": list(one.lateness.interval) if one.lateness.interval else None,
         "last_share": one.last,
         "calls_seen": one.seen,
+        "calls_per_step": one.calls,
         "waits_seconds_per_step": one.waits,
     }
 
@@ -471,7 +474,7 @@ def _limits(report: Report) -> Iterator[str]:
         yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
         if report.late_known:
-            yield "late      no rank arrives later than the others in significantly more than half of the repetitions"
+            yield f"late      {_turns_text(report)}"
         else:
             yield "late      not judged: this needs kernel times of all ranks of a group, as of record --gpu-times"
     if any(row.bounded and row.transfer is not None for row in report.rows):
@@ -508,12 +511,19 @@ def _incomplete(report: Report) -> Iterator[str]:
         yield f"dropped   {amount(dropped, 'call')} not kept: the recorder's memory was full, or of an unknown kind"
 
 
-def late_text(job: Job, one: LateRank) -> str:
-    """Return which rank is late, among which ranks, by how much and how often."""
-    group = job.groups[one.group]
+def late_text(job: Job, late: LateRank) -> str:
+    """Return which rank is late, among which ranks, by how much at each call of a step, and how often."""
+    group = job.groups[late.group]
     among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
-    by = figure(one.lateness.median * _MICRO)
+    calls = amount(late.calls, "call")
     return (
-        f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
-        f"{one.last:.0%} of {one.seen} calls"
+        f"rank {late.rank} arrives {figure(late.mean * _MICRO)} µs later than the others (mean) at {calls} of {among}, "
+        f"and last at {late.last:.0%} of {late.seen:,}"
     )
+
+
+def _turns_text(report: Report) -> str:
+    """Return that nobody is late throughout, and how often each rank is the last: ranks may wait for each in turn."""
+    lasts = {row.rank: row.last for row in report.ranks if row.last is not None}
+    shares = _over_ranks(lasts, "{:.0%}".format)
+    return f"no rank is late throughout: each of {len(lasts)} is last at {shares} of its calls"

@@ -51,14 +51,15 @@ def test_a_job_on_another_pair_is_longer_by_what_its_calls_are(program: Program,
     )
     page = program(*args)
     assert (page.status, page.err) == (0, "")
-    assert page.out.startswith(f"a step takes {1e3 * expected:.1f} ms longer on these links (")
+    ran = f"if the job ran on GPU0, GPU1 of {NVLINK_PAIRS.machine.hostname} (no --recorded-links): "
+    assert " ".join(page.out.split()).startswith(f"{ran}a step takes {1e3 * expected:.1f} ms longer on these links (")
     assert "The estimate was wrong by" in " ".join(page.out.split())
 
 
 def test_a_page_first_says_what_the_runs_do_not_cover(program: Program, saved: Path) -> None:
     job_file.save(made_job([("alltoall", MIB), ("allreduce", 30 * MIB)]), saved / "mixed.json")
     page = program("predict", "mixed.json", "run.json", "--devices", "1,2").out
-    assert page.startswith("the runs cover only 96% of the step's bytes; a step takes ")
+    assert page.startswith("the runs cover only 96% of the step's bytes; if the job ran on GPU0, GPU1 of ")
 
 
 def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> None:
@@ -80,9 +81,9 @@ def test_a_run_of_another_model_says_so_first(program: Program, saved: Path) -> 
 def test_figures_that_stand_for_both_links_are_no_prediction(program: Program, saved: Path) -> None:
     """On its own pair, of the same run, nothing can change, whatever links the job had."""
     page = " ".join(program("predict", "job.json", "run.json").out.split())
-    assert page.startswith("nothing changes, because the same figures stand for the links of the record and for these")
-    assert "recorded GPU0, GPU1 of" in page
-    assert "as no --recorded-links names others" in page
+    assert page.startswith("if the job ran on GPU0, GPU1 of ")
+    why = "because the same figures stand for the links of the record and for these"
+    assert f"(no --recorded-links): nothing changes, {why}" in page
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def test_a_job_on_its_own_links_does_not_change(program: Program, saved: Path) -
     for more in ((), ("--recorded-links", "run.json")):
         answer = json.loads(program("predict", "job.json", "run.json", *more, "--json").out)
         assert answer["longer_seconds"] == pytest.approx([0, 0, 0], abs=1e-12)
+        assert answer["recorded_links_given"] == bool(more)
 
 
 def test_a_run_with_a_failure_says_so_and_fails(program: Program, saved: Path) -> None:

@@ -129,9 +129,10 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     if others := _other_gpus(predicted):
         yield from both("header", prose(others, ALARM))
     answer = "" if predicted.percent == 100 else f"the runs cover only {predicted.percent}% of the step's bytes; "
+    if predicted.here.links is predicted.recorded.links:
+        answer += f"if the job ran on {_place(predicted.recorded)} (no --recorded-links): "
     answer += f"{sim(run)}{_takes(predicted)}; recorded: {milli(predicted.step)}"
-    default = ", as no --recorded-links names others" if predicted.here.links is predicted.recorded.links else ""
-    places = (f"recorded  {_devices(predicted.recorded)}{default}", f"here      {_devices(predicted.here)}")
+    places = (f"recorded  {_devices(predicted.recorded)}", f"here      {_devices(predicted.here)}")
     yield from both("header", prose(answer))
     yield from both("header", Lines("\n".join(places) + "\n"))
     rows = table("call", "bytes", "group", "recorded, µs", "here, µs", left=("call", "group"))
@@ -177,11 +178,15 @@ def _takes(predicted: PredictedJob) -> str:
     return f"a step takes {change} on these links{ends}"
 
 
+def _place(placed: PlacedJob) -> str:
+    """Return "GPU2, GPU3 of vm"."""
+    machine = placed.links.run.machine
+    return f"{', '.join(device.tag for device in placed.devices)} of {machine.fabric or machine.hostname}"
+
+
 def _devices(placed: PlacedJob) -> str:
     """Return "GPU2, GPU3 of vm: 2 × NVIDIA H200"."""
-    machine = placed.links.run.machine
-    names = ", ".join(device.tag for device in placed.devices)
-    return f"{names} of {machine.fabric or machine.hostname}: {counted(device.name for device in placed.devices)}"
+    return f"{_place(placed)}: {counted(device.name for device in placed.devices)}"
 
 
 def _other_gpus(predicted: PredictedJob) -> str:
@@ -200,6 +205,7 @@ def job_json(job: Job, predicted: PredictedJob) -> dict[str, Any]:
         "backend": predicted.here.links.run.backend,
         "recorded_gpus": [device.name for device in predicted.recorded.devices],
         "gpus": [device.name for device in predicted.here.devices],
+        "recorded_links_given": predicted.here.links is not predicted.recorded.links,
         "rank": predicted.rank,
         "recorded_step_seconds": predicted.step,
         "longer_seconds": predicted.change,
