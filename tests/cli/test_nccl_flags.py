@@ -67,10 +67,8 @@ def refused(args: str, processes: int = 1) -> str:
         ("-b 1g -e 1G", (GIB,)),
         ("-b 128M -e 128M -f 2", (128 * MIB,)),
         ("-b 1M -e 9M -f 3", (MIB, 3 * MIB, 9 * MIB)),
-        ("-b 512K -e 1536K -i 512K", (512 * KIB, MIB, 1536 * KIB)),
         ("-b 1M -e 4M", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),  # its own step is 1 MiB [src/common.cu, stepBytes]
         ("-b 1M -e 4M -f 1", (MIB, 2 * MIB, 3 * MIB, 4 * MIB)),
-        ("-b 1M -e 4M -f 2 -i 1M", (MIB, 2 * MIB, 4 * MIB)),  # as there, the factor wins
         ("-b 1M -e 5M -f 2", (MIB, 2 * MIB, 4 * MIB)),
         ("-e 64", (8, 16, 32, 64)),
         ("-e 4", (4,)),
@@ -114,9 +112,7 @@ def test_only_a_smallest_size_ends_where_the_backend_does() -> None:
         ("--root 1", {"root": 1}),
         ("-G 20", {"graph": 20}),
         ("-g 2", {"devices": "1,2"}),
-        ("-t 4", {"devices": "1,2,5,7"}),
-        ("-t 2 -g 2", {"devices": "1,2,5,7"}),
-        ("-t 1 -g 3", {"devices": "1,2,5"}),
+        ("-g 4", {"devices": "1,2,5,7"}),
     ],
 )
 def test_fields(args: str, fields: dict[str, Any]) -> None:
@@ -124,7 +120,7 @@ def test_fields(args: str, fields: dict[str, Any]) -> None:
 
 
 def test_one_of_many_processes_has_one_device() -> None:
-    assert requested_fields("-g 1 -t 1", processes=4) == {}
+    assert requested_fields("-g 1", processes=4) == {}
     assert "each of the 4 processes has one device" in refused("-g 2", processes=4)
 
 
@@ -135,7 +131,7 @@ def test_one_of_many_processes_has_one_device() -> None:
         ("-b 8 -e 1G", "1024 sizes", "-f 2"),
         ("-b 8X -e 1G", "'8X'", "64K"),
         ("-b 0 -e 1G", "'0' is zero", "smallest"),
-        ("-t 2 -g 4", "asks for 8 of", "4 devices"),
+        ("-g 8", "asks for 8 of", "4 devices"),
         ("-g 1", "-g 1 is one device", "-g 2"),
         ("-d int128", "'int128'", "bfloat16"),
     ],
@@ -152,7 +148,7 @@ def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
             requested_fields(args)
 
 
-@pytest.mark.parametrize("letter", "amNpzyTCSRxDVMuIKJ")
+@pytest.mark.parametrize("letter", "amNpzyTCSRxDVMuIKJit")
 def test_flags_of_another_measurement_are_no_options_even_with_harmless_values(letter: str) -> None:
     with pytest.raises(click.NoSuchOption):
         requested_fields(f"-{letter} 1")

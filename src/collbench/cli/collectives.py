@@ -36,8 +36,8 @@ def with_flags(request: Request, flags: Mapping[str, Any], processes: int = 1) -
     return replace(
         request,
         root=flags["root"],
-        sizes=_sizes(request, *(flags[name] for name in ("minbytes", "maxbytes", "stepbytes", "stepfactor"))),
-        devices=_devices(request, processes, flags["ngpus"], flags["nthreads"]),
+        sizes=_sizes(request, *(flags[name] for name in ("minbytes", "maxbytes", "stepfactor"))),
+        devices=_devices(request, processes, flags["ngpus"]),
         iterations=flags["iters"],
         warmup=flags["warmup_iters"],
         verify=flags["check"] is None or flags["check"] > 0,
@@ -46,10 +46,10 @@ def with_flags(request: Request, flags: Mapping[str, Any], processes: int = 1) -
 
 
 def _sizes(
-    request: Request, minbytes: int | None, maxbytes: int | None, stepbytes: int | None, stepfactor: int | None
+    request: Request, minbytes: int | None, maxbytes: int | None, stepfactor: int | None
 ) -> tuple[int, ...] | None:
-    """Return the sizes of -b, -e, -i and -f: with both ends nccl-tests' steps, with one our range, doubling."""
-    if minbytes is maxbytes is stepbytes is stepfactor is None:
+    """Return the sizes of -b, -e and -f: with both ends nccl-tests' steps, with one our range, doubling."""
+    if minbytes is maxbytes is stepfactor is None:
         return request.sizes
     both = minbytes is not None and maxbytes is not None
     if minbytes is not None and maxbytes is not None and minbytes > maxbytes:
@@ -59,43 +59,39 @@ def _sizes(
     default = default_sizes(request.backend)
     first = minbytes or min(default[0], maxbytes or default[0])
     last = maxbytes or max(default[-1], first)
-    factor = stepfactor or (2 if stepbytes is None and not both else 1)
-    return _stepped(first, last, factor, stepbytes or _STEP)
-
-
-def _devices(request: Request, processes: int, ngpus: int | None, nthreads: int | None) -> str | None:
-    """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
-    flags = " ".join(f"{flag} {value}" for flag, value in (("-g", ngpus), ("-t", nthreads)) if value is not None)
-    if not flags:
-        return request.devices
-    count = (ngpus or 1) * (nthreads or 1)
-    if processes > 1:
-        if count > 1:
-            raise UsageError(f"{flags}: each of the {processes} processes has one device; start more processes instead")
-        return None
-    if count < 2:
+    factor = stepfactor or (1 if both else 2)
+    steps = (last - first) // _STEP
+    if factor == 1 and steps >= _MOST_SIZES:
         raise UsageError(
-            f"{flags} is one device, and a collective needs two: write -g 2, or start one process per device"
-        )
-    present = present_devices(request.backend, request.fabric)
-    if count > len(present):
-        raise UsageError(f"{flags} asks for {count} of {amount(len(present), 'device')}: write fewer")
-    return ",".join(str(device.index) for device in present[:count])
-
-
-def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
-    """Return the sizes from first to last: by the factor above 1, else by the step in bytes. Raises UsageError."""
-    if factor == 1 and (last - first) // step >= _MOST_SIZES:
-        raise UsageError(
-            f"from {format_size(first)} to {format_size(last)} in steps of {format_size(step)} are "
-            f"{(last - first) // step + 1} sizes: double them with -f 2, or widen the step with -i"
+            f"from {format_size(first)} to {format_size(last)} in steps of {format_size(_STEP)} are {steps + 1} sizes: "
+            "double them with -f 2"
         )
     if factor == 1:
-        return tuple(range(first, last + 1, step))
+        return tuple(range(first, last + 1, _STEP))
     sizes = [first]
     while sizes[-1] * factor <= last:
         sizes.append(sizes[-1] * factor)
     return tuple(sizes)
+
+
+def _devices(request: Request, processes: int, count: int | None) -> str | None:
+    """Return the first -g devices as --devices writes them; without it, the value of --devices."""
+    if count is None:
+        return request.devices
+    if processes > 1:
+        if count > 1:
+            raise UsageError(
+                f"-g {count}: each of the {processes} processes has one device; start more processes instead"
+            )
+        return None
+    if count < 2:
+        raise UsageError(
+            f"-g {count} is one device, and a collective needs two: write -g 2, or start one process per device"
+        )
+    present = present_devices(request.backend, request.fabric)
+    if count > len(present):
+        raise UsageError(f"-g {count} asks for {count} of {amount(len(present), 'device')}: write fewer")
+    return ",".join(str(device.index) for device in present[:count])
 
 
 _BYTES, _COUNT = "BYTES", options.COUNT
@@ -111,13 +107,12 @@ NCCL_FLAGS = (
         callback=_size,
         help="Largest size.  [default: 1G; host: 64M; -b if larger]",
     ),
-    click.option("-f", "--stepfactor", metavar="N", type=_COUNT, help="Multiply each size by this.  [default: see -i]"),
     click.option(
-        "-i",
-        "--stepbytes",
-        metavar=_BYTES,
-        callback=_size,
-        help="Add this to each size instead.  [default: 1M with both -b and -e, as nccl-tests; else sizes double]",
+        "-f",
+        "--stepfactor",
+        metavar="N",
+        type=_COUNT,
+        help="Multiply each size by this; 1: add 1M.  [default: 1 with both -b and -e, as nccl-tests, else 2]",
     ),
     click.option(
         "-n", "--iters", metavar="N", type=_COUNT, help="Calls in a batch, and in the launch loop.  [default: 20]"
@@ -159,9 +154,6 @@ NCCL_FLAGS = (
         help="With 1 or more, --format nccl-tests shows the graph replay's time, not the launch loop's.",
     ),
     click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
-    click.option(
-        "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g G, N × G devices."
-    ),
 )
 
 

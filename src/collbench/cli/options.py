@@ -124,8 +124,8 @@ def typed(context: click.Context) -> dict[str, str]:
 _ANOTHER = "describe another machine"
 _EXCLUSIVE = (
     ("quick", ("precision", "budget"), "{} and {} both say how long to measure"),
-    ("sizes", ("minbytes", "maxbytes", "stepbytes", "stepfactor"), "{} and {} both say which sizes to measure"),
-    ("devices", ("ngpus", "nthreads"), "{} and {} both say which devices to measure"),
+    ("sizes", ("minbytes", "maxbytes", "stepfactor"), "{} and {} both say which sizes to measure"),
+    ("devices", ("ngpus",), "{} and {} both say which devices to measure"),
     ("pairs", ("split",), "{} and {} both say which sets to time"),
     ("auto_select", ("devices",), "{} and {} both say which GPUs to use"),
     ("devices", ("exclude", "allow_busy", "job"), "{} names the GPUs, {} affects an automatic choice"),
