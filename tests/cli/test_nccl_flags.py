@@ -6,7 +6,7 @@ from typing import Any
 import click
 import pytest
 
-from collbench.cli.collectives import NCCL_FLAGS, with_flags
+from collbench.cli.timing import NCCL_FLAGS, with_flags
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.errors import CollbenchError

@@ -31,12 +31,12 @@ NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
 # `collbench --help` says of it, without loading it.
 _GROUPS = {
     "Measure": {
-        "pairs": ("cli.copies", "Measure every link and pair of GPUs, and rank the pairs."),
+        "pairs": ("cli.timing", "Measure every link and pair of GPUs, and rank the pairs."),
         "check": ("cli.check", "Find where labels and measurement disagree, and what is slow."),
-        "copies": ("cli.copies", "Time raw copies in every pattern, host memory included."),
-        "latency": ("cli.copies", "Time one memory access, one small copy, one small all-reduce."),
+        "copies": ("cli.timing", "Time raw copies in every pattern, host memory included."),
+        "latency": ("cli.timing", "Time one memory access, one small copy, one small all-reduce."),
         **{
-            operation.value: ("cli.collectives", f"Time {operation.collective.title}: {operation.collective.does}.")
+            operation.value: ("cli.timing", f"Time {operation.collective.title}: {operation.collective.does}.")
             for operation in COLLECTIVES
         },
         "overlap": ("overlaps.command", "Time a collective while the GPUs compute, as in training."),
