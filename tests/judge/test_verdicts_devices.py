@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.measuring import check
+from collbench.cli.check import plan as check
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work

@@ -61,8 +61,8 @@ def test_an_nccl_that_is_too_old_is_refused_before_the_first_trial(
 
 # The program with two small sizes: of 1 MiB the fakes would add up numbers for minutes.
 _TWO_SIZES = """
-from collbench.api import measuring
-measuring._SMALL = "128,1K"
+from collbench.cli import timing
+timing._SMALL = "128,1K"
 from collbench.cli import entry
 entry()
 """

@@ -1,4 +1,4 @@
-"""What each measuring command times, as a request; and the request measured into a run that is saved as it grows.
+"""A request of the options that measuring commands share; and a request measured into a run that is saved as it grows.
 
 Only worker processes start CUDA, not this process.
 """
@@ -12,7 +12,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -25,18 +24,14 @@ from collbench.measurement.backends.protocol import OpenWorkers
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError, UsageError
-from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, Device, Run
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
-from collbench.model.units import parse_sizes
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
     from collbench.measurement.session import Ranks
 
-# All that a latency needs: the smallest message of the reference tools.
-_SMALLEST = 8
 # Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
 
@@ -86,117 +81,6 @@ def check_no_launcher(command: str) -> None:
     launch = find_launch(os.environ)
     if launch is not None:
         raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
-
-
-# What the commands time.
-
-# Each kind of registered memory in one run.
-EVERY_REGISTRATION = "all"
-
-
-def pairs(request: Request, operations: Sequence[Operation] | None = None, *, raw: bool = True) -> Request:
-    """Return the request for every link and pair: raw copies, and these collectives on every pair."""
-    timed = (Operation.ALLREDUCE, Operation.BROADCAST) if operations is None else operations
-    works = tuple(map(Work, timed))
-    return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
-
-
-def with_memory(request: Request, registration: str, skew: Skew | None = None) -> Request:
-    """Return the request with its collectives on registered memory, and blocks so cut.
-
-    With "all" they run on each kind of registered memory side by side.
-    """
-    kinds = tuple(Registration) if registration == EVERY_REGISTRATION else (Registration(registration),)
-    works = tuple(
-        replace(work, registration=kind, skew=skew if work.operation.irregular else None)
-        for kind in kinds
-        for work in request.collectives
-    )
-    return replace(request, collectives=works)
-
-
-PATTERNS = {
-    "one-way": Variant.PLAIN,
-    "both-ways": Variant.BOTH_WAYS,
-    "one-to-all": Variant.ONE_TO_ALL,
-    "all-to-one": Variant.ALL_TO_ONE,
-    "host": Variant.HOST,
-    "host-both-ways": Variant.HOST_BOTH_WAYS,
-    "host-all": Variant.HOST_ALL,
-    "host-all-both-ways": Variant.HOST_ALL_BOTH_WAYS,
-    "local": Variant.LOCAL,
-    "staged": Variant.STAGED,
-}
-
-
-def copies(request: Request, patterns: tuple[Variant, ...] | None = None) -> Request:
-    """Return the request for raw copies in these patterns, in all for None, at one large size unless others are named.
-
-    Raises UsageError for a pattern that the backend has not.
-    """
-    row = capabilities(request.backend)
-    elsewhere = [variant for variant in patterns or () if variant is not Variant.PLAIN]
-    if row.cores and elsewhere:
-        raise UsageError(f"the {row.name} backend copies one-way only: leave out {', '.join(elsewhere)}")
-    variants = patterns or tuple(PATTERNS.values())
-    return replace(request, copies=variants, sizes=request.sizes or (row.largest_pattern_bytes,))
-
-
-def latency(request: Request) -> Request:
-    """Return the request for one access, one copy and one all-reduce of 8 bytes."""
-    return replace(
-        request,
-        sizes=(_SMALLEST,),
-        copies=(Variant.PLAIN,),
-        chase=True,
-        collectives=(Work(Operation.ALLREDUCE),),
-        pairs=True,
-        launches=True,
-    )
-
-
-# What inference sends: from a message of one barrier to a batch of tokens; 400 launches suffice for a 99th percentile.
-_SMALL, _SMALL_DTYPE, _SMALL_LAUNCHES = "128:1M", "bfloat16", 400
-# Of Llama-70B.
-DEFAULT_LAYERS = 80
-
-
-def small_allreduces(request: Request, layers: int) -> Request:
-    """Return the request for small all-reduces over all devices on each kind of memory, in graphs and one by one.
-
-    `layers` are those of the model whose token the page counts. Raises UsageError for a backend without such memory.
-    """
-    row = capabilities(request.backend)
-    if not (row.nccl or row.simulated):
-        raise UsageError(f"the {row.name} backend has no NCCL: leave out --collectives")
-    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
-    return replace(
-        request,
-        sizes=parse_sizes(_SMALL),
-        dtype=_SMALL_DTYPE,
-        collectives=works,
-        latency=_SMALL_LAUNCHES,
-        layers=layers,
-    )
-
-
-# One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
-# long on old ones. Cores show it at a quarter of that.
-_SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
-# Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
-_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
-_COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
-_QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
-
-
-def check(request: Request) -> Request:
-    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
-    sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
-    if request.quick:
-        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
-        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
-    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
 _MOST_MATRIX_BYTES = 2**26  # two thousand ranks, each block in 16 digits

@@ -8,20 +8,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.text import Text
 
-from collbench.api import measuring
 from collbench.api.measuring import OpenSession
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page
 from collbench.measurement.backends import factory
+from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, ExitStatus, MachineError, UsageError
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, device_sets
 from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
@@ -39,7 +41,26 @@ _expect = click.option("--expect", metavar="N", type=click.IntRange(min=1), help
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
-@click.command(cls=MeasuringCommand, plan=lambda request, **_own: measuring.check(request))
+# One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
+# long on old ones. Cores show it at a quarter of that.
+_SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
+# Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
+_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
+_COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
+# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
+_QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
+
+
+def plan(request: Request, **_own: Any) -> Request:
+    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once."""
+    sizes = request.sizes or (_SIZE_OF_CORES if capabilities(request.backend).cores else _SIZE,)
+    if request.quick:
+        copies, collectives = _QUICK_COPIES, _QUICK_COLLECTIVES
+        return replace(request, sizes=sizes, copies=copies, collectives=collectives, pairs=True, isolated=True)
+    return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
+
+
+@click.command(cls=MeasuringCommand, plan=plan)
 @_file
 @measuring_options(_map_p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
@@ -114,7 +135,7 @@ def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:
     _, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
-    request = make_request("check", values, measuring.check)
+    request = make_request("check", values, plan)
     begun: list[OpenSession] = []
     try:
         run = measured(request, values["output"], SILENTLY, begun)

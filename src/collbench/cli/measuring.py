@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from collbench.api.measuring import EVERY_REGISTRATION, OpenSession, RequestSession, request_of
+from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.program import launched
@@ -46,7 +46,8 @@ _stopping = (
     click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
 )
 
-
+# Each kind of registered memory in one run.
+EVERY_REGISTRATION = "all"
 # Of collectives on pairs and on all devices.
 registration = click.option(
     "--registration",

@@ -9,18 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
-from collbench.api import measuring
 from collbench.api.keywords import MOST_COUNT
-from collbench.api.measuring import PATTERNS, parse_skew, present_devices
+from collbench.api.measuring import parse_skew, present_devices
 from collbench.cli import options
-from collbench.cli.measuring import MeasuringCommand, measuring_command, registration
+from collbench.cli.measuring import EVERY_REGISTRATION, MeasuringCommand, measuring_command, registration
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
-from collbench.model.operations import COLLECTIVES, Collective, Operation, Variant, Work
+from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import Skew
-from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size, parse_sizes
 
 Value = TypeVar("Value")
 
@@ -38,6 +37,18 @@ def _list_of(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Val
     return parse
 
 
+PATTERNS = {
+    "one-way": Variant.PLAIN,
+    "both-ways": Variant.BOTH_WAYS,
+    "one-to-all": Variant.ONE_TO_ALL,
+    "all-to-one": Variant.ALL_TO_ONE,
+    "host": Variant.HOST,
+    "host-both-ways": Variant.HOST_BOTH_WAYS,
+    "host-all": Variant.HOST_ALL,
+    "host-all-both-ways": Variant.HOST_ALL_BOTH_WAYS,
+    "local": Variant.LOCAL,
+    "staged": Variant.STAGED,
+}
 _patterns = click.option(
     "--patterns",
     metavar="LIST",
@@ -63,9 +74,18 @@ def copies(request: Request, *, patterns: tuple[Variant, ...] | None) -> Request
       collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    return measuring.copies(request, patterns)
+    row = capabilities(request.backend)
+    elsewhere = [variant for variant in patterns or () if variant is not Variant.PLAIN]
+    if row.cores and elsewhere:
+        raise UsageError(f"the {row.name} backend copies one-way only: leave out {', '.join(elsewhere)}")
+    variants = patterns or tuple(PATTERNS.values())
+    return replace(request, copies=variants, sizes=request.sizes or (row.largest_pattern_bytes,))
 
 
+# All that a latency needs: the smallest message of the reference tools.
+_SMALLEST = 8
+# Of Llama-70B.
+_DEFAULT_LAYERS = 80
 _collectives = click.option(
     "--collectives",
     is_flag=True,
@@ -75,7 +95,7 @@ _layers = click.option(
     "--layers",
     metavar="L",
     type=options.COUNT,
-    help=f"Layers of the model whose token --collectives counts.  [default: {measuring.DEFAULT_LAYERS}, as Llama-70B]",
+    help=f"Layers of the model whose token --collectives counts.  [default: {_DEFAULT_LAYERS}, as Llama-70B]",
 )
 
 
@@ -98,8 +118,39 @@ def latency(request: Request, *, collectives: bool, layers: int | None) -> Reque
       collbench latency --collectives --layers 32 --devices 0,1
     """
     if collectives:
-        return measuring.small_allreduces(request, layers or measuring.DEFAULT_LAYERS)
-    return measuring.latency(request)
+        return _small_allreduces(request, layers or _DEFAULT_LAYERS)
+    return replace(
+        request,
+        sizes=(_SMALLEST,),
+        copies=(Variant.PLAIN,),
+        chase=True,
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=True,
+        launches=True,
+    )
+
+
+# What inference sends: from a message of one barrier to a batch of tokens; 400 launches suffice for a 99th percentile.
+_SMALL, _SMALL_DTYPE, _SMALL_LAUNCHES = "128:1M", "bfloat16", 400
+
+
+def _small_allreduces(request: Request, layers: int) -> Request:
+    """Return the request for small all-reduces over all devices on each kind of memory, in graphs and one by one.
+
+    `layers` are those of the model whose token the page counts. Raises UsageError for a backend without such memory.
+    """
+    row = capabilities(request.backend)
+    if not (row.nccl or row.simulated):
+        raise UsageError(f"the {row.name} backend has no NCCL: leave out --collectives")
+    works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
+    return replace(
+        request,
+        sizes=parse_sizes(_SMALL),
+        dtype=_SMALL_DTYPE,
+        collectives=works,
+        latency=_SMALL_LAUNCHES,
+        layers=layers,
+    )
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -132,9 +183,23 @@ def pairs(
       collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
       collbench pairs --operations allreduce --backend host
     """
-    on_pairs = [operation for operation in operations if operation is not None]
-    request = measuring.pairs(request, on_pairs, raw=None in operations)
-    return measuring.with_memory(request, registration)
+    copies = (Variant.PLAIN,) if None in operations else ()
+    works = tuple(Work(operation) for operation in operations if operation is not None)
+    return _with_memory(replace(request, copies=copies, collectives=works, pairs=True), registration)
+
+
+def _with_memory(request: Request, registration: str, skew: Skew | None = None) -> Request:
+    """Return the request with its collectives on registered memory, and blocks so cut.
+
+    With "all" they run on each kind of registered memory side by side.
+    """
+    kinds = tuple(Registration) if registration == EVERY_REGISTRATION else (Registration(registration),)
+    works = tuple(
+        replace(work, registration=kind, skew=skew if work.operation.irregular else None)
+        for kind in kinds
+        for work in request.collectives
+    )
+    return replace(request, collectives=works)
 
 
 # One command for each of NCCL's collectives, with nccl-tests' flags as people type them.
@@ -388,7 +453,7 @@ def _command(operation: Operation) -> MeasuringCommand:
             split=split,
             latency=latency or 0,
         )
-        return measuring.with_memory(request, registration, skew)
+        return _with_memory(request, registration, skew)
 
     idle = {name for name, has_a_use in (("redop", row.reduces), ("root", row.rooted)) if not has_a_use}
     for option in command.params:
