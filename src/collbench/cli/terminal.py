@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from collbench.api import Notices
-from collbench.cli.exit_codes import lost, send_nowhere
+from collbench.cli.program import lost, send_nowhere
 from collbench.model.printable import one_line, printable
 from collbench.report.prose import WIDE, filled
 
