@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ sys.exit(status)
 )
 def test_a_command_loads_few_modules(command: list[str], most: int, without: set[str], tmp_path: Path) -> None:
     run = [sys.executable, "-c", _RUN, *command]
-    ended = subprocess.run(run, capture_output=True, text=True, env={"HOME": str(tmp_path)}, check=False)
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    ended = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     loaded = ended.stderr.partition("loaded\n")[2].split("\n")
     ours = [name for name in loaded if name.partition(".")[0] == "collbench"]
