@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.report.html.content import content
+from collbench.report.html.page import render
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.cli.program import Program
@@ -24,19 +25,14 @@ def saved(program: Program) -> Program:
     return program
 
 
-def test_a_page_of_two_runs_counts_what_compare_counts(program: Program) -> None:
+def test_a_page_of_two_runs_says_what_compare_says(program: Program) -> None:
     for seed, name in ((1, "base.json"), (2, "new.json")):
         run_file.save(simulate(fabrics.load("nvlink-pairs-2x2"), SIM_PAIRS, seed), Path(name))
     said = program("compare", "base.json", "new.json").out
-    counts = re.search(
-        r"^points +\d+ data points in both: (\d+) same, (\d+) better, (\d+) worse, (\d+) undecided$", said, re.MULTILINE
-    )
+    counts = re.search(r"^points +(\d+ data points in both: .* undecided)$", said, re.MULTILINE)
     assert counts is not None
     runs = [(name, run_file.load(Path(name))) for name in ("base.json", "new.json")]
-    series = content(runs, "0.1.0")["comparisons"][0]["data"]["series"]
-    notes = [one["words"][note] for one in series for row in one["notes"] for note in row]
-    verdicts = ("the same", "significantly faster", "significantly slower", "undecided")
-    assert [notes.count(verdict) for verdict in verdicts] == [*map(int, counts.groups())]
+    assert counts[1] in render(content(runs, "0.1.0"))
 
 
 @pytest.mark.parametrize(

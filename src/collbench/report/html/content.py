@@ -21,7 +21,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Run, tags
 from collbench.model.units import counted, format_approximate_size, format_size
 from collbench.report.html.page import Drawn, Group, Section
-from collbench.report.html.series import ratio_series, series
+from collbench.report.html.series import series
 from collbench.report.sections import Html, section
 from collbench.report.text import matrix, measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
@@ -217,13 +217,14 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
     `version` is that of the collbench that makes the page.
     """
     shown = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
-    rest = list(zip(shown[1:], runs[1:], strict=True))
     titles = dict.fromkeys(f"{run['title']}{' (sim)' if run['sim'] else ''}" for run in shown)
     return {
         "version": version,
         "title": f"collbench: {' and '.join(titles)}",
         "runs": shown,
-        "comparisons": [_comparison(shown[0], runs[0][1], page, run) for page, (_, run) in rest],
+        "comparisons": [
+            _comparison(runs[0], other, f"run-{number}-over-run-0") for number, other in enumerate(runs[1:], 1)
+        ],
     }
 
 
@@ -256,14 +257,14 @@ def _written(run: Run) -> list[Drawn]:
     return [part for part in parts if not isinstance(part, Legend) and (not isinstance(part, Text) or part.plain)]
 
 
-def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run: Run) -> dict[str, Any]:
-    key, simulated = f"{page['id']}-over-{base_page['id']}", base_page["sim"] or page["sim"]
-    data = {"id": key, "sim": simulated, "tags": base_page["data"]["tags"], "series": []}
-    shape = {"id": key, "sim": simulated, "base": base_page["name"], "other": page["name"], "data": data, "written": []}
-    if base.backend != run.backend:  # `compare` refuses these runs: their backends differ
-        return {**shape, "how": f"not compared: {base.backend} and {run.backend} backend", "sections": []}
-    comparison = compare(base, run, 0.0)
-    data["series"] = ratio_series(comparison, base_page["data"]["series"])
-    said = [*shown(body(comparison, (base_page["name"], page["name"])), verbose=True)]
+def _comparison(base: tuple[str, Run], other: tuple[str, Run], key: str) -> dict[str, Any]:
+    """Return what `compare` finds between two named runs."""
+    (base_name, base_run), (name, run) = base, other
+    simulated = any(capabilities(one.backend).simulated for one in (base_run, run))
+    shape = {"id": key, "sim": simulated, "base": base_name, "other": name}
+    if base_run.backend != run.backend:  # `compare` refuses these runs: their backends differ
+        return {**shape, "how": f"not compared: {base_run.backend} and {run.backend} backend", "sections": []}
+    comparison = compare(base_run, run, 0.0)
+    said = [*shown(body(comparison, (base_name, name)), verbose=True)]
     sections = [Section("compare", "What compare finds", [Group(said)])]
     return {**shape, "how": matched(comparison), "sections": sections}

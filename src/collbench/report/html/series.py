@@ -1,16 +1,15 @@
-"""The figures of a run for the page's maps and curves, with intervals and shades, and the ratios of two runs."""
+"""The figures of a run for the page's maps and curves, with intervals and shades."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from collbench.judge.compare import Change, Comparison, Verdict
-from collbench.judge.outcome import Outcome, outcome, unordered, without_idle
+from collbench.judge.outcome import Outcome, outcome, without_idle
 from collbench.judge.physics import Check, Impossible, by_point
 from collbench.judge.stats import summarize, time_interval
 from collbench.judge.tiers import Members, kind_of, labels_of, rank_links, verdict_of, work_order
@@ -105,8 +104,6 @@ def short(value: float | None) -> float | None:
 # similar figures look similar.
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
-_COVERS = "95% interval"  # of the median
-
 
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
     """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
@@ -134,14 +131,12 @@ def figure(  # what the page's script reads, a field each
     rows: Sequence[Sequence[Bounds]],
     *,
     least: bool = False,
-    covers: str = _COVERS,
-    shades: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
     low, value, high = ([[short(three[end]) for three in row] for row in rows] for end in range(3))
-    shape = {"title": title, "unit": unit, "least": least, "covers": covers}
-    shades = [_shades(row, least=least) for row in value] if shades is None else shades
-    return {**shape, "value": value, "low": low, "high": high, "shades": shades}
+    shades = [_shades(row, least=least) for row in value]
+    shape = {"title": title, "unit": unit, "least": least, "shades": shades}
+    return {**shape, "value": value, "low": low, "high": high}
 
 
 def _shades(row: Sequence[float | None], *, least: bool) -> str:
@@ -245,9 +240,9 @@ def _of_family(
     }
 
 
-def _noted(notes: Sequence[Sequence[str]], first: Iterable[str] = ()) -> Series:
-    """Return notes as indices in the list of their texts, which begins with `first`: many data points share one."""
-    texts = list(dict.fromkeys(["", *first, *(note for row in notes for note in row)]))
+def _noted(notes: Sequence[Sequence[str]]) -> Series:
+    """Return notes as indices in the list of their texts: many data points share one."""
+    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
     return {"notes": [[texts.index(note) for note in row] for row in notes], "words": texts}
 
 
@@ -269,69 +264,3 @@ def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measureme
         notes.append("measured concurrently with others")
     notes += sorted({sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags})
     return "; ".join(dict.fromkeys(notes))
-
-
-# Ratios of two runs, data point by data point, with the verdicts of `compare`.
-
-# Distances of a ratio from 1, either way, at which a shade begins.
-_STEPS = (0.02, 0.05, 0.10, 0.25)
-_LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
-_SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-_VERDICT_TEXTS = {
-    Verdict.SAME: "the same",
-    Verdict.BETTER: "significantly faster",
-    Verdict.WORSE: "significantly slower",
-    Verdict.UNDECIDED: "undecided",
-}
-
-
-def ratio_series(comparison: Comparison, base: Sequence[Series]) -> list[Series]:
-    """Return a series of ratios for each of the base's series that shares a data point with the new run."""
-    changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
-    by_name = {one["name"]: one for one in base}
-    every_series = []
-    for family in families(comparison.base):
-        keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
-        points = {
-            (row, column): changes[work, devices, size]
-            for row, size in enumerate(family.sizes)
-            for column, (work, devices) in enumerate(keys)
-            if (work, devices, size) in changes
-        }
-        every_series += [_ratios(by_name[_name(family)], points)] if points else []
-    return every_series
-
-
-def _ratios(base: Series, points: Mapping[tuple[int, int], Change]) -> Series:
-    """Return the series of changes; `points` have indices in the lists of sizes and of sets."""
-    rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
-    changes = [[points.get((row, column)) for column in columns] for row in rows]
-    # Speed over speed. The intervals hold for all data points at once, so they are wide.
-    ratios = figure(
-        f"{base['figures'][0]['title']}: ratio",
-        "×",
-        [[NOTHING if change is None else bounds(change.ratio, change.interval) for change in row] for row in changes],
-        covers="simultaneous 99% interval",
-        shades=["".join(map(_letter, row)) for row in changes],
-    )
-    notes = [["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes]
-    none = {"theory": [None] * len(columns), "tiers": [[]] * len(rows), "verdicts": [""] * len(rows)}
-    return {
-        **base,
-        **{name: [base[name][row] for row in rows] for name in ("sizes", "size_names")},
-        **{name: [base[name][column] for column in columns] for name in ("sets", "names", "labels")},
-        **none,
-        "failed": [[]] * len(rows),
-        "ways": "",
-        "figures": [ratios],
-        **_noted(notes, _VERDICT_TEXTS.values()),
-    }
-
-
-def _letter(change: Change | None) -> str:
-    """Return the shade: the middle one if the change is not significant, else by the distance of the ratio from 1."""
-    if change is None:
-        return "-"
-    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10% away
-    step = max(1, sum(distance >= least for least in _STEPS))
-    return _LETTERS[_SIGNS.get(change.verdict, 0) * step]

@@ -31,8 +31,7 @@ class Chart {
       return;
     }
     this.x = axisOfSizes(sizes, this.width);
-    const ends = chosen && unit === RATIO ? [...chosen.low, ...chosen.high].filter((value) => value !== null) : [];
-    this.y = axisOfValues([...levels, ...ends, ...theory.map(({ level }) => level)], log, unit === RATIO);
+    this.y = axisOfValues([...levels, ...theory.map(({ level }) => level)], log);
     this.points = lines.flatMap((line) => line.value.map((value, at) => this.#point(line.set, at, value)));
     this.points = this.points.filter((point) => point !== null);
     const groups = [...new Set(lines.map((line) => line.group))];
@@ -66,7 +65,7 @@ class Chart {
         draw("text", { class: "tick", x: this.x(at), y: HEIGHT - MARGIN.bottom + 18, "text-anchor": "middle" }, name),
       );
     });
-    group.append(draw("text", { class: "tick", x: MARGIN.left, y: HEIGHT - 4 }, `${unit === RATIO ? "ratio" : unit} over message size in bytes`));
+    group.append(draw("text", { class: "tick", x: MARGIN.left, y: HEIGHT - 4 }, `${unit} over message size in bytes`));
     return group;
   }
 
@@ -176,14 +175,11 @@ function axisOfSizes(sizes, width) {
   return (at) => MARGIN.left + (sizes.length === 1 ? room / 2 : ((logs[at] - logs[0]) / span) * room);
 }
 
-// Logarithmic; or even from 0; or even `around` the levels, for ratios: there 0 is far and means nothing.
-function axisOfValues(levels, log, around) {
+// Logarithmic, or even from 0.
+function axisOfValues(levels, log) {
   const [least, most] = [Math.min(...levels), Math.max(...levels)];
-  const from = around ? least - 0.05 : 0;
-  const ticks = log ? decades(least, most) : evenly(from, around ? most + 0.05 : most * 1.06);
-  const [low, high] = log
-    ? [Math.min(least, ticks[0]), Math.max(most, ticks[ticks.length - 1])]
-    : [from, around ? most + 0.05 : most * 1.06];
+  const ticks = log ? decades(least, most) : evenly(0, most * 1.06);
+  const [low, high] = log ? [Math.min(least, ticks[0]), Math.max(most, ticks[ticks.length - 1])] : [0, most * 1.06];
   const [bottom, room] = [HEIGHT - MARGIN.bottom, HEIGHT - MARGIN.bottom - MARGIN.top];
   const scaled = (value) => {
     const share = log

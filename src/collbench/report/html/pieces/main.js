@@ -6,8 +6,8 @@ const views = new Map();
 root.classList.add("js");
 
 function wake(page) {
-  if (views.has(page)) return;
   const section = page.querySelector(".maps");
+  if (!section || views.has(page)) return; // what compare finds has no map
   const data = JSON.parse(document.getElementById(`${section.dataset.key}-data`).textContent);
   views.set(page, data.series.length ? new View(section, data) : null);
   section.classList.toggle("alive", data.series.length > 0);

@@ -8,8 +8,8 @@ const FAILED = { text: "✕", shade: "0" };
 const MISSING = { text: NONE, shade: "-" };
 const SAME = { text: "", shade: "1" };
 const SCALES = ["logarithmic", "linear"];
+const COVERS = "95% interval"; // of the median
 const SHADES = { A: "0%", E: "25%", I: "50%", M: "75%", Q: "90%", U: "95%", X: "98%", Y: "of the best" };
-const RATIOS = { a: "−25%", b: "−10%", c: "−5%", d: "−2%", e: "not significant", f: "+2%", g: "+5%", h: "+10%", i: "+25%" };
 
 class View {
   constructor(section, data) {
@@ -57,9 +57,8 @@ class View {
 
   #makePanes() {
     const box = scrolling(make("div", { class: "box" }, this.grid.table));
-    this.covers = make("th", { scope: "col" });
-    const heads = ["size", "value"].map((text) => make("th", { scope: "col" }, text));
-    const head = make("tr", {}, ...heads, this.covers);
+    const heads = ["size", "value", COVERS].map((text) => make("th", { scope: "col" }, text));
+    const head = make("tr", {}, ...heads);
     const table = make("table", { class: "list" }, make("thead", {}, head), this.table);
     const details = make("details", {}, make("summary", {}, "The figures of this curve"), table);
     return make(
@@ -124,8 +123,7 @@ class View {
     this.choosers.size.show(series.size_names, now.size);
     this.choosers.figure.show(series.figures.map((one) => `${one.title}, ${one.unit}`), now.figure);
     this.choosers.direction.show(series.kind === "link" ? DIRECTIONS : [series.about], series.kind === "link" ? now.direction : 0);
-    if (this.figure.unit === RATIO) this.choosers.scale.show(["linear"], 0);
-    else this.choosers.scale.show(SCALES, now.scale);
+    this.choosers.scale.show(SCALES, now.scale);
   }
 
   #map() {
@@ -191,8 +189,8 @@ class View {
   #cell(set, size) {
     const [, value] = this.#bounds(set, size);
     const failed = value === null && this.#failed(set, size);
-    const text = failed ? FAILED.text : figureText(value, this.figure.unit);
-    const says = `${this.series.names[set]}: ${value === null ? this.#missing(set, size) : withUnit(text, this.figure.unit)}`;
+    const text = failed ? FAILED.text : figureText(value);
+    const says = `${this.series.names[set]}: ${value === null ? this.#missing(set, size) : `${text} ${this.figure.unit}`}`;
     return { text, shade: failed ? FAILED.shade : this.figure.shades[size][set], says, set, size };
   }
 
@@ -215,14 +213,14 @@ class View {
     const [low, value, high] = this.#bounds(set, size);
     const theory = series.theory[set];
     const facts = [
-      [figure.covers, intervalText(low, high, figure.unit) || (value === null ? "" : "too few trials for one")],
+      [COVERS, intervalText(low, high) || (value === null ? "" : "too few trials for one")],
       ["size", series.size_names[size]],
       ["label", series.labels[set]],
       ["tier", tierText(series.tiers[size]?.[set])],
       ["theory", theory === null ? "" : `${figureText(theory)} GB/s ${series.ways}`],
       ["note", series.words[series.notes[size][set]]],
     ];
-    const text = value === null ? this.#missing(set, size) : withUnit(figureText(value, figure.unit), figure.unit);
+    const text = value === null ? this.#missing(set, size) : `${figureText(value)} ${figure.unit}`;
     const list = facts.filter(([, told]) => told).map(([name, told]) => make("div", {}, make("dt", {}, name), make("dd", {}, told)));
     this.readout.replaceChildren(
       make("p", { class: "devices" }, series.names[set]),
@@ -245,10 +243,10 @@ class View {
       names: series.size_names,
       lines,
       chosen: lines[now.set],
-      theory: figure.unit === "GB/s" ? this.#limits() : figure.unit === RATIO ? [{ level: 1, label: null, name: "equal" }] : [],
+      theory: figure.unit === "GB/s" ? this.#limits() : [],
       size: now.size,
       unit: figure.unit,
-      log: now.scale === 0 && figure.unit !== RATIO,
+      log: now.scale === 0,
       says: `${title}, ${figure.unit} over message size`,
     });
     this.#figures(figure);
@@ -270,16 +268,14 @@ class View {
   #figures(figure) {
     const rows = this.series.size_names.map((name, size) => {
       const [low, value, high] = this.#bounds(this.now.set, size, figure);
-      const texts = [withUnit(figureText(value, figure.unit), figure.unit), intervalText(low, high, figure.unit) || NONE];
+      const texts = [`${figureText(value)} ${figure.unit}`, intervalText(low, high) || NONE];
       return make("tr", {}, make("th", { scope: "row" }, name), ...texts.map((text) => make("td", {}, text)));
     });
-    this.covers.textContent = figure.covers;
     this.table.replaceChildren(...rows);
   }
 
   #legend() {
-    const shades = Object.entries(this.figure.unit === RATIO ? RATIOS : SHADES);
-    const swatches = shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name));
+    const swatches = Object.entries(SHADES).map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name));
     const shown = new Set(this.grid.rows.flatMap((row) => row.cells.map((cell) => cell.shade)));
     const empty = [[FAILED, "failed"], [MISSING, "not measured"], [SAME, "same device"]].filter(([one]) => shown.has(one.shade));
     const entries = empty.map(([{ text, shade }, meaning]) => make("span", { class: `swatch s${shade}` }, `${text} ${meaning}`.trim()));
