@@ -129,8 +129,6 @@ def test_time_fits_and_directions_can_be_chosen(opened: Open) -> None:
     assert [cell(tab, "GPU0", "GPU1").inner_text(), cell(tab, "GPU1", "GPU0").inner_text()] == ["360.0", "360.0"]
     choose(tab, Figure="time, µs")
     assert cell(tab, "GPU0", "GPU1").inner_text() == "2982.6"  # 2^30 B / 360e9 B/s
-    choose(tab, Figure="share of theory, %", Direction="row sends to column")
-    assert cell(tab, "GPU0", "GPU1").inner_text() == "80.0"  # of 450 GB/s
     choose(tab, Size="1G")
     tab.locator("svg .dot").first.click()  # a point of a curve
     assert "ce-write at 1M" in tab.locator(".title").inner_text()

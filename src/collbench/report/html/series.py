@@ -90,7 +90,7 @@ def _rows(family: Family, bounds: Callable[[Measurement], Bounds]) -> list[list[
     return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in family.grid]
 
 
-def short(value: float | None) -> float | None:
+def _short(value: float | None) -> float | None:
     """Return a figure with five digits: measurements have no more, and the page stays small enough for a mail."""
     if value is None:
         return None
@@ -105,35 +105,22 @@ def short(value: float | None) -> float | None:
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
 
-def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
-    """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
+def figures(family: Family) -> list[dict[str, Any]]:
+    """Return the work's bandwidth and time."""
     if family.work.operation is Operation.CHASE:
-        return [figure("time", "ns an access", _rows(family, lambda measurement: _times(measurement, 1e9)), least=True)]
+        return [
+            _figure("time", "ns an access", _rows(family, lambda measurement: _times(measurement, 1e9)), least=True)
+        ]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
-    figures = [
-        figure(quantity, "GB/s", _rows(family, _rates)),
-        figure("time", "µs", _rows(family, lambda measurement: _times(measurement, 1e6)), least=True),
+    return [
+        _figure(quantity, "GB/s", _rows(family, _rates)),
+        _figure("time", "µs", _rows(family, lambda measurement: _times(measurement, 1e6)), least=True),
     ]
-    if family.work.operation.is_copy and limits:
-        figures.append(figure("share of theory", "%", _rows(family, lambda measurement: _share(limits, measurement))))
-    if any(
-        sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
-    ):
-        figures.append(
-            figure("time of an ungraphed launch, mean of the ranks", "µs", _rows(family, _launch), least=True)
-        )
-    return figures
 
 
-def figure(  # what the page's script reads, a field each
-    title: str,
-    unit: str,
-    rows: Sequence[Sequence[Bounds]],
-    *,
-    least: bool = False,
-) -> dict[str, Any]:
+def _figure(title: str, unit: str, rows: Sequence[Sequence[Bounds]], *, least: bool = False) -> dict[str, Any]:
     """Return a figure with the ends of its interval; `least`: the smallest is the best."""
-    low, value, high = ([[short(three[end]) for three in row] for row in rows] for end in range(3))
+    low, value, high = ([[_short(three[end]) for three in row] for row in rows] for end in range(3))
     shades = [_shades(row, least=least) for row in value]
     shape = {"title": title, "unit": unit, "least": least, "shades": shades}
     return {**shape, "value": value, "low": low, "high": high}
@@ -149,30 +136,15 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
-    """Return a figure's median between the ends of its interval, each times `scale`."""
-    low, high = interval or (None, None)
-    return None if low is None else low * scale, value * scale, None if high is None else high * scale
-
-
-def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
+def _rates(measurement: Measurement) -> Bounds:
     summary = summarize(measurement)
-    return bounds(summary.busbw, summary.interval, scale)
+    low, high = summary.interval or (None, None)
+    return low, summary.busbw, high
 
 
 def _times(measurement: Measurement, scale: float) -> Bounds:
-    return bounds(summarize(measurement).seconds, time_interval(measurement), scale)
-
-
-def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
-    """Return the share of the theory, in percent."""
-    limit = limits.get(measurement.point.members)
-    return _rates(measurement, 100 / limit) if limit else NOTHING
-
-
-def _launch(measurement: Measurement) -> Bounds:
-    seconds = summarize(measurement).launch_seconds
-    return NOTHING if seconds is None else bounds(seconds, None, 1e6)
+    low, high = (None if end is None else end * scale for end in time_interval(measurement) or (None, None))
+    return low, summarize(measurement).seconds * scale, high
 
 
 # Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
@@ -228,11 +200,11 @@ def _of_family(
         "sizes": sizes,
         "sets": [list(devices) for devices in sets],
         "names": [device_names(run.devices, work, devices) for devices in sets],
-        "figures": figures(family, limits),
+        "figures": figures(family),
         **_noted([[_note(run, impossible_points, one) for one in row] for row in rows]),
         "ways": "both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
         "labels": [labels.get(devices, "") for devices in sets],
-        "theory": [short(limits.get(devices)) for devices in sets],
+        "theory": [_short(limits.get(devices)) for devices in sets],
         "tiers": tiers,
         "verdicts": ["" if ranking is None else verdict_of(ranking) for ranking in rankings],
         "failed": [[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
