@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -18,41 +18,21 @@ from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Health, Run, tags
-from collbench.model.units import counted, format_approximate_size, format_size
-from collbench.report.html.page import Drawn, Group, Section
+from collbench.model.run import Run, tags
+from collbench.model.units import counted, format_size
+from collbench.report.html.page import Group, Section
 from collbench.report.html.series import series
 from collbench.report.sections import Html, section
 from collbench.report.text import matrix, measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
-from collbench.report.text.layout import Legend, Lines, only, shown, table
+from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
 from collbench.report.text.topology import render_topology
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
-
-
-def _pcie(one: Device | Health) -> str | None:
-    return f"gen {one.pcie_generation} ×{one.pcie_width}" if one.pcie_generation and one.pcie_width else None
-
-
-# The columns of the devices' states.
-_READINGS: dict[str, Callable[[Health], object]] = {
-    "°C": lambda state: state.temperature,
-    "W": lambda state: None if state.power is None else round(state.power),
-    "SM MHz": lambda state: state.sm_clock,
-    "memory MHz": lambda state: state.memory_clock,
-    "throttled": lambda state: ", ".join(state.throttle) or "none",
-    "NVLink errors": lambda state: state.nvlink_errors,
-    "NVLink replays": lambda state: state.nvlink_replays,
-    "ECC errors": lambda state: state.ecc_errors,
-    "other processes": lambda state: state.processes,
-    "memory used": lambda state: None if state.memory_used is None else format_approximate_size(state.memory_used),
-    "PCIe now": _pcie,
-}
 
 
 def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) -> list[Section]:
@@ -77,7 +57,7 @@ def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
     for number, work in enumerate(works):
         for at, one in enumerate(work.rankings):
             title = f"{work.work} at {format_size(one.size_bytes)}: {verdict_of(one)}"
-            parts: list[Drawn] = [ranking_page.tiers_table(run, one), *ranking_page.resolution(one)]
+            parts: list[Part] = [ranking_page.tiers_table(run, one), *ranking_page.resolution(one)]
             yield Group(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
@@ -94,17 +74,10 @@ def _fits(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
 
 def _health(run: Run) -> Iterator[Group]:
     """Yield the health before and after the run, and how it was measured."""
-    blocks: list[Drawn] = [health_lines(run) or ["These devices report no clocks, temperatures or errors."]]
-    after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
-    rows = []
-    for device, *states in zip(run.devices, run.health_before, after_run, strict=False):
-        readings = [[str(value) for value in map(read, states) if value is not None] for read in _READINGS.values()]
-        rows.append((device.tag, *(" → ".join(dict.fromkeys(known)) or _NO_DATA for known in readings)))
-    if rows:
-        blocks += [Text("\nEach device before → after the run"), table("device", *_READINGS, rows=rows)]
+    health = [f"health    {line}" for line in health_lines(run)]
+    yield Group([Lines("\n".join(health)) if health else Text("These devices report no temperatures or errors.")])
     if remarks := notes(run, health=False):
-        blocks += [Text("\nHow it was measured"), Lines("\n".join(remarks))]
-    yield Group(blocks)
+        yield Group([Text("\nHow it was measured"), Lines("\n".join(remarks))])
 
 
 def _environment(run: Run) -> Iterator[Group]:
@@ -113,26 +86,11 @@ def _environment(run: Run) -> Iterator[Group]:
         ("command", shlex.join(("collbench", *settings.command))),
         ("elements", f"{settings.dtype}, {settings.redop}, root {settings.root}"),
         ("precision", "default" if settings.precision is None else f"{settings.precision:.2%}"),
-        ("sizes", ", ".join(map(format_size, settings.sizes))),
-        ("seed", str(settings.seed)),
-        ("variables", ", ".join(f"{name}={value}" for name, value in sorted(settings.environment.items())) or "none"),
         ("collbench", run.version),
     ]
-    rows = [
-        (
-            device.tag,
-            device.name,
-            device.pci_bus_id or _NO_DATA,
-            format_approximate_size(device.memory_bytes) if device.memory_bytes else _NO_DATA,
-            _NO_DATA if device.numa_node is None else str(device.numa_node),
-            device.cpu_affinity or _NO_DATA,
-            _pcie(device) or _NO_DATA,
-            device.uuid,
-        )
-        for device in devices
-    ]
-    heads = ("device", "name", "PCI bus id", "memory", "NUMA node", "CPU affinity", "PCIe at best", "UUID")
-    blocks: list[Drawn] = [Lines("\n".join(f"{name:<9} {text}" for name, text in (*provenance(run), *asked) if text))]
+    rows = [(device.tag, device.name, device.pci_bus_id or _NO_DATA, device.uuid) for device in devices]
+    heads = ("device", "name", "PCI bus id", "UUID")
+    blocks: list[Part] = [Lines("\n".join(f"{name:<9} {text}" for name, text in (*provenance(run), *asked) if text))]
     blocks += [Text("\nDevices"), table(*heads, rows=rows, left=heads)]
     yield Group([*blocks, Text("\nLabels"), Text(render_topology(devices, run.paths))])
 
@@ -250,7 +208,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _written(run: Run) -> list[Drawn]:
+def _written(run: Run) -> list[Part]:
     """Return the matrices and tables that the command prints: what stands for the maps where no script runs."""
     blocks = [*measured.page(run)]
     parts = [*only(blocks, "matrices"), *only(blocks, "tables")]

@@ -11,11 +11,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from rich.text import Text
 
 from collbench.report.prose import NAME_WIDE
 from collbench.report.text.layout import Found, Lines, Part, Table
@@ -24,7 +23,6 @@ _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
 _LONG = 40  # characters of a cell that wraps
 _STATES = {"bold red": "hard", "bold yellow": "warn", "bold cyan": "info"}  # by the style of what was found
-Drawn: TypeAlias = "Part | list[str]"  # a part of a command's page, or what only this page has: a list of sentences
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -32,7 +30,7 @@ _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 class Group:
     """Parts of a section that stand together; with a summary a reader opens them. `paper`: they are printed open."""
 
-    parts: Sequence[Drawn]
+    parts: Sequence[Part]
     summary: str = ""
     opened: bool = False
     paper: bool = False
@@ -48,7 +46,7 @@ class Section:
     note: str = ""
 
 
-def _kind(part: Drawn) -> dict[str, Any]:
+def _kind(part: Part) -> dict[str, Any]:
     """Return what the template draws of a part, by its kind."""
     if isinstance(part, Table):
         longest = [max((len(row[at]) for row in part.rows), default=0) for at, _ in enumerate(part.heads)]
@@ -56,12 +54,10 @@ def _kind(part: Drawn) -> dict[str, Any]:
         return {"columns": list(zip(part.heads, looks, strict=True)), "rows": part.rows}
     if isinstance(part, Found):
         return {"found": part, "state": _STATES[part.style]}
-    if isinstance(part, Text):
-        text, heads = part.plain.strip("\n"), part.plain.startswith("\n")
-        if isinstance(part, Lines) and ("\n" in text or not heads):
-            return {"facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in text.split("\n")]}
-        return {"lined" if "\n" in text else "head" if heads else "text": text}
-    return {"lines": part}
+    text, heads = part.plain.strip("\n"), part.plain.startswith("\n")
+    if isinstance(part, Lines) and ("\n" in text or not heads):
+        return {"facts": [(line[:NAME_WIDE].strip(), line[NAME_WIDE:].strip()) for line in text.split("\n")]}
+    return {"lined" if "\n" in text else "head" if heads else "text": text}
 
 
 def render(content: Mapping[str, Any]) -> str:
