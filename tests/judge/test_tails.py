@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collbench.judge.tails import fewest_launches, histogram, quantile_ranks, spread, tails_of
+from collbench.judge.tails import fewest_launches, quantile_ranks, spread, tails_of
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Latency, RankLaunches
 
@@ -113,12 +113,3 @@ def test_a_rank_that_leaves_late_shows_it() -> None:
     assert late.leaves is not None
     assert late.leaves.significant
     assert late.leaves.median == pytest.approx(20e-6)
-
-
-def test_a_histogram_counts_every_launch_in_bins_of_one_ratio() -> None:
-    values = [1e-6, 3e-6, 5e-6, 8e-6, 8e-6]
-    edges, counts = histogram(values, bins=3)
-
-    assert edges == pytest.approx([1e-6, 2e-6, 4e-6, 8e-6])
-    assert counts == (1, 1, 3)
-    assert sum(histogram([5e-6] * 7)[1]) == 7

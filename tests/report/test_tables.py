@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,14 +61,6 @@ def test_only_an_optional_column_without_any_figure_is_left_out(cells: tuple[str
     made = layout.table("size", "launch", "flags", rows=rows, optional=("size", "launch"))
     assert list(made.heads) == heads
     assert [row[0] for row in made.rows] == ["1K", "2K"]
-
-
-@given(st.integers(0, 50), st.integers(1, 12))
-def test_spaced_rows_end_with_the_last_and_are_as_far_apart(count: int, most: int) -> None:
-    kept = [int(cell) for (cell,) in layout.table("size", rows=[(str(at),) for at in range(count)]).spaced(most).rows]
-    assert len(kept) <= most
-    assert kept[-1:] == [*range(count)][-1:]
-    assert len({after - before for before, after in pairwise(kept)}) <= 1
 
 
 def test_of_a_page_only_figures_are_wider_than_a_narrow_terminal() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,6 @@ _OUTSIDE = 0.025  # of a 95% interval, on either side
 _NANO = 1e-9
 # The last rank is counted again among launches above this percentile, which make a job's slowest steps.
 _SLOWEST = 95
-_BINS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +178,6 @@ def fewest_launches(percent: int) -> int:
     """
     share = percent / 100
     return math.ceil(math.log(_OUTSIDE) / math.log(max(share, 1 - share)))
-
-
-def histogram(values: Sequence[float], bins: int = _BINS) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the edges (bins + 1) of bins as wide in logarithms, in the values' unit, and how many values each has."""
-    low = max(min(values), _NANO)
-    high = max(*values, low * 1.001)
-    edges = np.geomspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # exactly, so that none is left out
-    counts, _ = np.histogram(np.maximum(values, low), edges)
-    return tuple(edges.tolist()), tuple(counts.tolist())
 
 
 def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times, waited: Times) -> RankTails:

@@ -14,7 +14,6 @@ from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
 from collbench.judge.fits import Fit
 from collbench.judge.summary import RankedWork, rank_summary
-from collbench.judge.tails import Tails
 from collbench.judge.tiers import Ranking, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
@@ -26,13 +25,14 @@ from collbench.report.sections import Html, section
 from collbench.report.text import matrix, measured, pairs, tails, verdicts
 from collbench.report.text import ranking as ranking_page
 from collbench.report.text.comparison import body, matched
-from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance, sim
+from collbench.report.text.frame import headline, health_lines, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
 from collbench.report.text.topology import render_topology
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
 
 _NO_DATA = "–"
+_MOST_COMMUNICATORS = 8  # with single launches: all pairs of eight GPUs are 28
 
 
 def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) -> list[Section]:
@@ -41,7 +41,7 @@ def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) 
     groups = [Group([*only(verdict_blocks, "verdicts")])]
     groups += [Group(undone, f"Not judged: this run lacks the data ({len(undone)})", paper=True)] if undone else []
     communicators = tails.by_communicator(run)[:_MOST_COMMUNICATORS]
-    launches = [group for by_size in communicators for group in _single_launches(run, by_size)]
+    launches = [Group(tails.single_launches(run, by_size)) for by_size in communicators]
     return [
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),
         Section("verdicts", "Verdicts", groups),
@@ -150,20 +150,6 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> Html:
         state = "warn" if problems or not covered.any or not run.complete else "ok"
     short = " and ".join(problems) or ("nothing found" if covered.any else "not judged")
     return Html("Is anything wrong", short, lines, state)
-
-
-# Single launches: a table of percentiles and a histogram of each size, for each communicator.
-
-_MOST_COMMUNICATORS = 8  # all pairs of eight GPUs are 28
-
-
-def _single_launches(run: Run, by_size: Sequence[Tails]) -> Iterator[Group]:
-    """Yield a communicator's table and its late ranks, then a histogram of each size, the largest first."""
-    head, late = f"\n{sim(run)}{tails.title(run, by_size)}", "\n".join(tails.lines(run, by_size))
-    yield Group([Text(head), Lines(late), tails.percentiles(by_size)])
-    for one in reversed(by_size):
-        title, bars = tails.drawn(one)
-        yield Group([bars], f"{sim(run)}{title}", opened=one is by_size[-1])
 
 
 # The whole page.

@@ -72,11 +72,6 @@ class Table:
         """Return the table without these columns."""
         return self.part([column for column, head in enumerate(self.heads) if head not in heads])
 
-    def spaced(self, most: int) -> Table:
-        """Return the table of at most `most` rows: the last one, and of those above it each second, third, …"""
-        step = -(-len(self.rows) // most) or 1
-        return replace(self, rows=self.rows[::-step][::-1])
-
     def lines(self) -> list[str]:
         """Return the table as lines of aligned columns."""
         texts = [[head.strip() for head in self.heads]]  # blanks tell columns of one name apart

@@ -23,13 +23,12 @@ from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, format_size, micro
 from collbench.report.text import tails
 from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Lines, Page, Table, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Table, both, table, whole
 from collbench.report.text.registration import winner_words
 from collbench.runfile.codec import picked
 
 # As people who serve models call the kinds of memory.
 _NAMES = {Registration.NONE: "ordinary", Registration.BUFFER: "registered", Registration.WINDOW: "symmetric"}
-_FEW_ROWS = 7  # of single launches, on the short page
 _LEGEND = """\
 in a CUDA graph: the slowest rank, median; a single launch: from the last
 rank's arrival to the last one's finish. registered: ncclCommRegister;
@@ -50,13 +49,11 @@ def page(run: Run) -> Page:
     yield from both("tables", Lines(f"\n{sim(run)}all-reduce in a CUDA graph, {how}"), _graphs(found))
     counts = {one.launches.count for one in found.timed if one.launches}
     if counts:
-        yield from both("tables", Text(f"\n{sim(run)}single launches without a graph, {min(counts)} of each size, µs"))
-        yield from short(_launches(found).spaced(_FEW_ROWS))
-        yield from whole("tables", _launches(found))
+        title = Text(f"\n{sim(run)}single launches without a graph, {min(counts)} of each size, µs")
+        yield from both("tables", title, _launches(found))
     yield from both("tables", Text(f"\n{_LEGEND}"))
     for by_size in tails.by_communicator(run):
-        lines = Lines("\n" + "\n".join(tails.lines(run, by_size)))
-        yield from whole("tails", Text(f"\n{sim(run)}{tails.title(run, by_size)}"), tails.percentiles(by_size), lines)
+        yield from whole("tails", *tails.single_launches(run, by_size))
     yield from ending(run)
 
 

@@ -1,46 +1,38 @@
-"""Single launches on a page: percentiles by size, a histogram, and which ranks are late."""
+"""Single launches on a page: percentiles by size, and which ranks are late."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import ceil
 
 from rich.text import Text
 
 from collbench.judge.outcome import without_idle
-from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, histogram, tails
+from collbench.judge.tails import PERCENTILES, RankTails, Tails, fewest_launches, tails
 from collbench.model.run import Run, tags
 from collbench.model.units import format_size, micro
 from collbench.report import sentences
 from collbench.report.text.frame import sim
 from collbench.report.text.layout import Block, Lines, Part, Table, both, short, table, whole
 
-_FEW_ROWS = 12  # of a short page's table
 _FEW_GROUPS = 4  # communicators on a short page
-_BAR = 40  # columns of the longest bar, as in parts.html
 _HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval of p50", "waited p50", "p99", "max")
 
 
 def blocks(run: Run) -> Iterator[Block]:
-    """Yield for each communicator of single launches a table, and for a lone one its histograms and ranks."""
+    """Yield for each communicator of single launches a table, and which ranks are late."""
     groups = by_communicator(run)
     for index, by_size in enumerate(groups):
-        head, end = Text(f"\n{sim(run)}{title(run, by_size)}"), Lines("\n" + "\n".join(lines(run, by_size)))
-        if index >= _FEW_GROUPS:
-            yield from whole("tails", head, percentiles(by_size), end)
-            continue
-        yield from both("tails", head)
-        yield from short(percentiles(by_size).spaced(_FEW_ROWS))
-        yield from whole("tails", percentiles(by_size))
-        if len(groups) == 1:
-            yield from both("tails", Text(), *drawn(by_size[-1]))
-            if len(by_size) > 1:
-                yield from whole("tails", Text(), *drawn(by_size[0]))
-            yield from whole("tails", Text(), *_ranks(run, by_size[-1]))
-        yield from both("tails", end)
+        shown = both if index < _FEW_GROUPS else whole
+        yield from shown("tails", *single_launches(run, by_size))
     if len(groups) > _FEW_GROUPS:
         yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --verbose shows them"))
+
+
+def single_launches(run: Run, by_size: Sequence[Tails]) -> list[Part]:
+    """Return a communicator's title, its table, and what is said of its ranks."""
+    late = Lines("\n" + "\n".join(lines(run, by_size)))
+    return [Text(f"\n{sim(run)}{title(run, by_size)}"), percentiles(by_size), late]
 
 
 def by_communicator(run: Run) -> list[list[Tails]]:
@@ -68,18 +60,6 @@ def percentiles(by_size: Sequence[Tails]) -> Table:
         figures = (*map(moved.at, PERCENTILES), moved.maximum), (waited.at(50), waited.at(99), waited.maximum)
         rows.append((format_size(one.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))
     return table(*_HEADS, rows=rows)
-
-
-def drawn(one: Tails) -> tuple[Text, Table]:
-    """Return a title and a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
-    edges, counts = histogram(one.transfer_seconds or one.waited_seconds)
-    # A tail is a few launches of thousands: they have a bar, too.
-    bars = (
-        (micro(edge), str(count), "#" * ceil(count / max(counts) * _BAR))
-        for edge, count in zip(edges, counts, strict=False)
-    )
-    title = Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
-    return title, table("from", "launches", "", rows=bars, left=("",))
 
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
@@ -136,22 +116,3 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
         if device in flag.devices
     )
     return "; ".join([*clauses, *(f"during these launches {flag}" for flag in flags)])
-
-
-def _ranks(run: Run, one: Tails) -> Iterator[Part]:
-    """Yield a table of the ranks: their own times, and how much later than the others they arrive and finish."""
-    yield Text(
-        f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
-    )
-    heads = ("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5%", "finishes p50")
-    rows = (
-        (
-            run.devices[rank.member].tag,
-            *map(micro, (rank.own.at(50), rank.own.at(99))),
-            *map(micro, (rank.arrives.median, rank.arrives.p99) if rank.arrives else (None, None)),
-            *("-" if share is None else f"{share:.0%}" for share in (rank.last, rank.last_of_slowest)),
-            micro(rank.leaves.median if rank.leaves else None),
-        )
-        for rank in one.ranks
-    )
-    yield table(*heads, rows=rows)
