@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from rich.text import Text
@@ -37,7 +36,7 @@ SGLang's --enable-symm-mem. Custom kernels, as vLLM's, are not timed here"""
 
 
 def page(run: Run) -> Page:
-    """Yield the page's blocks: the answers in a line each, then the times in graphs, then those of single launches."""
+    """Yield the page's blocks: the answers in a line each, then the times in graphs."""
     found = small_allreduces(run)
     if not found.timed:
         yield from ending(run)
@@ -47,10 +46,6 @@ def page(run: Run) -> Page:
     yield from whole("header", Lines(f"\n{header(run)}"))
     how = f"µs: {run.settings.dtype}, {run.settings.redop}, over {tags(range(len(run.devices)), run.devices)}"
     yield from both("tables", Lines(f"\n{sim(run)}all-reduce in a CUDA graph, {how}"), _graphs(found))
-    counts = {one.launches.count for one in found.timed if one.launches}
-    if counts:
-        title = Text(f"\n{sim(run)}single launches without a graph, {min(counts)} of each size, µs")
-        yield from both("tables", title, _launches(found))
     yield from both("tables", Text(f"\n{_LEGEND}"))
     for by_size in tails.by_communicator(run):
         yield from whole("tails", *tails.single_launches(run, by_size))
@@ -58,10 +53,13 @@ def page(run: Run) -> Page:
 
 
 def _answers(run: Run, found: SmallAllreduces) -> Iterator[str]:
-    """Yield a small all-reduce's time, which memory wins from which size, a token's cost, and vLLM's published time."""
+    """Yield a small all-reduce's times, which memory wins where, a token's cost, and vLLM's published time."""
     size = TOKEN_BYTES if TOKEN_BYTES in found.sizes else found.sizes[0]
     times = {kind: one.seconds for kind, one in found.at(size).items()}
     yield f"allreduce {format_size(size)} on {amount(len(run.devices), 'GPU')}, µs: {_by_kind(times, 1e6)}"
+    launched = {kind: median for kind, one in found.at(size).items() if (median := one.launch_at(50)) is not None}
+    if launched:
+        yield f"launched  one by one without a graph, {format_size(size)}, median µs: {_by_kind(launched, 1e6)}"
     yield from (f"memory    {winner_words(same, _NAMES)}" for same in ranges(found.winners))
     calls, what = run.settings.layers * ALLREDUCES_A_LAYER, format_size(TOKEN_BYTES)
     if found.token_seconds:
@@ -92,17 +90,6 @@ def _graphs(found: SmallAllreduces) -> Table:
         best = "tie" if len(names) == len(found.kinds) else ", ".join(map(_NAMES.__getitem__, names))
         rows.append((format_size(size), *cells, best, *(micro(found.custom_seconds(size)) for _ in custom)))
     return table("size", *map(_NAMES.__getitem__, found.kinds), "fastest", *custom, rows=rows)
-
-
-def _launches(found: SmallAllreduces) -> Table:
-    """Return a row for each size: the median and the 99th percentile of single launches on each kind of memory."""
-    heads = chain.from_iterable((f"{_NAMES[kind]} p50", "p99") for kind in found.kinds)
-    rows = []
-    for size in found.sizes:
-        times = [found.at(size).get(kind) for kind in found.kinds]
-        figures = ((one.launch_at(50), one.launch_at(99)) if one else (None, None) for one in times)
-        rows.append((format_size(size), *map(micro, chain.from_iterable(figures))))
-    return table("size", *heads, rows=rows)
 
 
 def as_json(run: Run) -> dict[str, Any]:
