@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from collbench.judge.stats import summarize
-from collbench.judge.tiers import Members, Ranking, kind_of
+from collbench.judge.tiers import Members, Ranking, Relation, kind_of
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, amount, figure, format_size, span
@@ -154,6 +154,12 @@ def legend(before: str = "") -> Legend:
         text.append(" ")
         text.append(f" {share:.0%} " if share else " less ", style=style)
     return text
+
+
+def undecided(column: Iterable[str]) -> Iterator[Text]:
+    """Yield what the word says, if a table's column has it; only whole pages have the legend of all such words."""
+    if Relation.UNDECIDED.value in column:
+        yield Text("undecided: neither tied nor significantly different; more trials may decide")
 
 
 def rates_line(run: Run, largest: Sequence[Measurement]) -> Lines:

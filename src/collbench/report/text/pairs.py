@@ -17,7 +17,7 @@ from collbench.model.run import Run, tags
 from collbench.model.units import amount, format_size, sentence
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Figures, Lines, Page, Part, both, prose, short, table, whole
-from collbench.report.text.matrix import at_largest, legend, render_bandwidths, unit_of, value
+from collbench.report.text.matrix import at_largest, legend, render_bandwidths, undecided, unit_of, value
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
 from collbench.report.text.verdicts import contradiction
@@ -124,6 +124,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
     elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --ranking", heads[:3] + heads[5:6]
     yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
     yield Text(sentence(verdict_of(ranking)))
+    yield from undecided(standing.relation for standing in ranking.standings)
 
 
 def _kept_rows(ranking: Ranking, rows: tuple[int, int, int]) -> list[int]:

@@ -19,7 +19,7 @@ from collbench.model.units import abridged, amount, figure, format_approximate_s
 from collbench.report import sentences
 from collbench.report.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, listed, short, table, whole
-from collbench.report.text.matrix import heat_map, legend, unit_of, value
+from collbench.report.text.matrix import heat_map, legend, undecided, unit_of, value
 from collbench.runfile.codec import picked, plain
 
 _NAMES_WIDE = 36  # columns for names, so that a tier's row fits 80
@@ -83,6 +83,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[Part]:
         rows.append((str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking)))
     heads = (what, "size", "best", "worst", "tiers", answer)
     yield from listed(table(*heads, rows=rows, left=(what, answer), keys=2), _MOST_RANKINGS)
+    yield from undecided(matters for *_, matters in rows[:_MOST_RANKINGS])
     yield from _section(run, shown, _MOST_TIERS)
     if _is_mapped(run, shown):
         yield legend()
