@@ -34,7 +34,17 @@ def test_a_finalist_that_its_band_does_not_hold_is_marked() -> None:
     sets = tuple(Finalist((tag,), (280.0, 300.0), rates, first=tag == "GPU0") for tag, rates in measured.items())
     lines = explanation(replace(FULL, devices=GPUS[2:3], finalists=sets)).splitlines()
     assert [line.rpartition("  ")[2] for line in lines if line.startswith("  GPU")] == [
-        "the first 1, below its prediction",
         "above its prediction",
         "271 (270–281)",
+        "the first 1, below its prediction",
     ]
+
+
+def test_finalists_are_listed_by_rate_whichever_of_those_that_tie_is_chosen() -> None:
+    rates = {"GPU0": (300.0, 301.0, 302.0), "GPU1": None, "GPU2": (303.0, 304.0, 305.0), "GPU3": (301.0, 302.0, 303.0)}
+    sets = tuple(Finalist((tag,), (290.0, 310.0), measured, first=tag == "GPU0") for tag, measured in rates.items())
+    lines = explanation(replace(FULL, devices=GPUS[:1], finalists=sets)).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  GPU")] == ["GPU2", "GPU3", "GPU0", "GPU1"]
+    unmeasured = tuple(replace(one, predicted=(gbs, gbs), measured=None) for one, gbs in zip(sets, (1, 4, 2, 3)))
+    lines = explanation(replace(FULL, devices=GPUS[:1], finalists=unmeasured)).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  GPU")] == ["GPU1", "GPU3", "GPU2", "GPU0"]

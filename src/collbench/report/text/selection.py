@@ -89,7 +89,8 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
     yield "finalists by labels" if selection.estimated else f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     chosen = {device.tag for device in selection.devices}
-    shown = selection.finalists if verbose else _with_chosen(selection.finalists, chosen)
+    fastest_first = sorted(selection.finalists, key=_rate, reverse=True)
+    shown = fastest_first if verbose else _with_chosen(fastest_first, chosen)
     measured, predicted = any(one.measured for one in shown), any(one.predicted for one in shown)
     rows = [("set", "predicted" if predicted else "", "measured (95%)" if measured else "", "")]
     for one in shown:
@@ -114,6 +115,11 @@ def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
     yield from (f"  {line}" for line in columns(rows))
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
+
+
+def _rate(one: Finalist) -> tuple[float, float]:
+    """Return what orders finalists that may all tie: the measured rate, then the predicted one."""
+    return one.measured[1] if one.measured else 0.0, sum(one.predicted or ())
 
 
 def _with_chosen(finalists: Sequence[Finalist], chosen: set[str]) -> Sequence[Finalist]:
