@@ -45,6 +45,8 @@ def test_finalists_are_listed_by_rate_whichever_of_those_that_tie_is_chosen() ->
     sets = tuple(Finalist((tag,), (290.0, 310.0), measured, first=tag == "GPU0") for tag, measured in rates.items())
     lines = explanation(replace(FULL, devices=GPUS[:1], finalists=sets)).splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  GPU")] == ["GPU2", "GPU3", "GPU0", "GPU1"]
-    unmeasured = tuple(replace(one, predicted=(gbs, gbs), measured=None) for one, gbs in zip(sets, (1, 4, 2, 3)))
+    unmeasured = tuple(
+        replace(one, predicted=(gbs, gbs), measured=None) for one, gbs in zip(sets, (1, 4, 2, 3), strict=True)
+    )
     lines = explanation(replace(FULL, devices=GPUS[:1], finalists=unmeasured)).splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  GPU")] == ["GPU1", "GPU3", "GPU2", "GPU0"]
