@@ -29,16 +29,15 @@ _FEW_FAILURES = 3
 
 def page(run: Run) -> Page:
     """Yield the page's blocks: the answer, a table for each compute, what failed."""
+    measured = any(overlap.trials for overlap in overlaps_of(run))
+    yield Lines(sentence(answer(run) + sim(run, " (sim)")) if measured else "No data point was measured.")
     yield from whole("header", Lines(header(run)))
-    if any(overlap.trials for overlap in overlaps_of(run)):
-        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
+    if measured:
         for heads, rows, brief in _tables(run):
             yield from both("tables", Text(f"\n{sim(run)}{heads}"))
             yield from whole("tables", rows)
             yield from short(brief)
         yield from both("tables", Text(_LEGEND))
-    else:
-        yield Lines("No data point was measured.")
     yield from whole("tables", *_raw(run))
     lines = [*failures(run), *_verified(run)]
     if lines:

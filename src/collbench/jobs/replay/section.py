@@ -33,13 +33,13 @@ HELD = "a replay"
 
 def page(run: Run) -> Page:
     """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
-    yield from whole("header", Lines(header(run)))
     measured = [replay for replay in replays_of(run) if replay.trials]
     if measured:
         names = _names(run)
         for line in _worth(run, measured):
             yield Lines(sentence(line + _mark(run)))
         yield Lines(sentence(answer(run) + _mark(run)))
+        yield from whole("header", Lines(header(run)))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
         yield from both("tables", _arms(measured, names))
         # Of several sets only the first one's calls: a column for each set would be too wide.
@@ -50,6 +50,7 @@ def page(run: Run) -> Page:
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No step was replayed.")
+        yield from whole("header", Lines(header(run)))
     lines = [*_notes(run)]
     if lines:
         yield Lines("\n" + "\n".join(lines))

@@ -31,7 +31,7 @@ def collectives_page(run: Run) -> Page:
     """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
     run = without_idle(run)
     for largest in at_largest(ordinary(run).measured()).values():
-        yield from short(rates_line(run, largest))
+        yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)

@@ -70,7 +70,7 @@ differs from run to run. worse, better: significantly beyond δ (2%, below 1M
 def page(comparison: Comparison, names: tuple[str, str]) -> Page:
     """Yield the page's blocks; `names` are those of the two files."""
     yield from alarms(comparison)
-    yield from short(*_verdict(comparison, names, sim(comparison.base, "sim: ")))
+    yield from _verdict(comparison, names, sim(comparison.base, "sim: "))
     yield from body(comparison, names)
 
 

@@ -44,7 +44,7 @@ def copies_page(run: Run) -> Page:
     """Yield the page's blocks: matrices of links and pairs, tables of devices; on the short page a row for each."""
     copies = [m for m in run.measured() or run.measurements if m.samples and m.point.operation.is_copy]
     for largest in [*at_largest(copies).values()][:1]:
-        yield from short(rates_line(run, largest))
+        yield rates_line(run, largest)
     yield from whole("header", Lines(header(run)))
     yield from _copies_summary(run)
     for variant in (*_MATRICES, *_TABLES):
@@ -218,8 +218,8 @@ _LATENCIES = {
 
 def latency_page(run: Run) -> Page:
     """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
+    yield from _latency_summary(run)
     yield from whole("header", Lines(header(run)))
-    yield from short(*_latency_summary(run))
     chase = [one for one in run.measured() if one.point.operation is Operation.CHASE]
     copies = [one for one in run.measured() if one.point.operation.is_copy]
     for index, points in enumerate(filter(None, (chase, copies))):
@@ -232,8 +232,8 @@ def latency_page(run: Run) -> Page:
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
-def _latency_summary(run: Run) -> Iterator[Part]:
-    """Yield a line with the median of each kind of latency, and a table of their ranges."""
+def _latency_summary(run: Run) -> Page:
+    """Yield a line with the median of each kind of latency, and on the short page a table of their ranges."""
     rows = []
     works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
@@ -244,7 +244,7 @@ def _latency_summary(run: Run) -> Iterator[Part]:
     if rows:
         answer = ", ".join(f"{name} {medians[work]}" for work, name in _LATENCIES.items() if work in medians)
         yield Lines(f"latency   {answer or next(iter(medians.values()))} (medians{sim(run, ', sim')})\n")
-        yield table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2)
+        yield from short(table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2))
 
 
 def _allreduce(run: Run) -> Iterator[Part]:

@@ -28,8 +28,14 @@ _PAIR_ROWS, _FEW_PAIR_ROWS = (28, 16, 8), (8, 5, 2)
 
 def pairs_page(run: Run) -> Page:
     """Yield the page's blocks, top to bottom."""
-    yield from whole("header", Lines(header(run)))
     every, run = run, ordinary(run)
+    ranking = evidence(run)
+    if ranking is not None:
+        yield Lines("\n".join(recommended(run, [*choose_each(run)])))
+        # Below a fault that no figure sees, nothing may read "normal".
+        if below(run) or not contradiction(run):
+            yield from normal_line(run)
+    yield from whole("header", Lines(f"\n{header(every)}" if ranking else header(every)))
     source = "from NUMA nodes" if capabilities(run.backend).cores else "as nvidia-smi topo -m names them"
     yield from whole("labels", Figures(f"\nlabels ({source})\n{render_labels(run.devices, run.paths)}"))
     matrices = [[*render_bandwidths(run, operation, size)] for operation, size in _mapped(run).items()]
@@ -37,14 +43,9 @@ def pairs_page(run: Run) -> Page:
         yield from whole("matrices", Text(), *matrix)
     if matrices:
         yield from whole("matrices", legend())
-    ranking = evidence(run)
     if ranking is not None:
-        lines = "\n".join(recommended(run, [*choose_each(run)]))
-        # Below a fault that no figure sees, nothing may read "normal".
-        normal = [] if contradiction(run) and not below(run) else [*normal_line(run)]
-        yield from short(Lines(lines), *normal, *ranked_pairs(run, ranking))
-        yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS), Lines(f"\n{lines}"))
-        yield from whole("notes", *normal)
+        yield from short(*ranked_pairs(run, ranking))
+        yield from whole("tiers", Text(), *_pairs(run, ranking, _PAIR_ROWS))
     elif matrices:
         yield from short(*matrices[0], legend())
     if len(kinds_of(every)) > 1:

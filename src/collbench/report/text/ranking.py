@@ -42,7 +42,8 @@ of a size from this line"""
 
 
 def page(run: Run, works: Sequence[RankedWork]) -> Page:
-    """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
+    """Yield the page's blocks: the verdict of the first collective, else of the first copy; each work's tiers, verdict
+    and heat map, then the fits, then what is missing.
 
     The short page has a row for each work and size, and the tiers and the heat map of a single one.
     """
@@ -50,10 +51,13 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
     if not is_judged(works):
         few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")
-    yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in works for ranking in ranked.rankings]
-    if rankings:
-        yield from short(*_overview(run, rankings))
+    shown = next((one for one in rankings if one.operation.is_collective), rankings[0] if rankings else None)
+    if shown:
+        yield Text(f"{shown.work} at {format_size(shown.size_bytes)}: {verdict_of(shown)}{sim(run, ' (sim)')}")
+    yield from whole("header", Lines(header(run)))
+    if shown:
+        yield from short(*_overview(run, rankings, shown))
     for ranking in rankings:
         yield from whole("tiers", *_section(run, ranking))
     for ranked in works:
@@ -68,10 +72,8 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
 
 
-def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[Part]:
-    """Yield a row for each ranking, between the verdict and the tiers of the first collective, else the first copy."""
-    shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
-    yield Text(f"{shown.work} at {format_size(shown.size_bytes)}: {verdict_of(shown)}{sim(run, ' (sim)')}")
+def _overview(run: Run, rankings: Sequence[Ranking], shown: Ranking) -> Iterator[Part]:
+    """Yield a row for each ranking, then the tiers of the one whose verdict is shown first."""
     what, answer = f"{sim(run)}operation", "does it matter"
     rows = []
     for ranking in rankings:

@@ -56,7 +56,7 @@ def page(answers: Answers) -> Page:
     elif answers.unjudged:
         yield not_judged(f"{_left_out(answers)}: nothing is known about the others")
     if answers.judged and not answers.below:
-        yield from short(concluded)
+        yield concluded
     yield from whole("header", Lines(header(answers.run)), Text(""))
     for answer in answers.answers:
         yield from both("tables", _answer_line(answers, answer, sim(answers.run, "sim: ")))

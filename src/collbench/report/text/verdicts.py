@@ -85,7 +85,8 @@ def page(
     judged += [Lines(f"unjudged  {line}") for line in unjudged(run, covered)]
     if below or not faults:  # below a fault that no figure sees, nothing may read "normal"
         judged += reference.normal_line(run)
-    yield from short(*([] if faults or below else [concluded]), *judged)
+    yield from [] if faults or below else [concluded]
+    yield from short(*judged)
     yield from whole("header", Lines(header(run)))
     for verdict in faults[:_MOST_EXPLAINED]:
         yield from both("verdicts", Text(), _found(run, verdict))
