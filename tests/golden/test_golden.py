@@ -158,6 +158,13 @@ def test_a_short_page_fits_a_screen() -> None:
     assert tall == {"check-map-p2p-hanging", "made-tiers", "made-all-unlike"}  # the latter of 16 and 17 GPUs
 
 
+def test_every_page_begins_with_its_answer() -> None:
+    """Not with the machine, the settings or the date, which stand below it."""
+    files = {name: (EXPECTED / f"{name}.txt").read_text(encoding="utf-8") for name in ALL}
+    provenance = re.compile(r"^--- stdout\n(backend|machine|driver|settings|measured|simulated) ", re.MULTILINE)
+    assert [name for name, text in files.items() if provenance.search(text)] == []
+
+
 def screen_lines(file: Path) -> int:
     """Return the lines that a page takes in a terminal of 80 columns; 0 where the command prints none there."""
     head, _, rest = file.read_text(encoding="utf-8").partition("\n")
