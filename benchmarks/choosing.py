@@ -33,8 +33,7 @@ from judging.measured import Noise, Situation, measure
 from judging.rings import RingsBackend, busbw, over_links
 from rows import save_rows
 
-from collbench.api.select_by_run import by_finalists
-from collbench.choose.select import choose
+from collbench.choose.select import by_finalists, choose
 from collbench.model.run import Run
 
 _LAUNCH_S = 9e-6  # of a collective, as judging/measured.py has it

@@ -12,8 +12,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.api.select_by_run import by_finalists
-from collbench.choose.select import choose
+from collbench.choose.select import by_finalists, choose
 from collbench.judge.tiers import rank_pairs
 from collbench.model.operations import Operation
 from collbench.model.run import Run

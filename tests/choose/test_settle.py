@@ -6,9 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from collbench.api.select_by_run import by_finalists
 from collbench.choose.choice import Band, Candidate, Choice, How, TieBreak
-from collbench.choose.select import settle
+from collbench.choose.select import by_finalists, settle
 from collbench.judge.tiers import estimates
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import pytest
 
-from collbench.api import SILENT, suitable_run
-from collbench.api.select_by_run import measure_finalists
+from collbench.api import SILENT, by_run
+from collbench.api.by_run import measure_finalists
 from collbench.api.selecting import SelectRequest
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
@@ -111,8 +111,8 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
         return SimpleNamespace(run=run, path=path, failure=None)
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda *_: None)
-    monkeypatch.setattr(suitable_run, "measure", measured)
+    monkeypatch.setattr(by_run, "here", lambda *_: None)
+    monkeypatch.setattr(by_run, "measure", measured)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     result = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api import suitable_run
+from collbench.api import by_run
 from collbench.choose.freshness import Here
 from collbench.runfile import saved_runs
 from tests.builders import gpus
@@ -70,9 +70,9 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(
-        suitable_run, "here", lambda criteria: Here(criteria.backend, criteria.candidates, "580.159.04", "2.28.9")
+        by_run, "here", lambda criteria: Here(criteria.backend, criteria.candidates, "580.159.04", "2.28.9")
     )
-    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(by_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     (tmp_path / "train.py").touch()
     return where
 

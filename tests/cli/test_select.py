@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api import select_by_run, suitable_run
+from collbench.api import by_run
 from collbench.choose.freshness import Here
 from collbench.judge import references
 from collbench.measurement.backends import factory
@@ -53,9 +53,9 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path)
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "look", lambda backend: present())
-    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9", of.barred))
-    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9", of.barred))
+    monkeypatch.setattr(by_run, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(by_run, "measure_finalists", lambda *_: pytest.fail("verified"))
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -76,7 +76,7 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
     assert "2" not in result.out.strip().split(",")
     assert "left out  GPU2: " in result.err
     fresh = replace(saved_run, health_before=now)  # what an old run saw is not what they leave
-    monkeypatch.setattr(suitable_run, "probe", lambda *_: suitable_run.SuitableRun(fresh, "a probe", probed=True))
+    monkeypatch.setattr(by_run, "probe", lambda *_: by_run.SuitableRun(fresh, "a probe", probed=True))
     assert program("select", "2", "--no-verify", "--allow-busy", "--format", "list").out == "2,3\n"
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     run_file.save(saved_run, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
-    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(by_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
         program("select", "2", "--no-verify")
 

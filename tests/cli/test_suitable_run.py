@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.api.suitable_run import SuitableRun
+from collbench.api.by_run import SuitableRun
 from collbench.model.run import Health, Run
 from tests.builders import pair_run, shared, throttled
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api import suitable_run
+from collbench.api import by_run
 from collbench.choose.freshness import Here
 from collbench.model.operations import Operation
 from collbench.model.run import Device
@@ -130,13 +130,13 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
     """Four GPUs that are only listed, and a probe with a prepared result; the list gets an entry for each."""
     probed: list[str] = []
 
-    def probe(*_: object) -> suitable_run.SuitableRun:
+    def probe(*_: object) -> by_run.SuitableRun:
         probed.append("probe")
-        return suitable_run.SuitableRun(save_run(Path("probe.json"), gpus(4)), "quick probe", probed=True)
+        return by_run.SuitableRun(save_run(Path("probe.json"), gpus(4)), "quick probe", probed=True)
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(suitable_run, "probe", probe)
+    monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(by_run, "probe", probe)
     return probed
 
 

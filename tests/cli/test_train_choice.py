@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api import suitable_run
+from collbench.api import by_run
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.run import Health, Measurement, Run
 from collbench.runfile import run_file
@@ -28,8 +28,8 @@ def script(tmp_path: Path) -> None:
 def saved(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """A saved run of four GPUs that are only listed: 2-3 is the fastest pair, 0-1 the slowest; probing fails."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
-    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(by_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(by_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -154,11 +154,11 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
     probed: list[str] = []
 
-    def probe(_wanted: object, why: str, _notices: object) -> suitable_run.SuitableRun:
+    def probe(_wanted: object, why: str, _notices: object) -> by_run.SuitableRun:
         probed.append(why)
-        return suitable_run.SuitableRun(saved, "a probe", probed=True)
+        return by_run.SuitableRun(saved, "a probe", probed=True)
 
-    monkeypatch.setattr(suitable_run, "probe", probe)
+    monkeypatch.setattr(by_run, "probe", probe)
     assert choice_of(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
     assert probed == ["a saved run does not show what other processes use now: "]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from collbench.api import suitable_run
+from collbench.api import by_run
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run, saved_in
 from tests.launch.test_rendezvous import POD, SLURM
@@ -25,8 +25,8 @@ def machine(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """Eight GPUs that are only listed, a run of them, and a script."""
     list_only(monkeypatch, gpus(8))
     save_run(saved_in(tmp_path), gpus(8))
-    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(by_run, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(by_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (tmp_path / "train.py").touch()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from collbench.api import suitable_run
+from collbench.api import by_run
 from collbench.choose.freshness import Here
 from collbench.cli.program import cli
 from collbench.cli.terminal import show_page
@@ -198,7 +198,7 @@ def list_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process find four GPUs that are well."""
     list_only(monkeypatch, fake_gpus())
     monkeypatch.setattr(factory, "resolve", lambda _name: ("cuda", None))
-    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
     Path("apptainer").touch(0o700)  # the only program of this machine
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import collbench
-from collbench.api import SILENT, select_by_run, selecting, suitable_run
+from collbench.api import SILENT, by_run, selecting
 from collbench.choose.freshness import Here
 from collbench.jobs import job_file
 from collbench.jobs.choice import ForJob
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation gives the same numbers each time."""
-    for module in (suitable_run, replaying):
+    for module in (by_run, replaying):
         monkeypatch.setattr(module, "new_seed", lambda: 1)
 
 
@@ -207,9 +207,9 @@ def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -
     monkeypatch.setattr(
         factory, "look", lambda _: Present("cuda", gpus(4), states={gpu.uuid: Health(processes=0) for gpu in gpus(4)})
     )
-    monkeypatch.setattr(suitable_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(select_by_run, "measure_finalists", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(by_run, "here", lambda of: Here("cuda", of.candidates, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(by_run, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(by_run, "measure_finalists", lambda *_: pytest.fail("measured"))
     return save_run(saved_in(folder), gpus(4))
 
 
@@ -296,7 +296,7 @@ def test_where_every_set_has_a_link_that_hung_nothing_is_replayed(
     play(monkeypatch, {})
     assert program("select", "3", "--job", "three.json", "--format", "env").status == 4
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(by_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (folder / "train.py").touch()
     refused = program(
         "train", "--auto-select", "3", "--backend", "cuda", "--dry-run", "--job", "three.json", "train.py"
@@ -327,7 +327,7 @@ def test_train_starts_on_what_the_job_decides(
     program: Program, saved_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(by_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (folder / "train.py").touch()
     play(monkeypatch, {FIRST: FakeRanks(1e-3), FAST: FakeRanks(2e-3)})
     args = ("--auto-select", "2", "--backend", "cuda", "--dry-run")

@@ -152,11 +152,11 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
         return Selected(_by_labels(request, request.topology))
     if request.run is not None and not Path(request.run).exists():  # before what this machine lacks
         raise RunFileError(f"cannot read run file {one_line(request.run)}: no such file")
-    from collbench.api import select_by_run  # late: labels need none of it
+    from collbench.api import by_run  # late: labels need none of it
 
     if request.any_machine and request.run is not None:
-        return select_by_run.by_a_run_of_elsewhere(request, request.run)
-    return select_by_run.by_measurement(request, notices)
+        return by_run.by_a_run_of_elsewhere(request, request.run)
+    return by_run.by_measurement(request, notices)
 
 
 def _by_labels(request: SelectRequest, topology: str) -> Selection:

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
-from collbench.api import SILENT, Notices, suitable_run
+from collbench.api import SILENT, Notices, by_run
 from collbench.api.selecting import ChoiceRequest
-from collbench.api.suitable_run import MIG
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.launch.torchrun import Script
@@ -91,14 +90,15 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     `look` waits for what the machine has. Raises UsageError, NotTrusted if every set includes what failed, and what
     probing does.
     """
-    from collbench.api.select_by_run import chosen_by_run  # late: numpy; and while the machine is looked at
+    if request.devices is None:
+        import collbench.choose.select  # noqa: F401 - late: numpy, which loads while the machine is looked at
 
     present = look()
     if request.devices is not None:
         return _by_hand(request.devices, request.max_age, present, notices)
-    found, settled = chosen_by_run(request, suitable_run.criteria_of(request, present), notices)
+    found, settled = by_run.chosen_by_run(request, by_run.criteria_of(request, present), notices)
     run, choice = found.run, settled.choice
-    cut = [(device, MIG) for device in present.mig]
+    cut = [(device, by_run.MIG) for device in present.mig]
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"
         failed = device_sets(choice.failed, run.devices)
@@ -110,7 +110,7 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
         note = _left_out(out + cut)
         return Chosen(devices, choice.why(run.devices), found.source, note)
     why = "all that are not excluded" if request.exclude else "all available"
-    return Chosen(devices, why, found.source, note=_left_out(cut + suitable_run.lost(present)))
+    return Chosen(devices, why, found.source, note=_left_out(cut + by_run.lost(present)))
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
@@ -123,9 +123,10 @@ def _by_hand(device_list: str, max_age: timedelta, present: Present, notices: No
     devices = visible_devices.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
-        raise UsageError(f"{', '.join(cut)} cannot train with others: {MIG}: choose others, or turn MIG mode off")
-    run = suitable_run.nothing_to_compare(present.backend, devices).as_now(present.states)
+        tags = ", ".join(cut)
+        raise UsageError(f"{tags} cannot train with others: {by_run.MIG}: choose others, or turn MIG mode off")
+    run = by_run.nothing_to_compare(present.backend, devices).as_now(present.states)
     wrong = torchrun.against([(devices[exclusion.member], exclusion.reason) for exclusion in left_out(run)])
-    failed = suitable_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
+    failed = by_run.seen_to_fail(devices, max_age, notices) if len(devices) > 1 else ""
     anyway = ", ".join(filter(None, (wrong, failed)))
     return Chosen(devices, "chosen by hand", "--devices", note=f"used anyway: {anyway}" if anyway else "")

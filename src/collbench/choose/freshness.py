@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from collbench.choose.choice import Unfit
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Registration
 from collbench.model.run import Device, Run
 from collbench.model.units import AGES, TELLING_BYTES, fixed
 
@@ -91,3 +92,27 @@ def _too_incomplete(run: Run) -> str:
     if not left:
         return "it was interrupted before any pair was timed at a size large enough to show bandwidth"
     return f"it was interrupted with {min(left)} of its links not yet timed" if min(left) else ""
+
+
+def unfit(run: Run) -> str:
+    """Return why a run that nobody named is not enough to choose by, as a clause; "" if it is.
+
+    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
+    memory, or of communicators with a config, are for jobs that use the same.
+    """
+    from collbench.choose.fitness import left_out  # late: numpy
+    from collbench.judge.registration import kinds_of
+
+    kinds = kinds_of(run)
+    if kinds and Registration.NONE not in kinds:
+        special = "registered memory or a configuration"
+        return f"it used NCCL settings ({special}) that a job has only if it sets them, too"
+    if not any(
+        len(measurement.point.members) == 2 and measurement.point.size_bytes >= TELLING_BYTES
+        for measurement in run.measured()
+    ):
+        return "it timed no pairs at a size large enough to show bandwidth"
+    busy = [exclusion for exclusion in left_out(run) if any(why.sort is Unfit.BUSY for why in exclusion.why)]
+    if not busy:
+        return ""
+    return f"it was disturbed: {run.devices[busy[0].member].tag} was {busy[0].reason}"

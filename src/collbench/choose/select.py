@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import comb
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -30,7 +31,7 @@ from collbench.choose.problem import (
     without_clause,
     worst_inside,
 )
-from collbench.choose.search import further, search
+from collbench.choose.search import FURTHER_ROUNDS, further, search
 from collbench.choose.wiring import Rates, Sets, wiring
 from collbench.judge.outcome import outcome
 from collbench.judge.registration import ordinary
@@ -176,6 +177,29 @@ def settle(choice: Choice, verification: Run) -> Choice:
 def _rate(summary: Summary) -> tuple[float, float, float]:
     low, high = summary.interval or (summary.busbw, summary.busbw)
     return low, summary.busbw, high
+
+
+def by_finalists(
+    choice: Choice, run: Run, measured_sets: Callable[[Iterable[Members]], tuple[Run, Path | None]]
+) -> tuple[Choice, list[Path]]:
+    """Return the choice, made from `run`, that `measured_sets` of its sound finalists decides, and the files of that.
+
+    If that leaves other sets a chance, these are measured, too, with the winner and the first k once more, so that all
+    that is compared was measured in turn.
+    """
+    measured, path = measured_sets(some.members for some in choice.finalists if some.sound)
+    settled, files = settle(choice, measured), [path]
+    for _ in range(FURTHER_ROUNDS):
+        more = [some for some in further_finalists(choice, run, measured) if some.sound]
+        if not more:
+            break
+        default = [some.members for some in choice.finalists if some.default and some.sound]
+        choice = replace(choice, finalists=(*choice.finalists, *more))
+        again = dict.fromkeys([settled.members, *default, *(some.members for some in more)])
+        new, path = measured_sets(again)
+        measured = replace(measured, measurements=[*measured.measurements, *new.measurements])
+        settled, files = settle(choice, measured), [*files, path]
+    return settled, [file for file in files if file]
 
 
 def further_finalists(choice: Choice, run: Run, verification: Run) -> tuple[Candidate, ...]:
