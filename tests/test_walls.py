@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.file_kinds import JOB, KINDS, JobKind, Kind
+from collbench.api.runs import JOB, KINDS, JobKind, Kind
 from collbench.report.sections import Section
 from collbench.runfile.run_file import SECTIONS, Results
 

@@ -1,15 +1,18 @@
-"""Saved runs, listed, loaded, ranked, judged and compared; and the runs that Python calls return."""
+"""Saved files: runs, listed, loaded, ranked, judged and compared; and files of other kinds, with the module of each."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
-from collbench.api import SILENT, Notices, file_kinds, keywords
+from collbench import untrusted
+from collbench.api import SILENT, Notices, keywords
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
@@ -20,6 +23,7 @@ from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
 if TYPE_CHECKING:
+    from collbench.api.selecting import Scorer
     from collbench.judge.compare import Comparison
     from collbench.judge.diagnose import Verdict
     from collbench.judge.tails import Tails
@@ -50,7 +54,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredRun:
     try:
         return MeasuredRun.of(run_file.load(file))
     except RunFileError:
-        if (kind := file_kinds.kind_of(file)) is not None:
+        if (kind := kind_of(file)) is not None:
             raise UsageError(f"{file} is {kind.NAME}: write {kind.CALL.format(str(file))}") from None
         raise
 
@@ -232,3 +236,62 @@ def tails(run: Run) -> tuple[Tails, ...]:
 
     keywords.check_run(run, "judge the tails of", "tails")
     return tuple(all_tails(run))
+
+
+# Files besides runs: of which kind one is, and the module for it, loaded only then.
+
+JOB = "collbench-job"
+# What a file's "format" says: the module that offers what `Kind` lists.
+KINDS = {JOB: "collbench.jobs.hooks", "collbench-ablation": "collbench.cli.ablate"}
+MAX_BYTES = 2**30  # a job of a thousand ranks, each with 32 whole repetitions of a thousand calls
+
+
+class Kind(Protocol):
+    """What such a module offers."""
+
+    NAME: str  # "a recorded job"
+    CALL: str  # that loads one in Python; "{!r}" is the file
+    OPTIONS: tuple[str, ...]  # of `show`, by their parameters' names, that are for such a file alone
+    load: Callable[[Path], object]
+    show: Callable[..., None]  # prints it
+    export: Callable[[Path, str], str]  # the text of --format. Raises UsageError for one that it does not have
+    html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
+
+
+class JobKind(Kind, Protocol):
+    """What the module for recorded jobs also offers."""
+
+    scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
+
+
+def format_of(path: Path) -> str:
+    """Return which of KINDS a file says that it is; "" for a run, and where loading it as one says what is wrong."""
+    try:
+        text = untrusted.read_text(path, MAX_BYTES) if path.is_file() else ""  # a pipe can be read once alone
+        fields = json.loads(text) if any(f'"{name}"' in text for name in KINDS) else {}
+    except (OSError, ValueError, RecursionError):
+        return ""
+    named = fields.get("format") if isinstance(fields, dict) else None
+    return named if isinstance(named, str) and named in KINDS else ""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return the module for a file; None for a run, and for what cannot be read."""
+    name = format_of(path)
+    return cast("Kind", import_module(KINDS[name])) if name else None
+
+
+def job_kind() -> JobKind:
+    """Return the module for recorded jobs."""
+    return cast("JobKind", import_module(KINDS[JOB]))
+
+
+def trace_title(path: Path) -> str:
+    """Return what a file of another tool is that `collbench import` reads, "" for anything else."""
+    return str(import_module("collbench.jobs.traces.formats").title_of(path)) if path.is_file() else ""
+
+
+def job_scorer(file: Path) -> Scorer:
+    """Return what measures finalists by a recorded job. Raises RunFileError."""
+    jobs = job_kind()
+    return jobs.scorer(jobs.load(file), one_line(file.name))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from collbench.api import SILENT, file_kinds, keywords, measuring, selecting
+from collbench.api import SILENT, keywords, measuring, selecting
 from collbench.api.measuring import request_of
-from collbench.api.runs import MeasuredRun
+from collbench.api.runs import MeasuredRun, job_kind
 from collbench.cli.measuring import MeasuringCommand, own_options
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
@@ -172,7 +172,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
     if row is None or row.nvml:
         selecting.check_cuda_is_down()
-    scorer = None if job is None else file_kinds.job_kind().scorer(job, "job")
+    scorer = None if job is None else job_kind().scorer(job, "job")
     selection = selecting.select_devices(select_request(context.params, scorer)).check()
     os.environ.update(selection.environment)
     return selection

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from collbench.api import file_kinds
-from collbench.api.runs import runs as newest_runs
+from collbench.api import runs as saved
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome
@@ -48,7 +47,7 @@ def runs(limit: int, as_json: bool) -> None:
       collbench show 2
       collbench runs --limit 100 --json
     """
-    saved_list = newest_runs(limit, notices=NOTICES)
+    saved_list = saved.runs(limit, notices=NOTICES)
     if as_json:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
         echo(document("runs", {"runs": rows}), end="")
@@ -105,7 +104,7 @@ def show(
       collbench show job.json --run-file run.json
     """
     narrowed = operation is not None or size is not None
-    if file is not None and (kind := file_kinds.kind_of(file)) is not None:
+    if file is not None and (kind := saved.kind_of(file)) is not None:
         if others := options.typed_besides(("file", "as_json", "verbose", *kind.OPTIONS)):
             raise UsageError(f"{file} is {kind.NAME}: leave out {', '.join(others)}")
         kind.show(file, as_json=as_json, **{name: of_job[name] for name in kind.OPTIONS})
@@ -126,7 +125,7 @@ def _load(path: Path) -> Run:
     try:
         return load(path)
     except RunFileError as error:
-        if title := file_kinds.trace_title(path):
+        if title := saved.trace_title(path):
             raise RunFileError(
                 f"{path} is {title}, not a run: convert it with 'collbench import {path}', then 'collbench show "
                 "job.json' prints it"
@@ -217,7 +216,7 @@ def export(file: Path | None, layout: str, output: Path | None, force: bool) -> 
 
 def _other(file: Path, layout: str) -> str:
     """Return the text of a file of another kind; "" for a run."""
-    kind = file_kinds.kind_of(file)
+    kind = saved.kind_of(file)
     if kind is None and layout == "perfetto":
         load(file)  # if it is no run either, that says why
         raise UsageError(f"--format perfetto is for a recorded job, and {one_line(str(file))} is a run")
@@ -274,7 +273,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     run_files = options.all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
-    if kind := next(filter(None, map(file_kinds.kind_of, run_files)), None):
+    if kind := next(filter(None, map(saved.kind_of, run_files)), None):
         _save(kind.html(run_files), path, force=force)
         return
     runs = [load(file) for file in run_files]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.selecting import ACTING, DEFAULT_SIZE, LIST, Selected, SelectRequest, device_line, select_devices
+from collbench.api.selecting import (
+    ACTING,
+    DEFAULT_SIZE,
+    LIST,
+    Scorer,
+    Selected,
+    SelectRequest,
+    device_line,
+    select_devices,
+)
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, columns, echo, is_verbose, leave, prose_width, verbose_option
 from collbench.model.capabilities import BACKENDS
@@ -18,7 +27,6 @@ from collbench.model.errors import UsageError
 from collbench.model.units import parse_size
 
 if TYPE_CHECKING:
-    from collbench.api.file_kinds import Scorer
     from collbench.choose.choice import Selection
 
 _TEXT, _JSON = "text", "json"
@@ -135,7 +143,7 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
     layout = _JSON if as_json else layout
     scorer = None
     if values["job"] is not None:
-        from collbench.api.file_kinds import job_scorer  # late: few choices are for a job
+        from collbench.api.runs import job_scorer  # late: few choices are for a job
 
         scorer = job_scorer(values["job"])
     request = select_request(values, scorer)

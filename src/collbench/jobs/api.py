@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import SILENT, Notices, keywords
-from collbench.api.file_kinds import JOB, format_of
+from collbench.api.runs import JOB, format_of
 from collbench.jobs import job_file, recording
 from collbench.jobs.job import Ending, Job, check_sent_again
 from collbench.machine import visible_devices

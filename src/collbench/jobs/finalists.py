@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collbench.api import Notices
-from collbench.api.file_kinds import Settled
+from collbench.api.selecting import Settled
 from collbench.jobs.job import Job
 from collbench.jobs.replay import api as replaying
 from collbench.jobs.replay.api import Replaying

@@ -1,4 +1,4 @@
-"""What the main house asks of a recorded job's file; `api/file_kinds.py` finds this module by the file's format."""
+"""What the main house asks of a recorded job's file; `api/runs.py` finds this module by the file's format."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from collbench.api.file_kinds import JOB, format_of
-from collbench.api.runs import load_named
+from collbench.api.runs import JOB, format_of, load_named
 from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
 from collbench.jobs.finalists import JobScorer

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from collbench.api.file_kinds import JOB, MAX_BYTES
+from collbench.api.runs import JOB, MAX_BYTES
 from collbench.jobs.job import Call, Group, Job, JobRank, Phase
 from collbench.runfile import atomic_write, codec
 

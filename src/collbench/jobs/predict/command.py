@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collbench.api.file_kinds import JOB, format_of
-from collbench.api.runs import load_named, newest
+from collbench.api.runs import JOB, format_of, load_named, newest
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, leave, show_page
 from collbench.jobs import job_file

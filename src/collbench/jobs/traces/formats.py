@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collbench import untrusted
-from collbench.api.file_kinds import JOB
+from collbench.api.runs import JOB
 from collbench.jobs.job import Source
 from collbench.jobs.traces import content, values
 from collbench.jobs.traces.kineto import KinetoReader
