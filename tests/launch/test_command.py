@@ -18,7 +18,7 @@ from collbench.model.run import Device
 from tests.launch.made import script
 
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
-CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
+CORES = (Device(2, "CPU-2", "CPU"), Device(5, "CPU-5", "CPU"))
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 
 
@@ -150,7 +150,7 @@ def test_the_choice_is_one_line_with_names_and_evidence() -> None:
         "using GPU3, GPU0 (GPU-aaaa, GPU-bbbb): all pairs tie within 0.4% (run of 2026-11-21 02:00, saved at /r.json)"
     )
     assert choice(CORES, "fastest", QUICK_PROBE, backend="host") == (
-        "using core 2, core 5 (host backend): fastest (quick probe)"
+        "using CPU2, CPU5 (host backend): fastest (quick probe)"
     )
 
 

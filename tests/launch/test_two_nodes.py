@@ -105,7 +105,7 @@ def test_a_node_that_is_killed_comes_back_and_both_finish(tmp_path: Path) -> Non
                 _, stderr = again.communicate(timeout=PATIENCE_S)
                 _, first_stderr = first.communicate(timeout=PATIENCE_S)
                 assert (first.returncode, again.returncode) == (0, 0), first_stderr + stderr
-    assert first_stderr.startswith("collbench: using core ")
+    assert first_stderr.startswith("collbench: using CPU")
     assert {(tmp_path / f"n{node}.done").read_text()[:2] for node in (0, 1)} == {"2 "}
     pinned = {path.read_text() for path in tmp_path.glob("n0.cores.*")}
     assert pinned == {str(CORES[:1])}  # before the kill and after it

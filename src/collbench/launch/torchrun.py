@@ -105,7 +105,7 @@ def choice(devices: Sequence[Device], reason: str, source: str, *, backend: str,
     `among` is a clause on what limited the choice, "" for none.
     """
     if capabilities(backend).cores:
-        device_text = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
+        device_text = ", ".join(device.tag for device in devices) + " (host backend)"
     else:
         names = ", ".join(f"GPU{device.index}" for device in devices)
         device_text = f"{names} ({', '.join(device.uuid for device in devices)})"

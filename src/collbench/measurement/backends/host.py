@@ -73,7 +73,8 @@ class HostBackend(Backend):
             raise DataCorruption(wrong=wrong) from error
         except (RuntimeError, MemoryError) as error:
             size = format_approximate_size(step.size_bytes)
-            raise BackendError(f"{step.work.operation} of {size} between cores {links} failed: {error}") from error
+            between = ", ".join(f"CPU{src}→CPU{dst}" for src, dst in links)
+            raise BackendError(f"{step.work.operation} of {size} on {between} failed: {error}") from error
         return Timing(seconds=tuple(tuple(batches) for batches in seconds))
 
     def close(self) -> None:

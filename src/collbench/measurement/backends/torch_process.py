@@ -25,7 +25,7 @@ _NO_WORDS = "it wrote nothing to stderr"
 class TorchProcess:
     """The running worker of one rank.
 
-    Errors call it by `kind`, `place` and `number`: the "gloo worker" "on core" 3, the "worker" "of rank" 1.
+    Errors call it by `kind`, `place` and `number`: the "gloo worker" "on CPU" 3, the "worker" "of rank" 1.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class TorchWorkers:
                 for rank, device in devices.items():
                     words = (rank, ranks, backend, device, file.fileno(), *meeting)
                     child = Child(f"collbench.{module}", words, environment, files=(file.fileno(),))
-                    name = ("gloo worker", "on core", device) if by_core else ("worker", "of rank", rank)
+                    name = ("gloo worker", "on CPU", device) if by_core else ("worker", "of rank", rank)
                     self._workers.append(TorchProcess(rank, *name, child))
         except BaseException:
             self.close()
