@@ -373,15 +373,17 @@ def _interference(run: Run) -> Iterator[str]:
         within = f"{max(abs(1 - check.ratio) for check in trusted):.1%}"
         count = f"{len(trusted)} of " if disagreeing else ""
         count += amount(len(run.interference_checks), "comparison")
-        yield f"checked   interference: pairs timed concurrently and isolated agree within {within} ({count})"
+        yield f"checked   interference: a pair keeps its isolated rate within {within} while others are busy ({count})"
     for (label, work), checks in disagreeing.items():
         sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
+        pairs = abridged([device_names(run.devices, work, check.members) for check in checks], _MOST_NAMES, "; ")
         ratios = [check.ratio for check in checks]
-        share = span(f"{min(ratios):.2f}", f"{max(ratios):.2f}")
-        allowed = f"±{max(check.delta for check in checks):.1%} was allowed"
+        share = span(f"{min(ratios):.0%}", f"{max(ratios):.0%}")
+        noise = f"{max(check.delta for check in checks):.1%}"
         yield (
-            f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
+            f"isolated  {work}{at} on {pairs}: {share} of the isolated rate while other pairs are busy, which is more "
+            f"than noise (±{noise}): {label} pairs are measured one at a time"
         )
     if any(is_pcie(label) for label, _ in disagreeing):
         yield "isolated  all pairs on PCIe: their paths share links"
