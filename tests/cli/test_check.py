@@ -48,22 +48,22 @@ def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program
     assert "not confirmed" not in page
     samples = [s for m in run_file.load(Path("run.json")).measured() if m.point.members == (2, 5) for s in m.samples]
     assert {sample.concurrent for sample in samples} == {True, False}
-    mapped = re.search(r"\np2p +P2P works on all 56 links: [^\n]*\n", page)
+    mapped = re.search(r"\np2p +P2P works on all 56 simulated links[^\n]*\n", page)
     assert mapped, "asked of this machine only"
     assert program("check", "run.json").out == page.replace(mapped[0], "")
 
 
 def test_the_page_says_what_p2p_does_and_what_is_worse_comes_first(program: Program) -> None:
     _, page, _ = simulated(program, None)
-    assert "p2p       P2P works on all 56 links: kernels and copy engines deliver; NCCL uses it. (sim)\n" in page
+    assert "p2p       P2P works on all 56 simulated links. Nothing was copied (sim).\n" in page
     assert "cause" not in page
     status, page, _ = simulated(program, Fault(FaultKind.P2P_DISABLED), "--force")
     assert status == 3
-    assert "NCCL uses it on none" in page
+    assert "p2p       P2P works on all 56 simulated links; NCCL uses it on none. Nothing was copied (sim).\n" in page
     assert "fix       unset NCCL_P2P_DISABLE\n" in page
     status, page, _ = simulated(program, Fault(FaultKind.HANGING_LINK, (0, 1), one_way=True), "--force")
     assert status == 4
-    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hangs. (sim)" in page
+    assert "p2p       P2P is broken on 1 of 56 links: GPU0→GPU1 hangs. Nothing was copied (sim).\n" in page
     answer = json.loads(program("check", "run.json", "--json").out)
     assert answer["p2p"] is None, "a saved run has no such map"
 

@@ -78,7 +78,7 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
 
 def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
-    yield Lines(f"answer    {_answered(peer_map)}")
+    yield Lines(f"answer    {answer(peer_map)}")
     yield Text("")
     yield _links(peer_map)
     yield Text("")
@@ -86,7 +86,8 @@ def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     where = f"SIMULATED machine '{peer_map.fabric}'" if peer_map.fabric else peer_map.hostname
     compared = "nothing was copied or compared" if peer_map.fabric else "every byte was compared"
     count = amount(len(peer_map.links), "link")
-    note = f"{where}, {count}, each alone, in {figure(peer_map.seconds)} s; GB/s; {compared}"
+    took = f"{figure(peer_map.seconds)} s{' of simulated time' if peer_map.fabric else ''}"
+    note = f"{where}, {count}, each alone, in {took}; GB/s; {compared}"
     yield Lines(f"examined  {note}; docs/p2p.md")
 
 
@@ -95,15 +96,11 @@ def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
 
     That the driver offers none for some links needs no explanation there.
     """
-    yield Lines(f"p2p       {_answered(peer_map)}")
+    yield Lines(f"p2p       {answer(peer_map)}")
     if status(peer_map) is not ExitStatus.DONE or _unused(peer_map):
         offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
         concerned = [cause for cause in every if offered.intersection(cause.links)]
         yield from map(Lines, _explained(peer_map, concerned))
-
-
-def _answered(peer_map: PeerMap) -> str:
-    return f"{answer(peer_map)}{' (sim)' if peer_map.fabric else ''}"
 
 
 def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
@@ -130,7 +127,12 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
 
 
 def answer(peer_map: PeerMap) -> str:
-    """Return one sentence: does P2P work here?"""
+    """Return one sentence: does P2P work here? Of a simulated machine it says so, and that nothing was copied."""
+    said = _answer(peer_map)
+    return f"{said} Nothing was copied (sim)." if peer_map.fabric else said
+
+
+def _answer(peer_map: PeerMap) -> str:
     by_state: dict[PeerState, list[Link]] = {}
     for link in peer_map.links:
         by_state.setdefault(link.state, []).append(link.devices)
@@ -147,9 +149,12 @@ def answer(peer_map: PeerMap) -> str:
         why = "; ".join(f"{one}: {labels.PEER_STATES[one]}" for one in statuses)
         return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. Data goes through host memory."
     works = "all" if len(by_state[PeerState.WORKS]) == count else f"{len(by_state[PeerState.WORKS])} of"
-    text = f"P2P works on {works} {count} links: kernels and copy engines deliver"
+    links = "simulated links" if peer_map.fabric else "links: kernels and copy engines deliver"
+    text = f"P2P works on {works} {count} {links}"
     if PeerState.NONE in by_state:
         text += f"; the driver offers none for {_names(by_state[PeerState.NONE], peer_map)}"
+    if peer_map.fabric and not _unused(peer_map):  # no NCCL was asked, and no fault keeps it from such links
+        return f"{text}."
     return f"{text}; {_nccl(peer_map)}."
 
 
@@ -204,7 +209,7 @@ def _links(peer_map: PeerMap) -> Part:
         for link in peer_map.links
     )
     ways = ("write", "read", "copy", "host")
-    heads = ("link", "label", "CUDA", "rwnap", *ways, "NCCL")
+    heads = ("sim link" if peer_map.fabric else "link", "label", "CUDA", "rwnap", *ways, "NCCL")
     return table(*heads, rows=rows, left={*heads} - {*ways})
 
 
