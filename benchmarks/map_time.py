@@ -40,22 +40,21 @@ ROOM_FOR_COPIES, ROOM_FOR_NCCL = 262 * MIB, 512 * MIB  # CUDA and buffers for 1 
 
 TIMED = """
 import sys, time
-from collbench.api import peer_mapping
 from collbench.cli import main
 from collbench.measurement import peer_map
 from collbench.measurement.backends import nccl_transports
 if {fakes}:
-    peer_mapping._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
+    peer_map._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
     logging_to = nccl_transports.logging_to
     nccl_transports.logging_to = lambda *words: {{**logging_to(*words), "FAKE_FREE": "{room}"}}
-examine = peer_mapping.examine
+examine = peer_map.examine
 def timed(*arguments, **keywords):
     begin = time.monotonic()
     try:
         return examine(*arguments, **keywords)
     finally:
         print(f"MAP {{time.monotonic() - begin:.2f}}", file=sys.stderr)
-peer_mapping.examine = timed
+peer_map.examine = timed
 sys.argv[0] = "collbench"
 sys.exit(main())
 """

@@ -72,7 +72,7 @@ def test_verdicts_are_printed_where_p2p_cannot_be_examined(program: Program, mon
     def lost(*_: object, **__: object) -> None:
         raise MachineError("NVML: GPU is lost")
 
-    monkeypatch.setattr("collbench.api.peer_mapping.examine", lost)
+    monkeypatch.setattr("collbench.measurement.peer_map.examine", lost)
     status, page, notices = simulated(program, None)
     assert status == 1
     assert "agree     28 of 28 pairs: NV18" in page

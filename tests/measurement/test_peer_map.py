@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from collbench.measurement.backends.protocol import Backend, Step, Timing
-from collbench.measurement.peer_map import SIZES, crossings_of, examine
+from collbench.measurement.peer_map import SIZES, cross_links, crossings_of
 from collbench.model.errors import BackendError, Cause, DataCorruption, Failure, FailureKind, StepFailed, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.peer_map import (
@@ -51,7 +51,7 @@ class _Machine:
         yield _Opened(self, positions)
 
     def examined(self) -> dict[tuple[int, int], PeerLink]:
-        return {link: PeerLink(link, crossed) for link, crossed in examine(self.count, self.opening)[0].items()}
+        return {link: PeerLink(link, crossed) for link, crossed in cross_links(self.count, self.opening)[0].items()}
 
 
 class _Opened(Backend):
@@ -129,8 +129,8 @@ def test_devices_that_cannot_be_opened_together_are_opened_by_two() -> None:
     machine.unopened = {(0, 1, 2), (1, 2)}
     links = machine.examined()
     assert _bad(links) == {(1, 2): PeerState.HANGS}, "(2, 1) can be opened"
-    assert examine(3, machine.opening)[1] == _HANG, "that is not forgotten"
-    assert examine(3, _Machine(3).opening)[1] is None
+    assert cross_links(3, machine.opening)[1] == _HANG, "that is not forgotten"
+    assert cross_links(3, _Machine(3).opening)[1] is None
 
 
 def test_without_peer_access_nothing_is_sent_but_through_the_host() -> None:
@@ -182,7 +182,7 @@ def test_what_is_known_to_deliver_is_not_sent_again_and_what_failed_counts() -> 
             works = tuple(Crossing(work, 2**26, gbs=20.0) for work in WAYS)
             hangs = Crossing(random.choice(BY_PEER_ACCESS), 2**26, failure=_HANG)
             known[link] = random.choice([works, works, works[:2], (), (hangs,), (*works, hangs)])
-        links, _ = examine(count, machine.opening, known)
+        links, _ = cross_links(count, machine.opening, known)
         sent = {line.split()[-1] for line in machine.log if not line.startswith("open")}
         failed = {link for link, before in known.items() if any(one.failure for one in before)}
         whole = {link for link, before in known.items() if {one.work for one in before if one.gbs} == set(WAYS)}
@@ -197,7 +197,7 @@ def test_a_way_that_is_known_to_hang_is_not_waited_for_again() -> None:
     machine = _Machine(3, hangs=((0, 1, KERNEL_WRITE), (0, 1, KERNEL_READ)))
     hangs = tuple(Crossing(work, 2**26, failure=_HANG) for work in (KERNEL_WRITE, KERNEL_READ))
     wrong = Crossing(COPY_ENGINE, 2**26, wrong=WrongData(COPY_ENGINE, 2**26, (2, 0), 1, 0))
-    links, _ = examine(3, machine.opening, {(0, 1): hangs, (2, 0): (wrong,)})
+    links, _ = cross_links(3, machine.opening, {(0, 1): hangs, (2, 0): (wrong,)})
     assert _bad({link: PeerLink(link, crossed) for link, crossed in links.items()}) == {
         (0, 1): PeerState.HANGS,
         (2, 0): PeerState.CORRUPTS,

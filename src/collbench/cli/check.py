@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from rich.text import Text
 
-from collbench.api.measuring import OpenSession
+from collbench.api.measuring import OpenSession, new_seed
 from collbench.cli import options
 from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
 from collbench.cli.terminal import echo, leave, say, show_page
@@ -29,7 +29,7 @@ from collbench.model.units import amount, verb
 from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
-    from collbench.api.peer_mapping import Examined
+    from collbench.measurement.peer_map import Examined
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _map_p2p = click.option(
@@ -109,7 +109,7 @@ _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_js
 
 def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     """Examine every link by itself, print the map, and leave with its status."""
-    from collbench.api.peer_mapping import examine  # late: pynvml, the simulator
+    from collbench.measurement.peer_map import examine  # late: pynvml, the simulator
     from collbench.report.text import peer_map as report
 
     if others := options.typed_besides(_OF_THE_MAP):
@@ -117,7 +117,8 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     backend, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
-    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], values["seed"])
+    seed = new_seed() if values["seed"] is None else values["seed"]
+    peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], seed)
     status = report.status(peer_map)
     if as_json:
         echo(report.dumps(peer_map, causes, status), end="")
@@ -152,7 +153,7 @@ def _peers_of(run: Run, values: Mapping[str, Any]) -> tuple[Examined | None, str
     """Return what P2P does on the devices of the run measured just now, or why that is not known."""
     if run.settings.quick or len(run.devices) < 2 or capabilities(run.backend).cores:
         return None, ""
-    from collbench.api.peer_mapping import examine  # late, as in _map_peers
+    from collbench.measurement.peer_map import examine  # late, as in _map_peers
 
     devices = ",".join(str(device.index) for device in run.devices)
     of_run = (devices, run.backend, run.settings.fabric or None, values["nccl"], run.settings.seed)
