@@ -121,6 +121,12 @@ class OpenSession(ABC):
             self.measure()
         return self
 
+    def saved_run(self) -> Run:
+        """Return the run as its file has it. Raises RunFileError if it could not be saved."""
+        if self.failure is not None:
+            raise self.failure
+        return run_file.again(self.run)
+
 
 class RequestSession(OpenSession):
     """A request for copies, latencies or collectives. `title` is the progress bar's.

@@ -18,7 +18,6 @@ from collbench.measurement.plan import Request
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
-from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.api.training import Launch
@@ -82,9 +81,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     )
     path = keywords.run_path(command, request.backend, output, save)
     done = measuring.measure(request, path, SILENT, f"measuring {command}")
-    if done.failure is not None:
-        raise done.failure
-    return MeasuredRun.of(run_file.again(done.run))
+    return MeasuredRun.of(done.saved_run())
 
 
 def _request(name: str, given: Mapping[str, object]) -> Request:

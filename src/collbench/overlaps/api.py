@@ -18,7 +18,6 @@ from collbench.overlaps import measure as bench
 from collbench.overlaps.measure import OverlapRequest
 from collbench.overlaps.protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.overlaps.results import Compute, ComputeKind, Priority, parse_compute
-from collbench.runfile import run_file
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
 # From where links rather than launches take the time, to the largest buckets of a large model.
@@ -149,6 +148,4 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     context, words = called("overlap", given, [keywords.word("operation", operation)])
     request = request_of(context.params, words)
     done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
-    if done.failure is not None:
-        raise done.failure
-    return MeasuredRun.of(run_file.again(done.run))
+    return MeasuredRun.of(done.saved_run())

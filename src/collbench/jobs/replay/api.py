@@ -21,7 +21,6 @@ from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Run
 from collbench.model.units import amount
-from collbench.runfile import run_file
 
 # About as many as for a data point that overlaps compute (method/collectives.md 8): a median of eight has a 95%
 # interval.
@@ -187,6 +186,4 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     context, words = called("replay", given, ["job"])
     request = request_of(job, "job", context.params, words)
     done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
-    if done.failure is not None:
-        raise done.failure
-    return MeasuredRun.of(run_file.again(done.run))
+    return MeasuredRun.of(done.saved_run())
