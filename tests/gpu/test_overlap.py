@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ import pytest
 from collbench.judge import stats
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Run
+from collbench.overlaps.api import request_of
 from collbench.overlaps.factors import summarize
-from collbench.overlaps.protocol import OPERATIONS
-from collbench.overlaps.results import Priority, overlaps_of
+from collbench.overlaps.measure import begun_run, measure
+from collbench.overlaps.protocol import OPERATIONS, OverlapOpened
+from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority, overlaps_of
+from collbench.overlaps.worlds import open_overlap
 from collbench.runfile import run_file
 from tests.cli.program import collbench
 from tests.gpu.machine import need_gpus
@@ -25,6 +29,18 @@ need_gpus(2)
 if not torch.version.cuda:
     pytest.skip("needs a torch with CUDA", allow_module_level=True)
 SEED = ("--seed", "1", "--devices", "0,1", "--backend", "cuda")
+REQUEST = {
+    "operation": Operation.ALLREDUCE,
+    "devices": "0,1",
+    "backend": "cuda",
+    "fabric": None,
+    "computes": None,
+    "priority": "normal",
+    "ctas": None,
+    "trials": None,
+    "seed": 1,
+    "force": False,
+}
 
 
 def measured_run(folder: Path, *arguments: str) -> Run:
@@ -33,6 +49,24 @@ def measured_run(folder: Path, *arguments: str) -> Run:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     return run_file.load(file)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[OverlapOpened]:
+    """Start workers for the tests that ask nothing of their start: it takes longer than what one of them measures."""
+    opened = open_overlap("cuda", "0,1")
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def measured(workers: OverlapOpened, **options: object) -> list[Overlap]:
+    request = request_of({**REQUEST, **options}, ("overlap",))
+    run = begun_run(request, workers)
+    measure(request, workers, run, saved=lambda: None, progress=lambda *_: None)
+    assert run.complete
+    return overlaps_of(run)
 
 
 def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
@@ -65,21 +99,28 @@ def test_isolated_it_takes_as_long_as_the_allreduce_command_measures(tmp_path: P
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_collective_with_every_compute(tmp_path: Path, operation: Operation) -> None:
-    computes = ("--compute", "gemm:4096,memory:256")  # in one run: starting takes seconds
-    run = measured_run(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
-    assert len(overlaps_of(run)) == 4
-    for overlap in overlaps_of(run):
+def test_every_collective_with_every_compute(workers: OverlapOpened, operation: Operation) -> None:
+    computes = (Compute(ComputeKind.GEMM, 4096), Compute(ComputeKind.MEMORY, 256))
+    overlaps = measured(workers, operation=operation, sizes=(2**20, 2**26), computes=computes, trials=3)
+    assert len(overlaps) == 4
+    for overlap in overlaps:
         assert (overlap.failure, overlap.wrong, overlap.wrong_compute, len(overlap.trials)) == (None, 0, 0, 3)
 
 
-def test_ctas_and_priority_have_their_effect(tmp_path: Path) -> None:
-    run = measured_run(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
+def test_ctas_and_priority_have_their_effect(workers: OverlapOpened) -> None:
     isolated_seconds = {
-        (overlap.priority, overlap.ctas): summarize(overlap).collective_alone.value for overlap in overlaps_of(run)
+        (overlap.priority, overlap.ctas): summarize(overlap).collective_alone.value
+        for overlap in measured(workers, sizes=(2**26,), priority="both", ctas=(1, 16))
     }
     assert isolated_seconds[Priority.NORMAL, 1] > 1.5 * isolated_seconds[Priority.NORMAL, 16]
     assert isolated_seconds[Priority.HIGH, 16] == pytest.approx(isolated_seconds[Priority.NORMAL, 16], rel=0.05)
+
+
+def test_a_long_collective_is_measured_with_many_short_products(workers: OverlapOpened) -> None:
+    """Hundreds of products of 2048³ in each of twenty rounds: more launches than a stream takes ahead."""
+    (overlap,) = measured(workers, sizes=(2**30,), computes=(Compute(ComputeKind.GEMM, 2048),), trials=2)
+    assert (overlap.failure, overlap.wrong, overlap.wrong_compute) == (None, 0, 0)
+    assert len(overlap.trials) == 2
 
 
 def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Path) -> None:
@@ -99,11 +140,3 @@ def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Pa
     run = run_file.load(file)
     assert overlaps_of(run)[0].trials
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-
-
-def test_a_long_collective_is_measured_with_many_short_products(tmp_path: Path) -> None:
-    """Hundreds of products of 2048³ in each of twenty rounds: more launches than a stream takes ahead."""
-    run = measured_run(tmp_path, "overlap", "--sizes", "1G", "--compute", "gemm:2048", "--trials", "2")
-    (overlap,) = overlaps_of(run)
-    assert (overlap.failure, overlap.wrong, overlap.wrong_compute) == (None, 0, 0)
-    assert len(overlap.trials) == 2
