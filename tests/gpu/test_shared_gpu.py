@@ -5,7 +5,9 @@ They run where there is one GPU. On two, test_world, test_overlap and test_repla
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from collbench.jobs.replay.protocol import ReplayLoad
 from collbench.jobs.replay.schedule import schedule_of
 from collbench.jobs.replay.worlds import ReplayWorld
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
+from collbench.model.run import Run
 from collbench.overlaps.protocol import Load
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority
 from collbench.overlaps.worlds import OverlapWorld
@@ -109,8 +112,8 @@ def test_each_operation_arrives_as_sent(replay_world: ReplayWorld) -> None:
     assert replay_world.verify() == 0
 
 
-@pytest.mark.parametrize("operation", COLLECTIVES)
-def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, tmp_path: Path) -> None:
+def by_slurm(tmp_path: Path, operation: Operation) -> Run:
+    """Measure with two processes, each on a host of its own, and return the run."""
     file, port = tmp_path / "run.json", free_port()
     arguments = [operation.value, "--backend", "cuda", "--sizes", "8,64K,1M", "--in-place", "--quick"]
     shared = {"NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "SLURM_LOCALID": 0, "CUDA_VISIBLE_DEVICES": 0}
@@ -121,7 +124,22 @@ def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, tmp
     with started(tmp_path, [*arguments, "--output", str(file)], environments, all_of_torch=True) as processes:
         (status, _, err), other_output = ends(processes)
     assert (status, other_output[0]) == (0, 0), err
-    run = run_file.load(file)
+    return run_file.load(file)
+
+
+@pytest.fixture(scope="module")
+def runs(own_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> dict[Operation, Future[Run]]:
+    """Return the run of each collective: several at a time, because starting them takes the time, not measuring."""
+    folders = {operation: tmp_path_factory.mktemp(operation) for operation in COLLECTIVES}
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 4)) as threads:
+        return {operation: threads.submit(by_slurm, folder, operation) for operation, folder in folders.items()}
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_is_exact_in_and_out_of_place(
+    operation: Operation, runs: dict[Operation, Future[Run]]
+) -> None:
+    run = runs[operation].result()
     assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN, Variant.IN_PLACE}
     assert [measurement.failure for measurement in run.measurements if measurement.failure] == []
     assert all(state.others_memory is not None for state in (*run.health_before, *run.health_after))

@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Operation, int]
         return by_torchrun(folder, count, operation.value, "--sizes", SIZES, "--in-place", "--quick")
 
     cases = list(itertools.product(COLLECTIVES, COUNTS))
-    at_once = max(2, len(os.sched_getaffinity(0)) // 4)  # two ranks with a worker each want a core
+    at_once = max(2, len(os.sched_getaffinity(0)) // 3)  # two ranks with a worker each want a core
     with ThreadPoolExecutor(at_once) as threads:
         return {case: threads.submit(run, *case) for case in cases}
 
