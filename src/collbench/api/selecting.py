@@ -165,8 +165,6 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
     keywords.check_fabric(request.backend, request.fabric)
     if request.gpu is not None and not request.gpu.strip():
         raise UsageError("--gpu names the GPUs of a --topology FILE, as in --gpu H100")
-    if request.p2p is not None and request.topology is None:
-        raise UsageError("--p2p has the P2P states of the GPUs of a --topology FILE: name that, too")
     if request.verify and request.count == 1:
         raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
     if request.topology is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collbench.judge.references import Figure
 
 
-@click.command()
+@click.command(cls=options.CheckedCommand)
 @click.argument("files", metavar="BASE.JSON NEW.JSON", nargs=-1, type=options.RUN)
 @click.option(
     "--fail-below",
@@ -82,8 +82,6 @@ def compare(
 
 def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: bool) -> None:
     """Raise UsageError for runs that there is nothing to compare with."""
-    if reference and history:
-        raise UsageError("--history belongs to a comparison of runs, not to --reference: keep one of them")
     if reference and len(paths) > 1:
         raise UsageError(f"--reference judges one run, {len(paths)} were given: keep only one")
     if not paths:

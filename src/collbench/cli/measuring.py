@@ -21,7 +21,7 @@ from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
-from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, UsageError
+from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
@@ -133,9 +133,7 @@ class RunPrinter:
 
     @classmethod
     def of(cls, layout: str = TABLE, *, as_json: bool) -> RunPrinter:
-        """Return how the options print a run. Raises UsageError if they contradict each other."""
-        if as_json and layout == NCCL_TESTS:
-            raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: use only one")
+        """Return how the options print a run."""
         return cls(_RUN if as_json else layout)
 
     def show(self, run: Run) -> None:

@@ -127,6 +127,8 @@ _EXCLUSIVE = (
     ("sizes", ("minbytes", "maxbytes", "stepfactor"), "{} and {} both say which sizes to measure"),
     ("devices", ("ngpus",), "{} and {} both say which devices to measure"),
     ("pairs", ("split",), "{} and {} both say which sets to time"),
+    ("as_json", ("layout",), "{} and {} both say what to print"),
+    ("reference", ("history",), "{} judges one run, {} belongs to a comparison of runs"),
     ("auto_select", ("devices",), "{} and {} both say which GPUs to use"),
     ("devices", ("exclude", "allow_busy", "job"), "{} names the GPUs, {} affects an automatic choice"),
     ("fabric", ("file", "topology"), "{} simulates a measurement; a run file or --topology replaces it"),
@@ -146,6 +148,7 @@ _EXCLUSIVE = (
 _NEEDS = (
     ("layers", "collectives", "--layers is for --collectives: add it, or leave out --layers"),
     ("gpu", "topology", "--gpu names the GPUs of a --topology FILE, as in --gpu H100"),
+    ("p2p", "topology", "--p2p has the P2P states of the GPUs of a --topology FILE: name that, too"),
     (
         "any_machine",
         "file",

@@ -138,8 +138,6 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
-    if as_json and layout not in (_TEXT, _JSON):
-        raise UsageError(f"--json and --format {layout} both say what to print: use only one")
     layout = _JSON if as_json else layout
     scorer = None
     if values["job"] is not None:
