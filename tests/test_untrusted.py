@@ -405,3 +405,21 @@ def test_mutated_traces_are_read_or_refused(program: Program, tmp_path: Path) ->
         if (tmp_path / "made").exists():
             job_file.load(tmp_path / "made")
             (tmp_path / "made").unlink()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("runn.json", "run.json"), ("run.jsn", "run.json"), ("other/runn.json", "other/run.json"), ("zebra.json", "")],
+)
+def test_a_missing_file_is_named_with_the_one_that_was_probably_meant(
+    program: Program, tmp_path: Path, typed: str, meant: str
+) -> None:
+    """Of the same folder; what two names share by their ending alone is no likeness."""
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        save_run(folder / "run.json", gpus(2))
+    for command in ("show", "check", "select 2"):
+        result = program(*command.split(), typed)
+        assert result.status == 2
+        suggestion = f"; did you mean '{meant}'?" if meant else ""
+        assert result.line.endswith(f"cannot read run file {typed}: No such file or directory{suggestion}")

@@ -11,8 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from collbench.model.errors import nearest
+from collbench.model.printable import one_line
 
 _PIECE = 2**20
 # A pipe that the shell gave to this process: `nvidia-smi topo -m | collbench topo --topology /dev/stdin`, <(…).
@@ -67,6 +71,17 @@ def opened(path: Path, most: int, owners: Collection[int] | None = None) -> IO[b
 def read_text(path: Path, most: int) -> str:
     """Return the text of a file in UTF-8. Raises OSError as `read` does, and UnicodeDecodeError."""
     return read(path, most).decode()
+
+
+def unread(path: Path, error: OSError) -> str:
+    """Return why a file could not be read: if there is none, with the one beside it that has nearly its name."""
+    near = ""
+    if isinstance(error, FileNotFoundError):
+        with suppress(OSError):
+            beside = {file.stem: file for file in path.parent.iterdir()}
+            if found := beside.get(nearest(path.stem, beside)):
+                near = f"; did you mean '{one_line(str(found))}'?"
+    return f"{error.strerror}{near}"
 
 
 def bounded(take: Callable[[int], bytes], most: int) -> bytes:

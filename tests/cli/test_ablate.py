@@ -223,7 +223,7 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
     ),
     ("one GPU", ("ablate", "--devices", "0", "--without", "p2p", "train.py"), "--devices 0 is one device"),
     ("one GPU to choose", ("ablate", "--auto-select", "1", "--without", "p2p", "train.py"), "--auto-select 1 is one"),
-    ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean p2p?"),
+    ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean 'p2p'?"),
     ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train the same way"),
     ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 device and the other arm has 2"),
     ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is not a regular expression"),

@@ -37,7 +37,10 @@ OTHERS: list[Row] = [
     ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
     ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
     ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
-    ("other tools' name of an option", "--gpus 0,1", "no such option '--gpus'", "Did you mean '--devices'?"),
+    ("letters in another order", "--devcies 0", "no such option '--devcies'", "did you mean '--devices'?"),
+    ("an operation that is almost right", "--operations allreduc", "'allreduc' is", "did you mean 'allreduce'?"),
+    ("a simulated machine that is almost right", "--backend sim --fabric dgx1v", "fabric file dgx1v", "mean 'dgx-1v'?"),
+    ("other tools' name of an option", "--gpus 0,1", "no such option '--gpus'", "did you mean '--devices'?"),
     ("an option without its value", "--sizes", "'--sizes' requires an argument", "see 'collbench pairs --help'"),
     ("a word too many", "now", "unexpected extra argument (now)", "see 'collbench pairs --help'"),
 ]
@@ -58,6 +61,7 @@ COLLECTIVES: list[Row] = [
 ]
 PATTERNS: list[Row] = [
     ("an unknown pattern", "copies --patterns ring", "'ring' is unknown", "one-way,both-ways,one-to-all"),
+    ("a pattern that is almost right", "copies --patterns both-way", "'both-way'", "did you mean 'both-ways'?"),
     ("no pattern", "copies --patterns ''", "pattern ''", "one-way,both-ways,one-to-all"),
     ("a type of raw bytes", "copies --dtype int8", "no such option '--dtype'", "see 'collbench copies --help'"),
     ("layers of no token", "latency --layers 80", "--layers is for --collectives", "add it, or leave out --layers"),
@@ -86,7 +90,7 @@ DEVICES: list[Row] = [
 ]
 COMMANDS: list[Row] = [
     ("an unknown command", "measure", "no such command 'measure'", "see 'collbench --help'"),
-    ("a command that is almost right", "pair", "no such command 'pair'", "Did you mean 'pairs'?"),
+    ("a command that is almost right", "pair", "no such command 'pair'", "did you mean 'pairs'?"),
     ("an unknown option before the command", "--fast pairs", "no such option '--fast'", "see 'collbench --help'"),
     ("show without a file", "show", "there is no saved run", "measure with 'collbench pairs'"),
     ("topo of one GPU", "topo 0", "1 was given", "write 'collbench topo 0 1'"),

@@ -134,7 +134,7 @@ def test_a_simulated_machine_and_a_saved_run_of_it_refuse_a_busy_gpu_alike(progr
         ("cores for docker", ("2", "--backend", "host", "--format", "docker"), "--format list"),
         ("a machine that is not simulated", ("2", "--fabric", "dgx-1v"), "add --backend sim"),
         ("a run and a machine", ("2", "r", "--backend", "sim", "--fabric", "dgx-1v"), "use only one"),
-        ("no such run", ("2", "none.json"), "cannot read run file none.json: no such file"),
+        ("no such run", ("2", "none.json"), "cannot read run file none.json: No such file"),
         ("no such topology", ("2", "--topology", "none.txt"), "none.txt"),
     ],
 )

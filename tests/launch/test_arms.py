@@ -41,7 +41,7 @@ def test_what_changes_and_what_the_arms_are_called(
 @pytest.mark.parametrize(
     ("case", "texts", "reported"),
     [
-        ("a slip of the hand", ["p2pp"], "not one of p2p, nvlink, shm, ib.*did you mean p2p"),
+        ("a slip of the hand", ["p2pp"], "not one of p2p, nvlink, shm, ib.*did you mean 'p2p'"),
         ("a switch that NCCL lacks", ["network"], "'network' is not one of"),
         ("nothing", [""], "'' is not one of"),
         ("an empty place", ["p2p,"], "'' is not one of"),

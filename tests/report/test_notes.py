@@ -1,7 +1,7 @@
 import pytest
 
 from collbench.model.operations import Operation, Variant, Work
-from collbench.report.text.frame import device_names
+from collbench.report.text.frame import device_names, settings
 from tests.builders import gpus
 
 
@@ -19,3 +19,11 @@ from tests.builders import gpus
 )
 def test_places_are_named_as_the_work_uses_them(work: Work, devices: tuple[int, ...], name: str) -> None:
     assert device_names(gpus(3), work, devices) == name
+
+
+def test_a_variable_that_nothing_reads_is_shown_with_the_one_that_was_probably_meant() -> None:
+    environment = {"NCCL_PROTOO": "LL", "NCCL_ALGO": "Ring", "NCCL_FASTRAK_X": "1", "CUDA_MODULE_LOADING": "EAGER"}
+    assert settings(environment) == (
+        "CUDA_MODULE_LOADING=EAGER, NCCL_ALGO=Ring, NCCL_FASTRAK_X=1, "
+        "NCCL_PROTOO=LL (not read; did you mean NCCL_PROTO?)"
+    )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from collbench.api import SILENT
 from collbench.machine.launchers import find_launch
 from collbench.model.capabilities import is_simulated
-from collbench.model.errors import UsageError
+from collbench.model.errors import UsageError, did_you_mean
 
 Named = TypeVar("Named", bound=str)
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
@@ -48,8 +48,13 @@ def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -
 def text(name: str, value: object, choices: Collection[str]) -> str:
     """Return a text, one of the known ones."""
     if not isinstance(value, str) or value not in choices:
-        raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}")
+        raise _unknown(name, value, choices)
     return value
+
+
+def _unknown(name: str, value: object, choices: Collection[str]) -> UsageError:
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}{near}")
 
 
 def as_typed(text: str) -> str:
@@ -63,7 +68,7 @@ def named(name: str, value: object, choices: Iterable[Named]) -> Named:
     for choice in choices:
         if isinstance(value, str) and as_typed(value) == as_typed(choice):
             return choice
-    raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}")
+    raise _unknown(name, value, choices)
 
 
 def several(value: object) -> list[Any]:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Decision, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
@@ -169,8 +170,12 @@ def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selecte
         raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
-    if request.run is not None and not Path(request.run).exists():  # before what this machine lacks
-        raise RunFileError(f"cannot read run file {one_line(request.run)}: no such file")
+    if request.run is not None:  # before what this machine lacks
+        try:
+            Path(request.run).stat()
+        except OSError as error:
+            why = untrusted.unread(Path(request.run), error)
+            raise RunFileError(f"cannot read run file {one_line(request.run)}: {why}") from error
     from collbench.api import by_run  # late: labels need none of it
 
     if request.any_machine and request.run is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 import click
 
 from collbench.machine.launchers import LaunchEnvironment, find_launch
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, did_you_mean
 from collbench.model.operations import COLLECTIVES
 from collbench.model.printable import one_line
 
@@ -119,11 +119,7 @@ class _Commands(click.Group):
         plain = args[0].replace("-", "").replace("_", "")
         name = plain if plain in _COMMANDS and not args[0].startswith("-") else args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            import difflib
-
-            near = difflib.get_close_matches(name, _COMMANDS, n=1)
-            advice = f" Did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"No such command '{name}'.{advice}", ctx)
+            raise click.UsageError(f"No such command '{name}'{did_you_mean(name, _COMMANDS)}", ctx)
         return super().resolve_command(ctx, [name, *args[1:]])
 
 
@@ -281,9 +277,10 @@ def failed(error: CollbenchError | KeyboardInterrupt) -> int:
 def misused(error: click.UsageError) -> int:
     """Print click's error, with its suggestion, as one line that names the help; return the status."""
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
-        ours = _OTHER_NAMES.get(error.option_name)
-        if ours in {name for option in error.ctx.command.params for name in option.opts}:
-            error = click.UsageError(f"No such option '{error.option_name}'. Did you mean '{ours}'?", error.ctx)
+        name, ours = error.option_name, {name for option in error.ctx.command.params for name in option.opts}
+        meant = _OTHER_NAMES.get(name, name)
+        near = did_you_mean(meant if meant in ours else name, sorted(ours))
+        error = click.UsageError(f"No such option '{name}'{near}", error.ctx)
     message = _NO_NUMBER.sub("is not a whole number", error.format_message())
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none

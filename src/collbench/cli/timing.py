@@ -20,7 +20,7 @@ from collbench.cli.measuring import EVERY_REGISTRATION, MeasuringCommand, measur
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
+from collbench.model.errors import UsageError, did_you_mean
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, parse_dtype, parse_size, parse_sizes
@@ -35,7 +35,9 @@ def _list_of(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Val
         names = dict.fromkeys(name.strip() for name in text.split(","))
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
-            raise UsageError(f"{what} '{unknown}' is unknown: choose from {','.join(known)}")
+            raise UsageError(
+                f"{what} '{unknown}' is unknown: choose from {','.join(known)}{did_you_mean(unknown, known)}"
+            )
         return tuple(known[name] for name in names)
 
     return parse

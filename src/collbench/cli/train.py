@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
 from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.capabilities import is_simulated
-from collbench.model.errors import UsageError
+from collbench.model.errors import UsageError, nearest
 
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -116,7 +115,7 @@ class ScriptCommand(click.Command):
                 "'collbench select K --backend sim --fabric NAME' says what would be chosen"
             )
         near = sorted(word for word in names if word.startswith(name))
-        near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run-file
+        near = near or [*filter(None, [nearest(name, names, cutoff=0.8)])]  # at 0.6, --lr would be --run-file
         meant = f"write {' or '.join(near)} in full, or " if near else ""
         return UsageError(
             f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "

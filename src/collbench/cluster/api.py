@@ -156,7 +156,7 @@ def _cluster(name: str | None) -> Cluster:
     try:
         return sim_cluster.load(untrusted.read_text(path, sim_cluster.MAX_BYTES), name)
     except OSError as error:
-        raise RunFileError(f"cannot read cluster file {name}: {error.strerror}") from error
+        raise RunFileError(f"cannot read cluster file {name}: {untrusted.unread(path, error)}") from error
     except UnicodeDecodeError as error:
         raise RunFileError(f"{name} is not a cluster file: it is not text") from error
 

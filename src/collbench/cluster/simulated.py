@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.model.errors import RunFileError, UsageError
+from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.printable import cleaned
 from collbench.runfile.codec import build, json_fault
 
@@ -132,7 +132,9 @@ def named(name: str) -> Cluster:
     for cluster in _shipped():
         if cluster.name == name:
             return cluster
-    raise UsageError(f"no cluster is called '{name}': choose from {', '.join(names())}, or name a file")
+    raise UsageError(
+        f"no cluster is called '{name}': choose from {', '.join(names())}, or name a file{did_you_mean(name, names())}"
+    )
 
 
 def names() -> tuple[str, ...]:

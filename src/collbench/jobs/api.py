@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -343,9 +343,10 @@ def predict_job(job: Job, runs: NamedRuns, *, devices: str | None = None, record
     if recorded:
         known = all(rank.device is not None for rank in job.ranks)
         old = _placed(recorded, job, None if known else devices)
-    elif job.environment and _of_links(job.environment) != _of_links(new.links.run.settings.environment):
+    elif others := _other_variables(job, new.links.run):
         raise UsageError(
-            "the runs have other NCCL_* variables than the job: add a run of its links with --recorded-links RUN"
+            f"the runs have other NCCL_* variables than the job ({', '.join(others)}): add a run of its links with "
+            "--recorded-links RUN"
         )
     else:
         try:
@@ -366,6 +367,12 @@ def _placed(runs: NamedRuns, job: Job, devices: str | None = None) -> PlacedJob:
     return PlacedJob(links, positions_of(job, links.run, devices))
 
 
-def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the NCCL_* variables that the links depend on."""
-    return {name: value for name, value in environment.items() if name.startswith("NCCL_") and name not in _RECORDERS}
+def _other_variables(job: Job, run: Run) -> list[str]:
+    """Return the NCCL_* variables on which links depend and that differ, with both values, if the job's are known."""
+    old, new = job.environment, run.settings.environment
+    names = sorted(name for name in {*old, *new} if name.startswith("NCCL_") and name not in _RECORDERS)
+    return [
+        f"{name}: {old.get(name, 'not set')} in the job, {new.get(name, 'not set')} in the runs"
+        for name in (names if old else ())
+        if old.get(name) != new.get(name)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import math
@@ -13,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from collbench.model.errors import UsageError
+from collbench.model.errors import UsageError, did_you_mean
 from collbench.model.ranges import Amount, Ordinal, Positive
 from collbench.runfile.codec import FileFormat, build, plain
 
@@ -302,8 +301,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _unknown(name: str) -> UsageError:
-    near = difflib.get_close_matches(name, SWITCHES, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = did_you_mean(name, SWITCHES, cutoff=0.5)
     return UsageError(f"--without '{name}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 

@@ -159,7 +159,7 @@ def _read_text(file: pathlib.Path, command: str) -> str:
     try:
         content = untrusted.read(file, _MAX_BYTES)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = untrusted.unread(file, error) if isinstance(error, OSError) else error
         raise UsageError(f"cannot read topology file {file}: {reason}; save one with: {command} > FILE") from error
     try:
         if b"\0" in content:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.model.errors import UsageError
+from collbench.model.errors import UsageError, nearest
 
 # Their values are numbers and words, nothing private [CUDA Programming Guide, "CUDA Environment Variables"].
 OF_CUDA = (
@@ -185,9 +185,7 @@ def reader(name: str) -> str:
 
 def meant(name: str) -> str:
     """Return the variable that was probably meant by a name that nobody reads; "" for none."""
-    import difflib  # late: few names are wrong
-
-    return next(iter(difflib.get_close_matches(name, sorted(NCCL_NAMES), n=1, cutoff=0.85)), "")
+    return nearest(name, sorted(NCCL_NAMES), cutoff=0.85)
 
 
 def cost(name: str, value: str) -> str:

@@ -7,6 +7,7 @@ line on stderr, then `exit_code`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Self
@@ -133,6 +134,19 @@ class ExitStatus(IntEnum):
     INTERRUPTED = 130, "Ctrl-C"
     QUIT = 131, "SIGQUIT"
     TERMINATED = 143, "SIGTERM"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return which of the known words was probably meant by another, "" if none is near."""
+    import difflib  # late: few words are wrong
+
+    return next(iter(difflib.get_close_matches(word, [*known], n=1, cutoff=cutoff)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a sentence about a word that is not known: "; did you mean 'x'?", "" if none is near."""
+    near = nearest(word, known, cutoff)
+    return f"; did you mean '{near}'?" if near else ""
 
 
 class CollbenchError(Exception):

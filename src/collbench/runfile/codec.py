@@ -252,7 +252,7 @@ class FileFormat:
         try:
             return untrusted.read_text(path, self.most_bytes)
         except OSError as error:
-            raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
+            raise RunFileError(f"cannot read {self.noun} file {path}: {untrusted.unread(path, error)}") from error
         except UnicodeDecodeError as error:
             compressed = error.object.startswith(b"\x1f\x8b")
             fault = "it is compressed, gunzip it first" if compressed else "it is not text"

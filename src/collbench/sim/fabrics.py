@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.machine.labels import is_label
-from collbench.model.errors import RunFileError, UsageError
+from collbench.model.errors import RunFileError, UsageError, did_you_mean
 from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import FileFormat, build
 
@@ -408,7 +408,8 @@ def load(name_or_path: str) -> Fabric:
     try:
         text = FORMAT.read(Path(name_or_path))
     except (RunFileError, ValueError) as error:  # the latter for a zero byte in the name
-        raise UsageError(str(error), f"name a file, or one of {', '.join(names())}") from error
+        near = did_you_mean(name_or_path, names())
+        raise UsageError(str(error), f"name a file, or one of {', '.join(names())}{near}") from error
     return loads(text, name_or_path)
 
 

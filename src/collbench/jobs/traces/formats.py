@@ -52,7 +52,7 @@ def _read(path: Path) -> Trace:
         with untrusted.opened(path, content.MOST_BYTES) as stream:
             return parse(stream, path.name, os.fstat(stream.fileno()).st_size or content.MOST_BYTES)
     except OSError as error:
-        raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
+        raise RunFileError(f"cannot read trace {one_line(str(path))}: {untrusted.unread(path, error)}") from error
     except Unreadable as error:
         raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
 

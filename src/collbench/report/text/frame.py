@@ -12,6 +12,7 @@ from rich.text import Text
 from collbench.judge import physics
 from collbench.judge.outcome import TroubleKind, outcome, without_idle
 from collbench.judge.physics import NVLS_VARIABLE, Nvls
+from collbench.machine import variables
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
 from collbench.model.capabilities import capabilities
@@ -118,11 +119,16 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """Return the variables that change what NCCL does, as NAME=VALUE.
+    """Return the variables that change what NCCL does, as NAME=VALUE, and which one a name that none reads may mean.
 
     NCCL_VERSION is left out: NVIDIA's container images set it, and the loaded library's version may differ.
     """
-    return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
+
+    def said(name: str) -> str:
+        near = "" if not name.startswith("NCCL_") or variables.reader(name) else variables.meant(name)
+        return f"{name}={environment[name]}{f' (not read; did you mean {near}?)' if near else ''}"
+
+    return ", ".join(map(said, sorted(environment.keys() - {"NCCL_VERSION"})))
 
 
 # Health of the devices and of the network's ports during the measurement.
