@@ -28,11 +28,12 @@ class Seen(NamedTuple):
     facts: Facts
     links: tuple[PeerLink, ...]
     label: str = "PIX"
+    nccl_failure: Failure | None = None
 
     @property
     def map(self) -> PeerMap:
-        paths = (Path((0, 1), self.label),)
-        return PeerMap("cuda", "node7", tuple(one.device for one in self.facts.driver.gpus), self.links, paths)
+        paths, devices = (Path((0, 1), self.label),), tuple(one.device for one in self.facts.driver.gpus)
+        return PeerMap("cuda", "node7", devices, self.links, paths, nccl_failure=self.nccl_failure)
 
     def has(self, **changes: Any) -> Seen:
         """Return the same with other facts about the host."""
@@ -73,10 +74,12 @@ def _both(crossing: Crossing | None = None, **more: Any) -> Seen:
 WRONG = Crossing(BY_PEER_ACCESS[0], SIZE, wrong=WrongData(BY_PEER_ACCESS[0], SIZE, (0, 1), 1, 0))
 HANG = Crossing(BY_PEER_ACCESS[0], SIZE, failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=8.0))
 HEALTHY, BROKEN, HANGING = _both(), _both(WRONG), _both(HANG)
+HELD_BACK = _both(Crossing(BY_PEER_ACCESS[0], SIZE, gbs=12.0))
 SLOW = _both(Crossing(BY_PEER_ACCESS[0], SIZE, gbs=4.0))
 NO = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=NO_PEERS), nccl="SHM/direct/direct")
 NOT_ENABLED = _both(Crossing(BY_PEER_ACCESS[0], SIZE, refusal=Refusal(SkipKind.PEERS_REFUSED, detail="error 217")))
 STAGED = _both(nccl="SHM/direct/direct")
+NCCL_FAILS = NO._replace(nccl_failure=Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled system error"))
 
 
 def _said(seen: Seen, status: PeerStatus) -> Seen:
@@ -151,14 +154,9 @@ PLANTS: dict[str, tuple[Seen, tuple[tuple[str, Callable[[Seen], Seen]], ...]]] =
         ),
     ),
     "not enabled": (NOT_ENABLED, (BAR1, ("patched driver", _forced), ("virtual machine", _virtual))),
-    "not used": (
-        STAGED,
-        (
-            ("NCCL variable", lambda seen: seen.sets(NCCL_P2P_DISABLE="1")),
-            ("container", _docker),
-            ("visible devices", lambda seen: seen.sets(CUDA_VISIBLE_DEVICES="0,1")),
-        ),
-    ),
+    "held back": (HELD_BACK, (("PCIe width", _narrow), ("PCIe generation", lambda seen: _at_generation(seen, 4)))),
+    "not used": (STAGED, (("NCCL variable", lambda seen: seen.sets(NCCL_P2P_DISABLE="1")),)),
+    "NCCL fails": (NCCL_FAILS, (("shared memory", _docker), ("GPU model", _geforce))),
 }
 
 
@@ -174,7 +172,7 @@ def test_each_cause_is_named_alone_and_in_pairs(symptom: str) -> None:
 
 def test_a_healthy_machine_has_no_cause_whatever_its_facts() -> None:
     facts = HEALTHY
-    for plant in (_acs, _translated, _small_bar1, _narrow, _geforce, _virtual, _forced, _docker):
+    for plant in (_acs, _translated, _small_bar1, _geforce, _virtual, _forced, _docker):
         facts = plant(facts)
     facts = facts._replace(label="SYS").sets(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", CUDA_VISIBLE_DEVICES="0,1")
     assert facts.names() == {}
@@ -280,6 +278,35 @@ def test_shared_memory_that_nccl_may_not_use_is_named() -> None:
     assert seen.names() == {"NCCL_SHM_DISABLE": Certainty.CONSISTENT}
     seen = seen.sets(NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1")
     assert "NCCL_IB_DISABLE=1 leaves it no InfiniBand" in causes(seen.map, seen.facts)[0].text
+
+
+def test_nccl_that_fails_where_every_link_has_p2p_wants_no_shared_memory() -> None:
+    fails = _docker(HEALTHY._replace(nccl_failure=NCCL_FAILS.nccl_failure))
+    assert fails.names() == {}
+    assert _docker(STAGED._replace(nccl_failure=NCCL_FAILS.nccl_failure)).names() == {
+        "shared memory": Certainty.CONSISTENT
+    }
+    assert _docker(NOT_ENABLED._replace(nccl_failure=NCCL_FAILS.nccl_failure)).names() == {}
+
+
+def test_one_geforce_card_that_is_offered_p2p_shows_that_the_driver_is_patched() -> None:
+    seen = _geforce(HEALTHY)
+    links = (seen.links[0], NO.links[1])
+    assert "GPU model" not in _said(seen._replace(links=links), PeerStatus.CNS).names()
+
+
+def test_a_link_that_was_read_at_rest_is_known_by_what_crossed_its_gpus_other_links() -> None:
+    """GPU1 has half its lanes, which slow one link; GPU0 carried 24 GB/s to GPU2, so it is not at generation 1."""
+    narrow = _at_generation(_narrow(HELD_BACK), 5)
+    first = replace(narrow.facts.driver.gpus[0], health=replace(narrow.facts.driver.gpus[0].health, pcie_generation=1))
+    second = narrow.facts.driver.gpus[1]
+    third = replace(second, device=replace(second.device, index=2), health=replace(second.health, pcie_width=16))
+    facts = replace(narrow.facts, driver=replace(narrow.facts.driver, gpus=(first, second, third)))
+    links = (*narrow.links, replace(HEALTHY.links[0], devices=(0, 2)))
+    peer_map = PeerMap("cuda", "node7", tuple(one.device for one in (first, second, third)), links)
+    assert [(cause.name, cause.text) for cause in causes(peer_map, facts)] == [
+        ("PCIe width", "PCIe lanes are missing: GPU1 x8 of x16")
+    ]
 
 
 def test_nccls_own_limit_of_distance_is_named() -> None:

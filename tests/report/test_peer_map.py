@@ -6,11 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.judge.peer_causes import causes
 from collbench.model.errors import Cause, ExitStatus, Failure, FailureKind, WrongData
 from collbench.model.peer_map import COPY_ENGINE, THROUGH_HOST, Crossing, PeerMap
 from collbench.model.run import PeerStatus
 from collbench.report.text.peer_map import answer, page, status
-from tests.judge.test_peer_causes import BROKEN, HANGING, HEALTHY, NO, NOT_ENABLED, SLOW, STAGED, Seen
+from tests.judge.test_peer_causes import (
+    BROKEN,
+    HANGING,
+    HEALTHY,
+    HELD_BACK,
+    NO,
+    NOT_ENABLED,
+    PLANTS,
+    SLOW,
+    STAGED,
+    Seen,
+)
 from tests.report.pages import text
 
 _ERROR = Failure(FailureKind.ERROR, Cause.REPORTED, detail="unhandled cuda error")
@@ -37,7 +49,12 @@ def _denied(seen: Seen) -> PeerMap:
         (_one_way(HANGING), ExitStatus.UNTRUSTED, "P2P is broken on 1 of 2 links: GPU0→GPU1 hangs."),
         (NOT_ENABLED.map, ExitStatus.CONTRADICTION, "are offered by the driver, which then refuses them"),
         (_denied(NO), ExitStatus.DONE, "No P2P: the driver offers it for no link (GNS: GPU not supported)."),
-        (_denied(HEALTHY), ExitStatus.CONTRADICTION, "P2P works on all 2 links"),
+        (_denied(HEALTHY), ExitStatus.CONTRADICTION, "nvidia-smi topo -p2p differ for GPU0→GPU1, GPU1→GPU0."),
+        (
+            replace(NO.map, nccl_failure=_ERROR),
+            ExitStatus.FAILED,
+            "No P2P: the driver offers it for no link. NCCL fails.",
+        ),
         (STAGED.map, ExitStatus.DONE, "NCCL uses it on none."),
         (replace(HEALTHY.map, nccl_failure=_ERROR), ExitStatus.FAILED, "NCCL fails."),
         (
@@ -58,6 +75,7 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
     links = tuple(replace(link, crossings=(*link.crossings[:-1], bad)) for link in HEALTHY.map.links)
     peer_map = replace(HEALTHY.map, links=links)
     assert status(peer_map) is ExitStatus.UNTRUSTED
+    assert answer(peer_map).endswith("; copies through the host fail on GPU0→GPU1, GPU1→GPU0.")
     assert "trouble   through the host, GPU0→GPU1, GPU1→GPU0: wrong data" in text(page(peer_map, ()))
 
 
@@ -67,4 +85,14 @@ def test_wrong_data_through_the_host_is_no_success() -> None:
 def test_gpus_that_do_not_open_together_are_no_success(kind: FailureKind, expected: ExitStatus) -> None:
     peer_map = replace(HEALTHY.map, together=Failure(kind, Cause.REPORTED, detail="no answer"))
     assert status(peer_map) is expected
+    assert answer(peer_map).endswith("; no process can open all GPUs.")
     assert "trouble   all GPUs in one process: no answer; each link had" in text(page(peer_map, ()))
+
+
+def test_a_link_that_works_at_a_part_of_its_rate_is_no_success() -> None:
+    narrow = PLANTS["held back"][1][0][1](HELD_BACK)
+    every = causes(narrow.map, narrow.facts)
+    assert status(narrow.map, every) is ExitStatus.CONTRADICTION
+    slow = "P2P works, but is slow on 2 of 2 links: PCIe lanes are missing: GPU1 x8 of x16; NCCL uses it."
+    assert answer(narrow.map, every) == slow
+    assert text(page(narrow.map, every)).startswith(f"answer    {slow}")

@@ -119,7 +119,7 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         raise MachineError(f"no GPU to examine: {reason}; --backend sim simulates some")
     seed = new_seed() if values["seed"] is None else values["seed"]
     peer_map, causes = examine(values["devices"], backend, values["fabric"], values["nccl"], seed)
-    status = report.status(peer_map)
+    status = report.status(peer_map, causes)
     if as_json:
         echo(report.dumps(peer_map, causes, status), end="")
     else:
@@ -204,7 +204,7 @@ def _show(run: Run, lacking: str, examined: Examined | None, *, as_json: bool) -
 
     all_verdicts = judge(run)
     judged = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
-    of_peers = peer_map.status(examined.peer_map) if examined else ExitStatus.DONE
+    of_peers = peer_map.status(*examined) if examined else ExitStatus.DONE
     status = max(judged, of_peers)
     if as_json:
         peers = peer_map.as_json(*examined, of_peers) if examined else None

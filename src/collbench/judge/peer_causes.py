@@ -6,13 +6,14 @@ Pure. A cause is named only for links with its symptom, so a machine on which al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from collbench.machine import labels, theory
 from collbench.machine.doctor.facts import Facts, Gpu, Slot
+from collbench.model.errors import Failure, FailureKind
 from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.model.run import PeerStatus
 from collbench.model.units import format_approximate_size
@@ -45,6 +46,14 @@ class PeerCause:
     fix: str
 
 
+class _Whole(NamedTuple):
+    """What all links show together."""
+
+    offered: bool  # whether the driver offers P2P over PCIe for any
+    nccl_fails: bool  # with an error, as no link did
+    carried: Mapping[int, float]  # by the GPUs' indices: the highest rate of what crossed a link of each, GB/s
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One link with all that is known of it."""
@@ -55,6 +64,7 @@ class _Case:
     slots: tuple[Slot, Slot]
     facts: Facts
     variables: Mapping[str, str]
+    whole: _Whole
 
     @property
     def over_pcie(self) -> bool:
@@ -79,42 +89,65 @@ def causes(peer_map: PeerMap, facts: Facts) -> tuple[PeerCause, ...]:
     """Return the causes of what the links show, the surest first; links with the same one are together.
 
     Of causes that are equally sure those come first whose fact is on the fewest links without the symptom, and of these
-    those that explain the most links.
+    those that explain the most links. Before all of them comes what stops NCCL even where P2P is not offered.
     """
     grouped: dict[tuple[str, _Found], list[Link]] = {}
     explained, spared = Counter[str](), Counter[str]()  # by cause: links with its fact, with the symptom and without
+    whole = _whole(peer_map)
     for link in peer_map.links:
-        case = _case(peer_map, link, facts)
-        unused = link.nccl and "P2P/" not in link.nccl  # where it works, NCCL takes another way
-        for name, states, find in _TABLE:
-            shows = link.state in states and (link.state is not PeerState.WORKS or unused)
+        case = _case(peer_map, link, facts, whole)
+        for name, shown_by, find in _TABLE:
             if (found := find(case)) is None:
                 continue
-            if shows:
+            if shown_by(case):
                 grouped.setdefault((name, found), []).append(link.devices)
                 explained[name] += 1
             else:
                 spared[name] += 1
     every = [PeerCause(name, tuple(links), *found) for (name, found), links in grouped.items()]
 
-    def rank(cause: PeerCause) -> tuple[int, int, int]:
-        return list(Certainty).index(cause.certainty), spared[cause.name], -explained[cause.name]
+    order = [name for name, *_ in _TABLE]
+
+    def rank(cause: PeerCause) -> tuple[bool, int, int, int, int]:
+        surest, row = list(Certainty).index(cause.certainty), order.index(cause.name)
+        return cause.name != _SHARED_MEMORY, surest, spared[cause.name], -explained[cause.name], row
 
     return tuple(sorted(every, key=rank))
 
 
-def _case(peer_map: PeerMap, link: PeerLink, facts: Facts) -> _Case:
+def _whole(peer_map: PeerMap) -> _Whole:
+    states, trouble = {link.state for link in peer_map.links}, peer_map.nccl_failure
+    carried: dict[int, float] = {}
+    for link in peer_map.links:
+        for end in link.devices:
+            index = peer_map.devices[end].index
+            carried[index] = max(carried.get(index, 0.0), *(one.gbs or 0.0 for one in link.crossings))
+    return _Whole(
+        offered=any(link.cuda and not labels.is_nvlink(_label(peer_map, link)) for link in peer_map.links),
+        nccl_fails=isinstance(trouble, Failure)
+        and trouble.kind is FailureKind.ERROR
+        and not states & {PeerState.FAILS, PeerState.REFUSED},
+        carried=carried,
+    )
+
+
+def _case(peer_map: PeerMap, link: PeerLink, facts: Facts, whole: _Whole) -> _Case:
     first, second = (peer_map.devices[position].index for position in link.devices)
     by_index = {gpu.device.index: gpu for gpu in facts.driver.gpus}
-    path = peer_map.path(link.devices)
     return _Case(
         link,
-        path.label if path else labels.UNKNOWN,
+        _label(peer_map, link),
         tuple(by_index[index] for index in (first, second) if index in by_index),
         (facts.host.slots.get(first, Slot()), facts.host.slots.get(second, Slot())),
         facts,
         {**{name: value for _, name, value in facts.configured}, **facts.environment},
+        whole,
     )
+
+
+def _label(peer_map: PeerMap, link: PeerLink) -> str:
+    path = peer_map.path(link.devices)
+    return path.label if path else labels.UNKNOWN
 
 
 # What NVIDIA's driver says itself.
@@ -126,7 +159,8 @@ _INSTEAD = "NCCL sees this and uses host memory; start vLLM and SGLang with --di
 def _gpu_model(case: _Case) -> _Found | None:
     """Of GeForce cards only those with an NVLink bridge have peer access in NVIDIA's own driver."""
     named = case.status is PeerStatus.GNS
-    if not named and not (case.over_pcie and any("GeForce" in name for name in case.names)):
+    own_driver = not case.whole.offered and any("GeForce" in name for name in case.names)
+    if not named and not (case.over_pcie and own_driver):
         return None
     models = " and ".join(dict.fromkeys(case.names)) or "these GPUs"
     said = f" (the driver says {case.status}: {labels.PEER_STATES[case.status]})" if case.status else ""
@@ -232,31 +266,39 @@ def _bar1(case: _Case) -> _Found | None:
 
 
 def _width(case: _Case) -> _Found | None:
-    widths = [(gpu.device.tag, gpu.health.pcie_width, gpu.device.pcie_width) for gpu in case.ends]
-    narrow = [f"{tag} x{now} of x{best}" for tag, now, best in widths if now and best and now < best]
-    if not case.over_pcie or not narrow:
-        return None
-    fix = "reseat the card and its riser, try another slot, and check lane sharing (bifurcation) in the firmware"
-    text = f"PCIe lanes are missing, for copies through host memory too: {', '.join(narrow)}"
-    return _Found(Certainty.POSSIBLE, text, fix)
+    lanes = [
+        f"{gpu.device.tag} x{gpu.health.pcie_width} of x{gpu.device.pcie_width}" for gpu in _reduced(case, "width")
+    ]
+    return _below_best(case, "PCIe lanes are missing", lanes, "check lane sharing (bifurcation) in the firmware")
 
 
 def _generation(case: _Case) -> _Found | None:
-    """A lower generation than the best, as copies ended: a link that carried more was only read after it had rested."""
-    carried = max((one.gbs for one in case.link.crossings if one.gbs is not None), default=None)
-    slow = []
+    reduced = _reduced(case, "generation")
+    generations = [
+        f"{gpu.device.tag} gen {gpu.health.pcie_generation} of gen {gpu.device.pcie_generation}" for gpu in reduced
+    ]
+    what = "the PCIe link is at a lower generation under load"
+    return _below_best(case, what, generations, "let the firmware choose the slot's link speed (Auto)")
+
+
+def _reduced(case: _Case, part: Literal["width", "generation"]) -> Iterator[Gpu]:
+    """Yield the GPUs whose PCIe link has less than its best, unless more crossed it: then it was read at rest."""
     for gpu in case.ends:
-        now, best = gpu.health.pcie_generation, gpu.device.pcie_generation
-        if now is None or best is None or now >= best or carried is None:
-            continue
-        limit = theory.pcie(now, gpu.health.pcie_width or gpu.device.pcie_width)
-        if limit is not None and carried <= limit.gbs:
-            slow.append(f"{gpu.device.tag} gen {now} of gen {best}")
-    if not case.over_pcie or not slow:
+        now, best = (getattr(one, f"pcie_{part}") for one in (gpu.health, gpu.device))
+        generation = now if part == "generation" else gpu.device.pcie_generation
+        limit = theory.pcie(generation, gpu.health.pcie_width or gpu.device.pcie_width)
+        if now and best and now < best and limit and 0 < case.whole.carried[gpu.device.index] <= limit.gbs:
+            yield gpu
+
+
+def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _Found | None:
+    """It holds back copies through host memory as much, so it is not why these are faster."""
+    if not case.over_pcie or not each:
         return None
-    text = f"the PCIe link is at a lower generation under load: {', '.join(slow)}"
-    fix = "reseat the card and its riser, try another slot, and let the firmware choose the slot's link speed (Auto)"
-    return _Found(Certainty.POSSIBLE, text, fix)
+    slower = case.link.state is PeerState.SLOW
+    text = f"{what}{', for copies through host memory too' if slower else ''}: {', '.join(each)}"
+    fix = f"reseat the card and its riser, try another slot, and {firmware}"
+    return _Found(Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix)
 
 
 def _sockets(case: _Case) -> _Found | None:
@@ -277,6 +319,7 @@ def _virtual_machine(case: _Case) -> _Found | None:
 
 # What NCCL was told, and what a container leaves it.
 
+_SHARED_MEMORY = "shared memory"
 _DOCKER_SHM = 64 * 2**20
 _NEAR = ("PIX", "PXB")
 # NCCL_P2P_LEVEL by name and by number; NCCL counts NODE as PHB [NCCL user guide, "Environment Variables"].
@@ -320,50 +363,58 @@ def _no_shared_memory(case: _Case) -> _Found | None:
     return _Found(Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE")
 
 
-def _container(case: _Case) -> _Found | None:
-    host, driver = case.facts.host, case.facts.driver
-    if not host.container:
+def _shared_memory(case: _Case) -> _Found | None:
+    """Where NCCL uses no P2P it needs some, unless driver and NCCL are newer: those need no file."""
+    host = case.facts.host
+    if host.shm is None or min(host.shm.total, host.shm.free) > _DOCKER_SHM:
         return None
-    hidden = (driver.on_the_bus or 0) - len(driver.gpus)
-    if hidden > 0:
-        text = f"the {host.container} container has {len(driver.gpus)} of {len(driver.gpus) + hidden} GPUs"
-        return _Found(Certainty.POSSIBLE, text, "docker run --gpus all --ipc=host")
-    if host.shm is not None and host.shm.total <= _DOCKER_SHM:
-        text = f"the {host.container} container has {format_approximate_size(host.shm.total)} of shared memory"
-        return _Found(Certainty.POSSIBLE, text, "docker run --ipc=host, or --shm-size=1g")
-    return None
+    if case.link.state is not PeerState.NONE and "SHM/" not in case.link.nccl:
+        return None
+    where = f"the {host.container} container" if host.container else "this machine"
+    free, total = format_approximate_size(host.shm.free), format_approximate_size(host.shm.total)
+    text = (
+        f"NCCL fails, and {where} has only {free} of {total} shared memory left, which NCCL needs where it uses no P2P"
+    )
+    return _Found(Certainty.CONSISTENT, text, "docker run --ipc=host, or --shm-size=1g")
 
 
-def _visible_devices(case: _Case) -> _Found | None:
-    value = case.variables.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    text = f"CUDA_VISIBLE_DEVICES={value}: a process cannot open the memory of a GPU that it does not see"
-    fix = "give every rank the whole list, and choose its GPU by LOCAL_RANK"
-    return _Found(Certainty.POSSIBLE, text, fix)
+def _states(*states: PeerState) -> Callable[[_Case], bool]:
+    return lambda case: case.link.state in states
+
+
+def _unused(case: _Case) -> bool:
+    """Return whether P2P works, and NCCL takes another way."""
+    return case.link.state is PeerState.WORKS and case.link.nccl != "" and "P2P/" not in case.link.nccl
 
 
 _BROKEN = tuple(state for state in PeerState if state.is_broken)
 _ON_THE_WAY = (*_BROKEN, PeerState.SLOW)
-# Each cause with what links show that have it.
-_TABLE: tuple[tuple[str, tuple[PeerState, ...], Callable[[_Case], _Found | None]], ...] = (
-    ("GPU model", (PeerState.NONE,), _gpu_model),
-    ("chipset", (PeerState.NONE,), _chipset),
-    ("driver setting", (PeerState.NONE,), _registry),
-    ("patched driver", (*_BROKEN, PeerState.REFUSED), _patched),
-    ("ACS", _ON_THE_WAY, _acs),
-    ("IOMMU", _ON_THE_WAY, _iommu),
-    ("virtual machine", (PeerState.NONE, PeerState.REFUSED, *_ON_THE_WAY), _virtual_machine),
-    ("BAR1", (*_BROKEN, PeerState.REFUSED), _bar1),
-    ("CPU sockets", (PeerState.SLOW,), _sockets),
-    ("PCIe width", (PeerState.SLOW,), _width),
-    ("PCIe generation", (PeerState.SLOW,), _generation),
-    ("NCCL variable", (PeerState.WORKS,), _variable),
-    ("NCCL's distance", (PeerState.WORKS,), _default_level),
-    ("NCCL_SHM_DISABLE", (PeerState.WORKS, PeerState.NONE), _no_shared_memory),
-    ("container", (PeerState.WORKS,), _container),
-    ("visible devices", (PeerState.WORKS,), _visible_devices),
+_BELOW_BEST = ("PCIe width", "PCIe generation")
+# Each cause with what links show that have it. Of causes that nothing else tells apart the first one is named first: a
+# patch that forces P2P cannot work without the whole memory in BAR1, and needs addresses that nothing translates.
+_TABLE: tuple[tuple[str, Callable[[_Case], bool], Callable[[_Case], _Found | None]], ...] = (
+    (_SHARED_MEMORY, lambda case: case.whole.nccl_fails, _shared_memory),
+    ("GPU model", _states(PeerState.NONE), _gpu_model),
+    ("chipset", _states(PeerState.NONE), _chipset),
+    ("driver setting", _states(PeerState.NONE), _registry),
+    ("virtual machine", _states(PeerState.NONE, PeerState.REFUSED, *_ON_THE_WAY), _virtual_machine),
+    ("BAR1", _states(*_BROKEN, PeerState.REFUSED), _bar1),
+    ("ACS", _states(*_ON_THE_WAY), _acs),
+    ("IOMMU", _states(*_ON_THE_WAY), _iommu),
+    ("patched driver", _states(*_BROKEN, PeerState.REFUSED), _patched),
+    ("CPU sockets", _states(PeerState.SLOW), _sockets),
+    (_BELOW_BEST[0], _states(PeerState.WORKS, PeerState.SLOW), _width),
+    (_BELOW_BEST[1], _states(PeerState.WORKS, PeerState.SLOW), _generation),
+    ("NCCL variable", _unused, _variable),
+    ("NCCL's distance", _unused, _default_level),
+    ("NCCL_SHM_DISABLE", lambda case: _unused(case) or case.link.state is PeerState.NONE, _no_shared_memory),
 )
+
+
+def held_back(peer_map: PeerMap, every: Sequence[PeerCause]) -> tuple[PeerCause, ...]:
+    """Return the causes for which links that work are slow, and copies through host memory with them."""
+    works = {link.devices for link in peer_map.links if link.state is PeerState.WORKS}
+    return tuple(cause for cause in every if cause.name in _BELOW_BEST and works.issuperset(cause.links))
 
 
 def workarounds(peer_map: PeerMap) -> Iterator[str]:

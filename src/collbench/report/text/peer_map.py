@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.peer_causes import PeerCause, workarounds
+from collbench.judge.peer_causes import PeerCause, held_back, workarounds
 from collbench.machine import labels
 from collbench.model.errors import ExitStatus, Failure, WrongData
 from collbench.model.peer_map import (
@@ -42,7 +42,7 @@ _WORDS = {
 _MOST_LINKS = 4
 
 
-def status(peer_map: PeerMap) -> ExitStatus:
+def status(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> ExitStatus:
     """Return how the command ends: peer access that the driver does not offer is no failure."""
     states = {link.state for link in peer_map.links} | {one.state for _, one in _host_trouble(peer_map)}
     trouble = peer_map.nccl_failure
@@ -50,7 +50,7 @@ def status(peer_map: PeerMap) -> ExitStatus:
     states |= {Crossing(KERNEL_WRITE, 0, failure=one).state for one in failures}
     if states & {PeerState.HANGS, PeerState.CORRUPTS} or isinstance(trouble, WrongData):
         return ExitStatus.UNTRUSTED
-    if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map):
+    if states & {PeerState.REFUSED, PeerState.SLOW} or _contradicted(peer_map) or held_back(peer_map, every):
         return ExitStatus.CONTRADICTION
     return ExitStatus.FAILED if PeerState.FAILS in states or trouble else ExitStatus.DONE
 
@@ -78,7 +78,7 @@ def _contradicted(peer_map: PeerMap) -> list[PeerLink]:
 
 def page(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """Yield the answer, the links, what went wrong, and the causes with their fixes."""
-    yield Lines(f"answer    {answer(peer_map)}")
+    yield Lines(f"answer    {answer(peer_map, every)}")
     yield Text("")
     yield _links(peer_map)
     yield Text("")
@@ -96,8 +96,8 @@ def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
 
     That the driver offers none for some links needs no explanation there.
     """
-    yield Lines(f"p2p       {answer(peer_map)}")
-    if status(peer_map) is not ExitStatus.DONE or _unused(peer_map):
+    yield Lines(f"p2p       {answer(peer_map, every)}")
+    if status(peer_map, every) is not ExitStatus.DONE or _unused(peer_map):
         offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
         concerned = [cause for cause in every if offered.intersection(cause.links)]
         yield from map(Lines, _explained(peer_map, concerned))
@@ -119,20 +119,23 @@ def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
     if peer_map.nccl_failure is not None:
         yield f"NCCL      all-to-all: {_trouble(peer_map.nccl_failure, devices)}"
     if others := dict.fromkeys(link.devices for link in _contradicted(peer_map)):
-        yield f"reported  CUDA, NVML and nvidia-smi topo -p2p differ for {_names(others, peer_map)}"
+        yield f"reported  {_DIFFER}{_names(others, peer_map)}"
     for cause in every:
         yield f"cause     {cause.name} ({cause.certainty}; {_names(cause.links, peer_map)}): {cause.text}"
         yield f"fix       {cause.fix}"
     yield from (f"meanwhile {text}" for text in workarounds(peer_map))
 
 
-def answer(peer_map: PeerMap) -> str:
-    """Return one sentence: does P2P work here? Of a simulated machine it says so, and that nothing was copied."""
-    said = _answer(peer_map)
+def answer(peer_map: PeerMap, every: Sequence[PeerCause] = ()) -> str:
+    """Return one sentence: does P2P work here? Causes tell where it works, and is slow all the same.
+
+    Of a simulated machine it says so, and that nothing was copied.
+    """
+    said = _answer(peer_map, every)
     return f"{said} Nothing was copied (sim)." if peer_map.fabric else said
 
 
-def _answer(peer_map: PeerMap) -> str:
+def _answer(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
     by_state: dict[PeerState, list[Link]] = {}
     for link in peer_map.links:
         by_state.setdefault(link.state, []).append(link.devices)
@@ -147,17 +150,33 @@ def _answer(peer_map: PeerMap) -> str:
     if PeerState.WORKS not in by_state:
         statuses = Counter(one for link in peer_map.links for one in _refusing(link))
         why = "; ".join(f"{one}: {labels.PEER_STATES[one]}" for one in statuses)
-        return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. Data goes through host memory."
+        nccl = "NCCL fails" if peer_map.nccl_failure else "Data goes through host memory"
+        return f"No P2P: the driver offers it for no link{f' ({why})' if why else ''}. {nccl}."
     works = "all" if len(by_state[PeerState.WORKS]) == count else f"{len(by_state[PeerState.WORKS])} of"
     links = "simulated links" if peer_map.fabric else "links: kernels and copy engines deliver"
     text = f"P2P works on {works} {count} {links}"
     if PeerState.NONE in by_state:
         text += f"; the driver offers none for {_names(by_state[PeerState.NONE], peer_map)}"
-    if peer_map.fabric and not _unused(peer_map):  # no NCCL was asked, and no fault keeps it from such links
-        return f"{text}."
-    return f"{text}; {_nccl(peer_map)}."
+    if held := held_back(peer_map, every):
+        slow = {link for cause in held for link in cause.links}
+        why = "; ".join(cause.text for cause in held)
+        text = f"P2P works, but is slow on {len(slow)} of {count} links: {why}"
+    # Of a simulated machine no NCCL was asked, and no fault keeps it from such links.
+    asked = [] if peer_map.fabric and not _unused(peer_map) else [_nccl(peer_map)]
+    return f"{'; '.join((text, *asked, *_besides(peer_map)))}."
 
 
+def _besides(peer_map: PeerMap) -> Iterator[str]:
+    """Yield what else is wrong where every link that is offered works."""
+    if lost := _host_trouble(peer_map):
+        yield f"copies through the host fail on {_names([link for link, _ in lost], peer_map)}"
+    if peer_map.together:
+        yield "no process can open all GPUs"
+    if others := _contradicted(peer_map):
+        yield f"{_DIFFER}{_names([link.devices for link in others], peer_map)}"
+
+
+_DIFFER = "CUDA, NVML and nvidia-smi topo -p2p differ for "
 _SLOWER = f"slower than through host memory by more than {fixed(STAGED_FASTER, 2)} times"
 # Of one link, and of several.
 _SAYS = {
@@ -261,7 +280,7 @@ def as_json(peer_map: PeerMap, every: Sequence[PeerCause], exit_status: int) -> 
         "format_version": 1,
         **picked(peer_map, "backend", "hostname", "fabric"),
         "exit_status": exit_status,
-        "answer": answer(peer_map),
+        "answer": answer(peer_map, every),
         "seconds": round(peer_map.seconds, 3),
         "devices": [picked(one, "index", "uuid", "name") for one in devices],
         "links": [_link_json(link, devices) for link in peer_map.links],
