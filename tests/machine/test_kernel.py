@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine.kernel import available_bytes, cpu_quota
+from collbench.machine.kernel import available_bytes, cpu_quota, withheld
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
 V2, V1 = {"proc/self/cgroup": "0::/a/b\n"}, {"proc/self/cgroup": "4:memory:/a/b\n1:cpu:/\n0::/\n"}
@@ -75,3 +75,27 @@ def test_the_tightest_cpu_quota_above_the_process_counts(
 ) -> None:
     write(tmp_path, files)
     assert cpu_quota(tmp_path) == quota, what
+
+
+@pytest.mark.parametrize(
+    ("title", "shown", "mark", "said"),
+    [
+        ("all of them", 2, ".dockerenv", ""),
+        (
+            "one of them",
+            1,
+            ".dockerenv",
+            "PCI has 1 more, which the docker container was not given: start the container",
+        ),
+        ("no container", 1, "etc/hostname", "PCI has 1 more: see collbench doctor"),
+    ],
+)
+def test_gpus_that_the_driver_does_not_show_are_counted_on_pci(
+    tmp_path: pathlib.Path, title: str, shown: int, mark: str, said: str
+) -> None:
+    gpu = {"vendor": "0x10de\n", "class": "0x030200\n"}
+    devices = {"0000:01:00.0": gpu, "0000:02:00.0": gpu, "0000:02:00.1": {**gpu, "class": "0x040300\n"}}
+    files = {f"sys/bus/pci/devices/{at}/{name}": text for at, one in devices.items() for name, text in one.items()}
+    write(tmp_path, files | {mark: ""})
+    answer = withheld(shown, {}, tmp_path)
+    assert answer.startswith(said) if said else answer == "", title

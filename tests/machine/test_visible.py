@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from collbench.machine.visible_devices import NAME, check_enough, read, select, visible
@@ -117,6 +119,7 @@ ON_CORES = "measure CPU cores with --backend host"
         ("one was named", ALIKE, 1, {}, f"name more with --devices, {OWN} or {ON_CORES}"),
         ("a variable is set", ALIKE[:1], 1, {"hidden": True}, f"check what {NAME} hides, {OWN} or {ON_CORES}"),
         ("there is one", ALIKE[:1], 1, {}, f"{OWN} or {ON_CORES}"),
+        ("a container was given one", ALIKE[:1], 1, {"withheld": "PCI has more"}, f"PCI has more, {OWN} or {ON_CORES}"),
         ("no variable hides what is simulated", ALIKE[:1], 1, {"hidden": True, "simulated": True}, OWN),
         ("one of these", ALIKE, 1, {"simulated": True}, f"name more with --devices or {OWN}"),
         ("a core", CORES, 1, {"hidden": True}, "name more with --devices"),
@@ -125,7 +128,7 @@ ON_CORES = "measure CPU cores with --backend host"
     ],
 )
 def test_too_few_devices_get_advice_that_can_be_followed(
-    title: str, present: tuple[Device, ...], taken: int, where: dict[str, bool], advice: str
+    title: str, present: tuple[Device, ...], taken: int, where: dict[str, Any], advice: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
         check_enough(present[:taken], present, 2, **where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from collbench.choose.choice import Choice, Decision, Omitted, Origin
 from collbench.choose.restrict import part, spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
+from collbench.machine import kernel
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Present
 from collbench.measurement.plan import Request
@@ -285,10 +287,11 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
         return criteria
     tags = ", ".join(device.tag for device in criteria.candidates) or "none"
     hidden = f", {present.among}" if present.among else ""
+    more = "" if hidden or not capabilities(present.backend).nvml else kernel.withheld(len(present.every), os.environ)
     out = [*criteria.never_chosen, *lost(present)]
     raise UsageError(
         f"{request.command[-1]} {request.count} is more than the {len(criteria.candidates)} that may be chosen "
-        f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer"
+        f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer{more and f'; {more}'}"
     )
 
 

@@ -40,6 +40,21 @@ def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
         return None
 
 
+# Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].
+_VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
+
+
+def gpus_on_pci(root: pathlib.Path) -> int | None:
+    """Return how many NVIDIA GPUs the kernel has on PCI; None if it shows no PCI bus."""
+    folder = root / "sys/bus/pci/devices"
+    if not folder.is_dir():
+        return None
+    return sum(
+        read(device / "vendor").strip() == _VENDOR and read(device / "class").startswith(_CLASSES)
+        for device in folder.iterdir()
+    )
+
+
 # The cgroups of this process.
 
 
@@ -148,3 +163,12 @@ def container_kind(root: pathlib.Path, environment: Mapping[str, str]) -> str:
 def container_fix(container: str, otherwise: str) -> str:
     """Return how a container of this kind gets GPUs, `otherwise` where we do not know one."""
     return _GPUS.get(container, otherwise)
+
+
+def withheld(shown: int, environment: Mapping[str, str], root: pathlib.Path = _ROOT) -> str:
+    """Return how many GPUs PCI has beside those that the driver shows, and how to get them; "" for none."""
+    more, container = (gpus_on_pci(root) or 0) - shown, container_kind(root, environment)
+    kept = (
+        f"PCI has {more} more, which the {container} container was not given" if container else f"PCI has {more} more"
+    )
+    return f"{kept}: {container_fix(container, 'see collbench doctor')}" if more > 0 else ""

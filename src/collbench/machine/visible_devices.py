@@ -120,11 +120,17 @@ def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
 
 
 def check_enough(
-    devices: Sequence[Device], present: Sequence[Device], fewest: int, *, hidden: bool = False, simulated: bool = False
+    devices: Sequence[Device],
+    present: Sequence[Device],
+    fewest: int,
+    *,
+    hidden: bool = False,
+    simulated: bool = False,
+    withheld: str = "",
 ) -> None:
     """Raise UsageError where there are fewer than `fewest` devices of those present: none, or no pair to measure.
 
-    `hidden`: CUDA_VISIBLE_DEVICES may leave out some of the machine's GPUs.
+    `hidden`: CUDA_VISIBLE_DEVICES may leave out some of the machine's GPUs. `withheld`: others that it has, in words.
     """
     if len(devices) >= fewest:
         return
@@ -133,6 +139,7 @@ def check_enough(
     gpus = not any(device.is_core for device in present)
     advice = ["name more with --devices"] if len(present) > len(devices) else []
     advice += [f"check what {NAME} hides"] if (hidden or not present) and gpus and not simulated else []
+    advice += [withheld] if withheld and gpus else []
     advice += ["measure this GPU's own links with 'collbench copies'"] if devices and gpus else []
     advice += ["measure CPU cores with --backend host"] if gpus and not simulated else []
     advice = advice or ["let this process use more cores"]

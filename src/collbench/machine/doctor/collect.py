@@ -136,9 +136,6 @@ def _libcuda() -> tuple[str, str]:
 
 # GPUs, as NVML reports them.
 
-# Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].
-_VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
-
 
 def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
     """Return NVML's facts, or in `error` why there are none. `binding` gives the module pynvml; `root` holds sys/.
@@ -146,7 +143,7 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
     A GPU that was lost makes everything that NVML reports an error: its fix comes first.
     """
     tool = shutil.which("nvidia-smi") or ""
-    on_the_bus = _count_on_the_bus(root)
+    on_the_bus = kernel.gpus_on_pci(root)
     try:
         with Nvml(binding(), root / "sys/bus/pci/devices") as opened:
             devices = opened.devices()
@@ -195,17 +192,6 @@ def _fabric_state(asked: Query) -> int | None:
     # byref: the binding passes its argument on, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
     answer = asked.ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
     return None if answer is None else int(info.state)
-
-
-def _count_on_the_bus(root: pathlib.Path) -> int | None:
-    """Return how many NVIDIA GPUs the kernel has on PCI; None if it shows no PCI bus."""
-    folder = root / "sys/bus/pci/devices"
-    if not folder.is_dir():
-        return None
-    return sum(
-        read(device / "vendor").strip() == _VENDOR and read(device / "class").startswith(_CLASSES)
-        for device in folder.iterdir()
-    )
 
 
 # The operating system around the process. `root` holds proc/, sys/, …

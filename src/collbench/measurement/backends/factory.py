@@ -289,7 +289,12 @@ def choose_devices(
 ) -> tuple[Device, ...]:
     """Return those of the present devices that `wanted` names, at least `fewest`. Raises UsageError."""
     devices = visible_devices.select(present, wanted)
-    visible_devices.check_enough(devices, present, fewest, hidden=NAME in os.environ, simulated=simulated)
+    hidden, withheld = NAME in os.environ, ""
+    if len(devices) < fewest and not hidden and not simulated:
+        from collbench.machine import kernel  # late: only what is refused needs it
+
+        withheld = kernel.withheld(len(present), os.environ)
+    visible_devices.check_enough(devices, present, fewest, hidden=hidden, simulated=simulated, withheld=withheld)
     return devices
 
 
