@@ -53,13 +53,14 @@ def page(run: Run) -> Page:
 
 
 def _answers(run: Run, found: SmallAllreduces) -> Iterator[str]:
-    """Yield a small all-reduce's times, which memory wins where, a token's cost, and vLLM's published time."""
+    """Yield a small all-reduce's times and tail, which memory wins where, a token's cost, and vLLM's published time."""
     size = TOKEN_BYTES if TOKEN_BYTES in found.sizes else found.sizes[0]
     times = {kind: one.seconds for kind, one in found.at(size).items()}
     yield f"allreduce {format_size(size)} on {amount(len(run.devices), 'GPU')}, µs: {_by_kind(times, 1e6)}"
-    launched = {kind: median for kind, one in found.at(size).items() if (median := one.launch_at(50)) is not None}
+    launched = {kind: (one.launch_at(50), one.launch_at(99)) for kind, one in found.at(size).items() if one.launches}
     if launched:
-        yield f"launched  one by one without a graph, {format_size(size)}, median µs: {_by_kind(launched, 1e6)}"
+        each = (f"{_NAMES[kind]} {micro(p50)} ({micro(p99)})" for kind, (p50, p99) in launched.items())
+        yield f"launched  one by one without a graph, {format_size(size)}, p50 (p99), µs: {', '.join(each)}"
     yield from (f"memory    {winner_words(same, _NAMES)}" for same in ranges(found.winners))
     calls, what = run.settings.layers * ALLREDUCES_A_LAYER, format_size(TOKEN_BYTES)
     if found.token_seconds:
