@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -92,6 +92,7 @@ def check(
         raise UsageError(f"--map-p2p examines this machine, not {run_file}: leave out one of them")
     if map_p2p:
         _map_peers(values, as_json=as_json)
+        return
     if run_file is None:
         run = _measured(values, as_json=as_json)
     elif others := options.typed_besides(("run_file", "verbose", "expect", "as_json")):
@@ -107,7 +108,7 @@ def check(
 _OF_THE_MAP = ("map_p2p", "devices", "backend", "fabric", "nccl", "seed", "as_json", "verbose")
 
 
-def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
+def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> None:
     """Examine every link by itself, print the map, and leave with its status."""
     from collbench.measurement.peer_map import examine  # late: pynvml, the simulator
     from collbench.report.text import peer_map as report
@@ -124,8 +125,7 @@ def _map_peers(values: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         echo(report.dumps(peer_map, causes, status), end="")
     else:
         show_page(report.page(peer_map, causes))
-    sys.stdout.flush()
-    raise click.exceptions.Exit(status)
+    leave(status)
 
 
 def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:

@@ -190,9 +190,7 @@ def _operation(text: str) -> Operation:
 )
 @click.option("--busbw", metavar="GB/S", type=click.FloatRange(min=0, min_open=True), help="Is this rate normal?")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table (docs/compare.md).")
-@click.pass_context
 def reference(
-    context: click.Context,
     machine: str | None,
     operation: Operation | None,
     size: int | None,
@@ -231,8 +229,8 @@ def reference(
         what = f"'{machine}'" if operation is None else f"{operation} on '{machine}'"
         raise UsageError(f"there is no published figure for {what}: 'collbench reference' lists all machines")
     if size is not None:
-        context.exit(_answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw))
-    if as_json:
+        leave(_answer(kinds, f"{operation} at {format_size(size)} on '{machine}'", size, busbw))
+    elif as_json:
         echo(page.coverage_json(kinds), end="")
     else:
         show_page(page.coverage(kinds))

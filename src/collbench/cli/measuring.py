@@ -17,7 +17,7 @@ from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
 from collbench.cli.program import launched
-from collbench.cli.terminal import NOTICES, echo, say, show_page, verbose_option
+from collbench.cli.terminal import NOTICES, echo, leave, say, show_page, verbose_option
 from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
@@ -264,10 +264,9 @@ def leave_with(run: Run) -> None:
 
         contradicting = contradiction(run)
     status = max(outcome(run).status, ExitStatus.CONTRADICTION if contradicting else ExitStatus.DONE)
-    if status is ExitStatus.DONE:
-        return
-    say("; ".join(filter(None, (headline(run), contradicting))))
-    raise click.exceptions.Exit(status)
+    if status is not ExitStatus.DONE:
+        say("; ".join(filter(None, (headline(run), contradicting))))
+    leave(status)
 
 
 def _saved(sessions: Sequence[OpenSession]) -> str:
