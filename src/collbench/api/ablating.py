@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collbench.api import SILENT, Notices, training
 from collbench.api.measuring import new_seed
@@ -36,43 +35,23 @@ if TYPE_CHECKING:
 _DEFAULT_BUDGET_S = 180.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AblateOptions:
-    """How `collbench ablate` compares, besides the choice of devices.
-
-    `without` and `against` are raw text. `repeats` None: until the ratio is known to ± `precision`, a share, or
-    `budget` seconds are spent.
-    """
-
-    without: tuple[str, ...] = ()
-    against: str | None = None
-    repeats: int | None = None
-    precision: float | None = None
-    budget: float | None = None
-    skip: int | None = None
-    step_pattern: str | None = None
-    seed: int | None = None
-    output: Path | None = None
-    allreduce: bool = True
-    force: bool = False
-
-
 def prepare(
-    train: TrainRequest, asked: AblateOptions, reported: Reporter, notices: Notices = SILENT, *, dry_run: bool = False
+    train: TrainRequest, values: Mapping[str, Any], reported: Reporter, notices: Notices = SILENT
 ) -> Experiment:
     """Choose the devices of both arms, as `collbench train` does, and return the experiment, ready to run.
 
-    Raises errors for what cannot be compared or started, before starting anything.
+    `values` are the options of `collbench ablate`, by name. Raises errors for what cannot be compared or started,
+    before starting anything.
     """
-    change = ablations.parse_change(asked.without)
-    pattern = None if asked.step_pattern is None else compile_pattern(asked.step_pattern)
+    change = ablations.parse_change(values["without"])
+    pattern = None if values["step_pattern"] is None else compile_pattern(values["step_pattern"])
     _check(train, change, notices)
-    path, logs = _output_paths(asked, dry_run=dry_run)
+    path, logs = _output_paths(values)
     present = factory.look(train.backend)
-    devices = _choose(train, asked.against, present, notices)
+    devices = _choose(train, values["against"], present, notices)
     train_arguments = (*train.script.options, "--", *train.script.program)
-    plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, asked.force)
-    experiment = experiments.Experiment(_begun(train, asked, change, present.backend, devices), plan, reported)
+    plan = experiments.Plan(train_arguments, path, logs, dict(os.environ), pattern, train.nccl, values["force"])
+    experiment = experiments.Experiment(_begun(train, values, change, present.backend, devices), plan, reported)
     for names in dict.fromkeys(arm.uuids for arm in experiment.ablation.arms):
         of_arm = TrainRequest(count=0, backend=present.backend, devices=",".join(names), script=train.script)
         training.prepare(of_arm)  # refuse now what `collbench train` would refuse later
@@ -129,18 +108,18 @@ def _alone(what: str) -> UsageError:
     return UsageError(f"{what} is one device, and one device has no links to compare: name two or more")
 
 
-def _output_paths(asked: AblateOptions, *, dry_run: bool) -> tuple[Path, Path]:
+def _output_paths(values: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
     folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
-    path = asked.output or folder / f"{name}.json"
-    if not dry_run:
+    path = values["output"] or folder / f"{name}.json"
+    if not values["dry_run"]:
         try:
             atomic_write.make_private(folder)
             atomic_write.try_folder(folder)
         except OSError as error:
             why = f"cannot keep the runs' output in {folder}: {atomic_write.reason(error)}"
             raise UsageError(f"{why}; set XDG_STATE_HOME to a folder that can be written") from error
-        experiments.check_writable(path, force=asked.force)
+        experiments.check_writable(path, force=values["force"])
     return path, folder / f"{name}-logs"
 
 
@@ -173,15 +152,15 @@ def _choose(
 
 
 def _begun(
-    train: TrainRequest, asked: AblateOptions, change: Change, backend: str, devices: Sequence[Sequence[Device]]
+    train: TrainRequest, values: Mapping[str, Any], change: Change, backend: str, devices: Sequence[Sequence[Device]]
 ) -> Ablation:
     """Return the ablation before its first run."""
     names = change.names
-    if asked.against is not None:
+    if values["against"] is not None:
         first, second = (", ".join(device.tag for device in of_arm) for of_arm in devices)
         names = f"on {first}", f"on {second}"
     changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
-    without = ((), change.without if asked.against is None else ())
+    without = ((), change.without if values["against"] is None else ())
     arms = [
         Arm(
             name,
@@ -202,10 +181,10 @@ def _begun(
         arms=(arms[0], arms[1]),
         backend=backend,
         environment=experiments.environment_of(os.environ),
-        repeats=asked.repeats or 0,
-        seed=new_seed() if asked.seed is None else asked.seed,
-        skip=asked.skip,
-        step_pattern=asked.step_pattern,
-        precision=asked.precision or ablations.PRECISION,
-        budget_seconds=None if asked.repeats else asked.budget or _DEFAULT_BUDGET_S,
+        repeats=values["repeats"] or 0,
+        seed=new_seed() if values["seed"] is None else values["seed"],
+        skip=values["skip"],
+        step_pattern=values["step_pattern"],
+        precision=values["precision"] or ablations.PRECISION,
+        budget_seconds=None if values["repeats"] else values["budget"] or _DEFAULT_BUDGET_S,
     )

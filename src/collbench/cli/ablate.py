@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ _own_options = options.apply(
     epilog="The options of 'collbench train' and of torchrun apply to every run: see 'collbench train --help'.",
 )
 @_own_options
-def ablate(*, as_json: bool, verbose: bool, dry_run: bool, **values: Any) -> None:
+def ablate(*, as_json: bool, verbose: bool, **values: Any) -> None:
     """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
@@ -167,14 +166,13 @@ def ablate(*, as_json: bool, verbose: bool, dry_run: bool, **values: Any) -> Non
       collbench ablate --devices 0,1 --without NCCL_ALGO=Ring -- train.py
       collbench ablate --devices 0,1 --against 2,3 -- train.py
     """
-    asked = ablating.AblateOptions(**{field.name: values[field.name] for field in fields(ablating.AblateOptions)})
     try:
-        prepared = ablating.prepare(train_request(values), asked, _reporter(verbose=verbose), NOTICES, dry_run=dry_run)
-        if dry_run:
+        prepared = ablating.prepare(train_request(values), values, _reporter(verbose=verbose), NOTICES)
+        if values["dry_run"]:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
-        ablation = ablating.perform(prepared, NOTICES, allreduce=asked.allreduce)
+        ablation = ablating.perform(prepared, NOTICES, allreduce=values["allreduce"])
     except Interrupted:
         raise  # its text says more
     except KeyboardInterrupt as error:
