@@ -513,7 +513,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
             "command devices sizes backend fabric dtype redop precision budget quick latency layers nccl seed "
             "registration skew output",
         ),
-        "select": ({"k": 2, "backend": "sim", "fabric": "titan-rtx-nv2"}, "k run exclude size job backend fabric"),
+        "select": ({"k": 2, "backend": "sim", "fabric": "titan-rtx-nv2"}, "k run exclude size backend fabric"),
         "overlap": (
             {"trials": 1, **ON_TITAN},
             "operation devices sizes compute priority ctas trials fabric seed output",
@@ -575,9 +575,8 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
     from collbench.choose.choice import Finalist, Omitted, Origin, Selection
-    from collbench.jobs.choice import ForJob, JobSet
 
     text = DOCS.read_text(encoding="utf-8")
-    for kind in (Selection, Origin, Finalist, Omitted, ForJob, JobSet):
+    for kind in (Selection, Origin, Finalist, Omitted):
         for field in kind.__dataclass_fields__:
             assert re.search(rf"`{field}(\[\])?`", text), f"{kind.__name__}.{field}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.runs import JOB, KINDS, JobKind, Kind
+from collbench.api.runs import KINDS, Kind
 from collbench.report.sections import Section
 from collbench.runfile.run_file import SECTIONS, Results
 
@@ -118,7 +118,6 @@ def test_the_doctor_loads_nothing_that_measures() -> None:
         *((f"{annex.package}.section", Section) for annex in SECTIONS.values()),
         *((f"{annex.package}.results", Results) for annex in SECTIONS.values()),
         *((module, Kind) for module in KINDS.values()),
-        (KINDS[JOB], JobKind),
     ],
 )
 def test_a_module_that_is_named_in_a_table_has_what_it_is_loaded_for(module: str, offers: type) -> None:

@@ -44,7 +44,6 @@ PRINTED = [
     ("collbench-check", ("check", "run.json")),
     ("collbench-selection", ("select", "2", *SIM, "--no-verify")),
     ("collbench-selection", ("select", "2", "run.json", "--any-machine", "--format", "json")),
-    ("collbench-selection", ("select", "2", *SIM, "--job", "job.json")),
     ("collbench-topology", ("topo", *SIM)),
     ("collbench-topology", ("topo", "0", "1", *SIM)),
     ("collbench-nodes", ("nodes", "--backend", "sim", "--fabric-cluster", "thin-32")),

@@ -461,7 +461,7 @@ def test_a_run_without_a_pair_that_failed_says_so(program: Program, count: str, 
 
 
 def test_an_empty_name_is_no_file(program: Program) -> None:
-    for words in (("select", "2", "--job", ""), ("show", ""), ("pairs", "--output", "")):
+    for words in (("show", ""), ("pairs", "--output", "")):
         said = program(*words)
         assert (said.status, said.out) == (2, "")
         assert "is empty: write the name of a file" in said.line

@@ -172,7 +172,6 @@ COMMANDS = {
     "select-list": "select 2 pairs-4.json --any-machine --format list",
     "select-docker": "select 2 h200x4.json --any-machine --format docker",
     "select-slurm": "select 2 h200x4.json --any-machine --format slurm",
-    "select-for-job": "select 2 --job ddp-job.json @4-unseeded",
     # Saved runs again.
     "show": "show h200x4.json",
     "show-verbose": "show h200x4-later.json --verbose",

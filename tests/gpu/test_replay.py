@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.api import Replaying, on_sets, request_of
+from collbench.jobs.replay.api import Replaying, request_of
 from collbench.jobs.replay.results import replays_of
-from collbench.measurement.backends import factory
 from collbench.model.run import Run
 from tests.gpu.machine import need_gpus
 from tests.jobs.replay.made import data_parallel, job_of, pipeline
@@ -58,19 +57,9 @@ def runs() -> dict[str, Future[Run]]:
         "one group": lambda: replayed(job_of([(0, 1)], [calls] * 2)),
         "stages": lambda: replayed(pipeline(2**22)),
         "two arms": lambda: replayed(data_parallel(2, (2**26,)), without=("p2p",)),
-        "two orders": replayed_in_two_orders,
     }
     with ThreadPoolExecutor(len(replays)) as threads:
         return {name: threads.submit(replay) for name, replay in replays.items()}
-
-
-def replayed_in_two_orders() -> Run:
-    """Replay on the same two GPUs in both orders: with four there would be other sets."""
-    values = {"backend": "cuda", "fabric": None, "trials": 3, "seed": 1}
-    request = request_of(data_parallel(2, (2**24,)), "job.json", values, ("select", "2"), ranks=2)
-    first_gpu, second_gpu = factory.present_devices("cuda")[:2]
-    sets = [(first_gpu, second_gpu), (second_gpu, first_gpu)]
-    return Replaying(on_sets(request, sets), None).finish().run
 
 
 def test_calls_of_one_group_run_as_one(runs: dict[str, Future[Run]]) -> None:
@@ -87,10 +76,3 @@ def test_two_arms(runs: dict[str, Future[Run]]) -> None:
     run = runs["two arms"].result()
     assert [replay.without for replay in replays_of(run)] == [(), ("p2p",)]
     assert [replay.wrong for replay in replays_of(run)] == [0, 0]
-
-
-def test_sets_take_turns(runs: dict[str, Future[Run]]) -> None:
-    run = runs["two orders"].result()
-    assert [replay.members for replay in replays_of(run)] == [(0, 1), (1, 0)]
-    assert [replay.wrong for replay in replays_of(run)] == [0, 0]
-    assert [len(replay.trials) for replay in replays_of(run)] == [3, 3]

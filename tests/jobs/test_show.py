@@ -139,9 +139,6 @@ def test_a_step_that_is_not_the_job_is_said_first_and_not_predicted(
     simulated = ("--backend", "sim", "--fabric", "titan-rtx-nv2")
     replayed = program("replay", "part.json", *simulated)
     assert (replayed.status, first in replayed.err) == ((0, True) if steps.source else (2, False))
-    selected = program("select", "2", "--job", "part.json", *simulated)
-    assert selected.status == (0 if steps.source else 2)
-    assert (first in selected.err) == bool(steps.source)
 
 
 def test_the_documented_page_is_what_is_printed() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from collbench import untrusted
 from collbench.api import Notices
 from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
-from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, Settled, named
+from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.choose import freshness
-from collbench.choose.choice import Choice, Decision, Omitted, Origin
+from collbench.choose.choice import Choice, Omitted, Origin
 from collbench.choose.restrict import part, spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
@@ -56,11 +56,13 @@ def by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     """Return the choice by a run of this machine, and what its finalists show. Raises CollbenchError, Interrupted."""
     criteria = criteria_of(request, _present(request))
-    found, settled = chosen_by_run(request, criteria, notices, verify=request)
-    size = request.size_bytes if settled.files is not None and request.scorer is None else None
-    files = ", ".join(map(str, settled.files or ()))
-    origin = replace(_origin(found.run, criteria.backend, found.source), verification=files, size_bytes=size)
-    answer = _answer(found.run, settled.choice, origin, settled.decision)
+    found, choice, files = chosen_by_run(request, criteria, notices, verify=request)
+    origin = replace(
+        _origin(found.run, criteria.backend, found.source),
+        verification=", ".join(map(str, files or ())),
+        size_bytes=None if files is None else request.size_bytes,
+    )
+    answer = _answer(found.run, choice, origin)
     left_out = (Omitted(device.tag, why) for device, why in criteria.never_chosen)
     selection = replace(answer.selection, left_out=(*answer.selection.left_out, *left_out))
     return replace(answer, selection=selection)
@@ -71,32 +73,27 @@ def chosen_by_run(
     criteria: RunCriteria,
     notices: Notices,
     verify: SelectRequest | None = None,
-) -> tuple[SuitableRun, Settled]:
-    """Return a run of this machine, and the best candidates by it; the request's job settles the choice.
+) -> tuple[SuitableRun, Choice, Sequence[Path] | None]:
+    """Return a run of this machine, the best candidates by it, and the files of their measurements; None for none.
 
-    Without a job, all-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which
-    something fails then is chosen no more. Raises CollbenchError, Interrupted.
+    All-reduces of the finalists decide where `verify` asks for it and the choice matters; a set on which something
+    fails then is chosen no more. Raises CollbenchError, Interrupted.
     """
     from collbench.choose.select import by_finalists  # late: numpy
 
-    settle_by = None
-    if request.scorer is not None:  # what cannot be replayed is refused before anything is measured
-        settle_by = request.scorer.prepared(request.count, criteria.backend, request.fabric, notices, request.command)
     found = find(criteria, notices)
     choice = _chosen(request, found.run)
-    if settle_by is not None and not choice.failed:  # a replay on what failed may hang again
-        return found, settle_by(choice, found.run)
     while verify is not None and _worth_measuring(verify, choice, criteria.backend):
         try:
             choice, files = by_finalists(choice, found.run, partial(measure_finalists, verify, found.run, notices))
-            return found, Settled(choice, files=files)
+            return found, choice, files
         except FinalistsFailed as error:
             found = replace(found, run=_with_failures(found.run, error))
             notices.say(f"{error}; another set is chosen")
             choice = _chosen(request, found.run)
             if choice.failed:
                 raise
-    return found, Settled(choice)
+    return found, choice, None
 
 
 def _chosen(request: ChoiceRequest, run: Run, exclude: Sequence[Device] = ()) -> Choice:
@@ -164,12 +161,12 @@ def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bo
     return not capabilities(backend).cores and request.count > 1 and not choice.tied and sound > 1
 
 
-def _answer(run: Run, choice: Choice, origin: Origin, decision: Decision | None = None) -> Selected:
+def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
     from collbench.report.text import verdicts
 
     status = outcome(run).status if choice.failed else ExitStatus.DONE
     selected = named(choice, run.devices, origin)
-    return Selected(replace(selected, job=decision, contradiction=verdicts.contradiction(run)), status)
+    return Selected(replace(selected, contradiction=verdicts.contradiction(run)), status)
 
 
 # The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.

@@ -23,7 +23,6 @@ from collbench.runfile import run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
 if TYPE_CHECKING:
-    from collbench.api.selecting import Scorer
     from collbench.judge.compare import Comparison
     from collbench.judge.diagnose import Verdict
     from collbench.judge.tails import Tails
@@ -258,12 +257,6 @@ class Kind(Protocol):
     html: Callable[[Sequence[Path]], str]  # its page; runs may follow. Raises UsageError for anything else
 
 
-class JobKind(Kind, Protocol):
-    """What the module for recorded jobs also offers."""
-
-    scorer: Callable[[object, str], Scorer]  # of what was loaded, and its name. Raises UsageError for something else
-
-
 def format_of(path: Path) -> str:
     """Return which of KINDS a file says that it is; "" for a run, and where loading it as one says what is wrong."""
     try:
@@ -281,17 +274,6 @@ def kind_of(path: Path) -> Kind | None:
     return cast("Kind", import_module(KINDS[name])) if name else None
 
 
-def job_kind() -> JobKind:
-    """Return the module for recorded jobs."""
-    return cast("JobKind", import_module(KINDS[JOB]))
-
-
 def trace_title(path: Path) -> str:
     """Return what a file of another tool is that `collbench import` reads, "" for anything else."""
     return str(import_module("collbench.jobs.traces.formats").title_of(path)) if path.is_file() else ""
-
-
-def job_scorer(file: Path) -> Scorer:
-    """Return what measures finalists by a recorded job. Raises RunFileError."""
-    jobs = job_kind()
-    return jobs.scorer(jobs.load(file), one_line(file.name))

@@ -8,49 +8,25 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from collbench import untrusted
 from collbench.api import SILENT, Notices, keywords
-from collbench.choose.choice import Band, Choice, Decision, Finalist, Omitted, Origin, Published, Selection
+from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
 from collbench.machine.labels import labels_within
 from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.printable import one_line
-from collbench.model.run import Device, Run
+from collbench.model.run import Device
 from collbench.model.units import parse_size
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The choice that was settled, what a job decided, and the files of what was measured of finalists.
-
-    `decision` is None where none was needed, and `files` are None where no finalist was measured.
-    """
-
-    choice: Choice
-    decision: Decision | None = None
-    files: Sequence[Path] | None = None
-
-
-class Scorer(Protocol):
-    """Measures the finalists of a choice by something else than all-reduces."""
-
-    def prepared(
-        self, count: int, backend: str, fabric: str | None, notices: Notices, command: Sequence[str]
-    ) -> Callable[[Choice, Run], Settled]:
-        """Return what settles a choice of so many devices, made from a run; `command` are the words before the count.
-
-        Raises UsageError for what has no meaning on so many, or cannot be measured on this backend.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +36,8 @@ class ChoiceRequest:
     `run` is a run file; None: the newest saved run of this machine within `max_age`, else (`fresh`: always) a probe. It
     must have used the NCCL of the job, `nccl`, or the one that is found here. `exclude` are indices and UUIDs with
     commas; `allow_busy`: devices that other processes use may be chosen. `fabric` is a machine to simulate, which
-    requires a probe. `scorer` measures the finalists: by a recorded job. The commands differ in the words before the
-    count, in what did not happen after an error, `undone`, and in the `advice` where `run` is refused.
+    requires a probe. The commands differ in the words before the count, in what did not happen after an error,
+    `undone`, and in the `advice` where `run` is refused.
     """
 
     command: ClassVar[tuple[str, ...]]
@@ -74,7 +50,6 @@ class ChoiceRequest:
     run: str | None = None
     exclude: str | None = None
     allow_busy: bool = False
-    scorer: Scorer | None = None
     max_age: timedelta = timedelta(days=7)
     fresh: bool = False
     nccl: str | None = None

@@ -96,8 +96,8 @@ def choose(request: TrainRequest, look: Callable[[], Present], notices: Notices)
     present = look()
     if request.devices is not None:
         return _by_hand(request.devices, request.max_age, present, notices)
-    found, settled = by_run.chosen_by_run(request, by_run.criteria_of(request, present), notices)
-    run, choice = found.run, settled.choice
+    found, choice, _ = by_run.chosen_by_run(request, by_run.criteria_of(request, present), notices)
+    run = found.run
     cut = [(device, by_run.MIG) for device in present.mig]
     if choice.failed:
         advice = "nothing was started; --devices uses devices in spite of this"

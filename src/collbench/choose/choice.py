@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
@@ -235,13 +234,6 @@ class Published:
     sources: tuple[str, ...]
 
 
-class Decision(Protocol):
-    """What decided between the finalists in place of all-reduces: a dataclass, whose fields the JSON has."""
-
-    def lines(self, sim: str, *, tied: bool) -> Iterator[str]:
-        """Yield the page's lines on it; `sim` marks simulated figures, `tied` is the selection's."""
-
-
 @dataclass(frozen=True, slots=True)
 class Omitted:
     """A device that was not considered, by tag and reason."""
@@ -258,8 +250,8 @@ class Selection:
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none.
     `failed` are sets of devices within it on which something failed or moved wrong data. `contradiction` is the worst
-    that `check` finds in the evidence, on any device, "" for none. `job` is what the finalists' replays of a recorded
-    job showed; None for none. `published` are reference figures, where labels decided and the GPUs have a name.
+    that `check` finds in the evidence, on any device, "" for none. `published` are reference figures, where labels
+    decided and the GPUs have a name.
     """
 
     devices: tuple[Device, ...]
@@ -277,7 +269,6 @@ class Selection:
     left_out: tuple[Omitted, ...] = ()
     failed: tuple[str, ...] = ()
     contradiction: str = ""
-    job: Decision | None = None
     published: tuple[Published, ...] = ()
 
     def __repr__(self) -> str:

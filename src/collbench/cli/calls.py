@@ -10,7 +10,7 @@ import click
 
 from collbench.api import SILENT, keywords, measuring, selecting
 from collbench.api.measuring import request_of
-from collbench.api.runs import MeasuredRun, job_kind
+from collbench.api.runs import MeasuredRun
 from collbench.cli.measuring import MeasuringCommand, own_options
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
@@ -141,17 +141,16 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     verify: bool | None = None,
     size: int | str | None = None,
     fresh: bool = False,
-    job: object | None = None,
     backend: str = CUDA.name,
     fabric: str | os.PathLike[str] | None = None,
 ) -> Selection:
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
     The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
-    bytes or a text such as "64M", and `job` a job from `load_job`, as with --job. With `verify` None, the finalists are
-    measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
-    and end before it returns. With `backend` "sim" it chooses among the GPUs of the simulated machine `fabric`, with
-    "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.
+    bytes or a text such as "64M". With `verify` None, the finalists are measured if the choice matters. Call it before
+    CUDA starts in this process. Worker processes take all measurements and end before it returns. With `backend` "sim"
+    it chooses among the GPUs of the simulated machine `fabric`, with "host" among CPU cores; both leave the environment
+    as it is. Raises Error; the environment is then unchanged, too.
     """
     keywords.check_only_process("select")
     words = [keywords.word("k", k), *([] if run is None else [str(keywords.path(run))])]
@@ -161,7 +160,6 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         "verify": verify,
         "size_bytes": size,
         "fresh": fresh,
-        "job": None if job is None else "job",
         "backend": backend,
         "fabric": fabric,
     }
@@ -169,8 +167,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     row = BACKENDS.get(context.params["backend"])  # None for "auto", which takes only GPUs
     if row is None or row.nvml:
         selecting.check_cuda_is_down()
-    scorer = None if job is None else job_kind().scorer(job, "job")
-    selection = selecting.select_devices(select_request(context.params, scorer)).check()
+    selection = selecting.select_devices(select_request(context.params)).check()
     os.environ.update(selection.environment)
     return selection
 

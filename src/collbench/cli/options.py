@@ -130,16 +130,12 @@ _EXCLUSIVE = (
     ("as_json", ("layout",), "{} and {} both say what to print"),
     ("reference", ("history",), "{} judges one run, {} belongs to a comparison of runs"),
     ("auto_select", ("devices",), "{} and {} both say which GPUs to use"),
-    ("devices", ("exclude", "allow_busy", "job"), "{} names the GPUs, {} affects an automatic choice"),
+    ("devices", ("exclude", "allow_busy"), "{} names the GPUs, {} affects an automatic choice"),
     ("fabric", ("file", "topology"), "{} simulates a measurement; a run file or --topology replaces it"),
     ("topology", ("file", "fresh", "any_machine"), "{} uses only labels, {} uses runs"),
     ("run_file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
     ("file", ("fresh",), "{} reads a saved run, and {} ignores saved runs"),
     ("verify", ("topology", "any_machine"), f"{{}} measures this machine, --topology and --any-machine {_ANOTHER}"),
-    ("job", ("topology", "any_machine"), f"{{}} replays here, --topology and --any-machine {_ANOTHER}"),
-    ("job", ("verify",), "{} replays the job on the finalists, --verify measures all-reduces"),
-    ("job", ("nccl",), "{} replays with torch's NCCL, --nccl or COLLBENCH_NCCL names another"),
-    ("job", ("size_bytes",), "{} replays the job's own sizes, {} is of all-reduces"),
     ("module", ("no_python", "run_path"), "{} starts a Python module, {} a file"),
     ("repeats", ("precision", "budget"), "{} says how often to train, {} when to stop"),
     ("without", ("against",), "{} changes what NCCL may use, {} changes the devices"),
@@ -267,12 +263,6 @@ allow_busy = click.option(
     "--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."
 )
 exclude = click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs.")
-job = click.option(
-    "--job",
-    metavar="JOB",
-    type=FILE,
-    help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
-)
 max_age = click.option(
     "--max-age",
     metavar="AGE",

@@ -14,7 +14,6 @@ from collbench.api.selecting import (
     ACTING,
     DEFAULT_SIZE,
     LIST,
-    Scorer,
     Selected,
     SelectRequest,
     device_line,
@@ -87,7 +86,6 @@ _own_options = options.apply(
         default=None,
         help="Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
     ),
-    options.job,
     click.option(
         "--size",
         "size_bytes",
@@ -134,27 +132,21 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
       eval "$(collbench select 2 --format env)" && python train.py
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
-      collbench select 2 --job job.json
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """
     layout = _JSON if as_json else layout
-    scorer = None
-    if values["job"] is not None:
-        from collbench.api.runs import job_scorer  # late: few choices are for a job
-
-        scorer = job_scorer(values["job"])
-    request = select_request(values, scorer)
+    request = select_request(values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
     leave(selected.status)
 
 
-def select_request(values: Mapping[str, Any], scorer: Scorer | None) -> SelectRequest:
-    """Return what the options of `select` ask for, by name; the scorer is that of their job."""
-    own = {name: value for name, value in values.items() if name not in ("file", "job", "layout", "as_json")}
-    return SelectRequest(run=values["file"], scorer=scorer, **own)
+def select_request(values: Mapping[str, Any]) -> SelectRequest:
+    """Return what the options of `select` ask for, by name."""
+    own = {name: value for name, value in values.items() if name not in ("file", "layout", "as_json")}
+    return SelectRequest(run=values["file"], **own)
 
 
 def _check_layout(request: SelectRequest, layout: str) -> None:

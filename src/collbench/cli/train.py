@@ -129,17 +129,11 @@ def _looks_like_an_option(value: object) -> bool:
 
 
 def train_request(values: Mapping[str, Any]) -> TrainRequest:
-    """Return what the options of `train` ask for, by name. Raises UsageError, RunFileError."""
-    job = values["job"]
-    if job is not None:
-        from collbench.api.runs import job_scorer  # late: few choices are for a job
-
-        job = job_scorer(job)
+    """Return what the options of `train` ask for, by name. Raises UsageError."""
     alike = ("backend", "devices", "exclude", "allow_busy", "max_age", "fresh", "nccl")
     return TrainRequest(
         count=values["auto_select"] or 0,
         run=values["run_file"],
-        scorer=job,
         script=Script(values["program"], values.get("torchrun", {})),
         **{name: values[name] for name in alike},
     )
@@ -162,7 +156,6 @@ OPTIONS = (
     click.option("--auto-select", metavar="K", type=options.COUNT, help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     options.exclude,
-    options.job,
     options.allow_busy,
     click.option(
         "--run-file",

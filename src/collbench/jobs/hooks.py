@@ -9,19 +9,12 @@ from pathlib import Path
 from collbench.api.runs import JOB, format_of, load_named
 from collbench.cli.terminal import echo, show_page
 from collbench.jobs import job_file
-from collbench.jobs.finalists import JobScorer
-from collbench.jobs.job import checked
 from collbench.model.errors import UsageError
 from collbench.model.printable import one_line
 from collbench.runfile.codec import document
 
 NAME, CALL, OPTIONS = "a recorded job", "collbench.load_job({!r})", ("rank", "against")
 load = job_file.load
-
-
-def scorer(job: object, name: str) -> JobScorer:
-    """Return what measures finalists by a job. Raises UsageError for what is no job."""
-    return JobScorer(checked(job), name)
 
 
 def show(file: Path, rank: int | None, against: tuple[Path, ...], *, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """Where a job's steps begin: at its marks, every N calls if the user says so, else found in its calls. Pure.
 
-Only what the record shows is claimed (docs/method/choosing.md 9). A step is a sequence of kinds of calls, whose sizes
+Only what the record shows is claimed (docs/method/choosing.md 8). A step is a sequence of kinds of calls, whose sizes
 may change, after the longest pause of each repetition. Micro-batches and equal blocks look the same to it if they pause
 too: a step that could as well be one of them, or ten steps between two losses, is not claimed.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from collbench.api.runs import MeasuredRun
 from collbench.jobs.job import Job, checked
 from collbench.jobs.replay import measure as bench
 from collbench.jobs.replay.measure import ReplayRequest
-from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened, are_independent
+from collbench.jobs.replay.protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.jobs.replay.schedule import Schedule, schedule_of
 from collbench.launch import ablation
 from collbench.model.capabilities import Capabilities, capabilities
@@ -44,18 +43,15 @@ def request_of(
     values: Mapping[str, Any],
     command: Sequence[str],
     notices: Notices = SILENT,
-    ranks: int | None = None,
 ) -> ReplayRequest:
     """Return what the options of `collbench replay`, by name, ask for of a job, whose file is called `name`.
 
-    The command line is `command`; `ranks` says how many there are where `on_sets` names their devices later. Raises
-    UsageError, for a job that cannot be replayed too.
+    The command line is `command`. Raises UsageError, for a job that cannot be replayed too.
     """
     check_no_launcher("replay")
     backend = resolved_backend(values["backend"], values["fabric"], notices)
     devices, without = values.get("devices"), values.get("without") or ()
-    if devices is not None:
-        ranks = len([device for device in devices.split(",") if device.strip()])
+    ranks = None if devices is None else len([device for device in devices.split(",") if device.strip()])
     schedule = schedule_of(job, ranks)
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, without, schedule)
@@ -80,19 +76,6 @@ def request_of(
         devices=devices,
         fabric=values["fabric"],
         force=values.get("force", False),
-    )
-
-
-def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]]) -> ReplayRequest:
-    """Return the request with an arm on each of these sets of devices, rank 0's first."""
-    positions = {
-        device.uuid: position
-        for position, device in enumerate(dict.fromkeys(member for devices in sets for member in devices))
-    }
-    return replace(
-        request,
-        devices=",".join(positions),
-        arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in devices)) for devices in sets),
     )
 
 
@@ -126,16 +109,14 @@ class Replaying(WorkerSession[ReplayBackend]):
         if capabilities(request.backend).simulated:
             from collbench.jobs.replay import simulated  # late: simulations are rare
 
-            return simulated.open_replay(request.fabric, request.devices, request.seed, self._chosen, request.arms)
+            return simulated.open_replay(request.fabric, request.devices, request.seed, self._chosen)
         from collbench.jobs.replay.worlds import open_replay
 
         return open_replay(request.backend, request.devices, request.arms, self._chosen)
 
     def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Return a device for each rank: those that were named, else the first ones; all if arms have their own."""
+        """Return a device for each rank: those that were named, else the first ones."""
         ranks = len(self._request.schedule.ranks)
-        if are_independent(self._request.arms):
-            return devices
         if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
             return devices[:ranks]
         raise UsageError(

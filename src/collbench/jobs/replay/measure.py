@@ -15,7 +15,6 @@ from collbench.jobs.replay.protocol import (
     ReplayLoad,
     ReplayOpened,
     ReplayTimes,
-    are_independent,
     operation_of,
 )
 from collbench.jobs.replay.results import NAME, Replay, ReplayTrial
@@ -70,15 +69,14 @@ def measure(
 ) -> None:
     """Measure all arms into `run`, trial by trial in turn; `saved` is called after each trial, and at any end.
 
-    Raises MachineError if an arm does not fit, BackendError, DataCorruption. With independent arms, the first two are
-    raised only if no arm is left.
+    Raises MachineError if an arm does not fit, BackendError, DataCorruption.
     """
-    begin, alone = opened.clock(), not are_independent(request.arms)
+    begin = opened.clock()
     order = random.Random(request.seed)  # noqa: S311  # no secret
     arms = [
         Replay(
             job=request.job,
-            members=arm.members(len(opened.devices)),
+            members=tuple(range(len(opened.devices))),
             recorded_ranks=request.recorded_ranks,
             calls=request.schedule.kinds,
             without=arm.without,
@@ -88,27 +86,23 @@ def measure(
     ]
     replays = run.sections.setdefault(NAME, [])
     replays += arms
-    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
+    loads: list[tuple[ReplayLoad, float]] = []
     try:
-        for index, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
-            with _failing(arm, alone=alone):
-                loads[index] = _ready(request, arm, backend, opened.span_seconds)
+        for arm, backend in zip(arms, opened.worlds, strict=True):
+            with _failing(arm):
+                loads.append(_ready(request, arm, backend, opened.span_seconds))
         for number in range(request.trials):
-            for index in order.sample(sorted(loads), len(loads)):
-                arm, load = arms[index], loads.pop(index)
-                with _failing(arm, alone=alone):
-                    trial = _trial(request.schedule, opened.worlds[index], *load, order, traces=opened.traces)
-                    arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
-                    loads[index] = load
+            for index in order.sample(range(len(arms)), len(arms)):
+                arm = arms[index]
+                with _failing(arm):
+                    trial = _trial(request.schedule, opened.worlds[index], *loads[index], order, traces=opened.traces)
+                arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
                 run.seconds = opened.clock() - begin
-            if not loads:
-                failure = next((arm.failure for arm in arms if arm.failure is not None), None)
-                raise BackendError(f"every set failed, the first by {failure}", failure=failure)
             saved()
             progress(number + 1, request.trials)
-        for index in loads:  # again: where earlier results are delivered, this is the first that differs
-            with _failing(arms[index], alone=alone):
-                _verified(arms[index], opened.worlds[index].verify())
+        for arm, backend in zip(arms, opened.worlds, strict=True):
+            with _failing(arm):  # again: where earlier results are delivered, this is the first that differs
+                _verified(arm, backend.verify())
         run.complete = True
     finally:
         for arm in arms:
@@ -129,14 +123,13 @@ def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: 
 
 
 @contextmanager
-def _failing(arm: Replay, *, alone: bool) -> Iterator[None]:
-    """Record why an arm fails; the only arm (`alone`) ends the run."""
+def _failing(arm: Replay) -> Iterator[None]:
+    """Record why an arm fails, which ends the run."""
     try:
         yield
     except (BackendError, MachineError) as error:
         arm.failure = failure_of(error)
-        if alone:
-            raise
+        raise
 
 
 def _verified(replay: Replay, wrong: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,23 +46,10 @@ class ReplayTimes:
 
 @dataclass(frozen=True, slots=True)
 class ReplayArm:
-    """What an arm differs in: what NCCL goes `without`, the variables that make it so, and its devices.
-
-    `places` are positions among the opened devices, rank 0's first; () for all of them.
-    """
+    """What an arm differs in: what NCCL goes `without`, and the variables that make it so."""
 
     without: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
-    places: tuple[int, ...] = ()
-
-    def members(self, devices: int) -> tuple[int, ...]:
-        """Return the positions of its ranks' devices, of so many that are open."""
-        return self.places or tuple(range(devices))
-
-
-def are_independent(arms: Sequence[ReplayArm]) -> bool:
-    """True for sets of devices to choose from: without one that fails, the others decide."""
-    return any(arm.places for arm in arms)
 
 
 class ReplayBackend(Protocol):

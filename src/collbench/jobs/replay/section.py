@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
-from collbench.model.run import Run, tags
+from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.section import half_interval, milliseconds
@@ -35,18 +35,15 @@ def page(run: Run) -> Page:
     """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
     measured = [replay for replay in replays_of(run) if replay.trials]
     if measured:
-        names = _names(run)
         for line in _worth(run, measured):
             yield Lines(sentence(line + _mark(run)))
         yield Lines(sentence(answer(run) + _mark(run)))
         yield from whole("header", Lines(header(run)))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
-        yield from both("tables", _arms(measured, names))
-        # Of several sets only the first one's calls: a column for each set would be too wide.
-        called = measured[:1] if names else measured
-        yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
-        yield from whole("tables", _kinds(called))
-        yield from short(*listed(_kinds(called), _MOST_KINDS))
+        yield from both("tables", _arms(measured))
+        yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(measured[0])}, ms"))
+        yield from whole("tables", _kinds(measured))
+        yield from short(*listed(_kinds(measured), _MOST_KINDS))
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No step was replayed.")
@@ -64,10 +61,10 @@ def _mark(run: Run) -> str:
 
 def answer(run: Run) -> str:
     """Return "the step of job.json on 2 ranks communicates for 3.21 ms and takes 1.10 ms longer than …"."""
-    first, names = next(replay for replay in replays_of(run) if replay.trials), _names(run)
+    first = next(replay for replay in replays_of(run) if replay.trials)
     summary = summarize(first)
     return (
-        f"{_what(first)} communicates for {milliseconds(summary.communication)} ms{_arm(first, names)} and takes "
+        f"{_what(first)} communicates for {milliseconds(summary.communication)} ms{_arm(first)} and takes "
         f"{milliseconds(summary.exposed)} ms longer than its pauses alone"
     )
 
@@ -86,25 +83,12 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
         yield effect(Ratio(change.value, *change.interval), what, arms, lacking)
 
 
-_Names = Mapping[tuple[int, ...], str]
-
-
-def _names(run: Run) -> _Names:
-    """Return the names of each set of devices that was replayed on; nothing for a single set."""
-    sets = dict.fromkeys(replay.members for replay in replays_of(run))
-    if len(sets) < 2:
-        return {}
-    return {devices: tags(devices, run.devices) for devices in sets}
-
-
 def _what(replay: Replay) -> str:
     return f"the step of {replay.job} on {amount(len(replay.members), 'rank')}"
 
 
-def _arm(replay: Replay, names: _Names) -> str:
-    """Return " without P2P" or " on GPU0, GPU1", which distinguishes an arm; "" for the arm without a change."""
-    if replay.members in names:
-        return f" on {names[replay.members]}"
+def _arm(replay: Replay) -> str:
+    """Return " without P2P", which distinguishes an arm; "" for the arm without a change."""
     return f" {_without(replay)}" if replay.without else ""
 
 
@@ -120,14 +104,14 @@ def _title(replay: Replay) -> str:
     return f"a step of {replay.job}, idle in the pauses"
 
 
-def _arms(measured: list[Replay], names: _Names) -> Table:
+def _arms(measured: list[Replay]) -> Table:
     """Return a row for each arm, after the job's own if that is known; with several arms, ratios to the first one."""
     recorded = measured[0].recorded_seconds
     rows: list[tuple[str, ...]] = [] if recorded is None else [("in the job", f"{recorded * 1e3:.3f}")]
     for replay in measured:
         summary, change = summarize(replay), ratio(measured[0], replay)
         times = f"{change.value:.2f}{half_interval(change)}" if change and replay is not measured[0] else ""
-        name = _arm(replay, names).strip().removeprefix("on ") or "as it is"
+        name = _arm(replay).strip() or "as it is"
         rows.append((name, _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)))
     return table("", "communication", "ratio", "step", "exposed", rows=rows, left=("",), optional=("ratio",))
 
@@ -157,18 +141,17 @@ def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    names = _names(run)
     for replay in replays_of(run):
         if replay.failure is not None:
-            yield f"failed    {_what(replay)}{_arm(replay, names)}: {sentences.failure(replay.failure, run.devices)}"
+            yield f"failed    {_what(replay)}{_arm(replay)}: {sentences.failure(replay.failure, run.devices)}"
         if replay.trials and replay.wrong is None:
-            yield f"verified  nothing{_arm(replay, names)}: none of its reductions has an exactly known result"
+            yield f"verified  nothing{_arm(replay)}: none of its reductions has an exactly known result"
         if capabilities(run.backend).nccl and not all(trial.kernels for trial in replay.trials):
-            yield f"timing    each call{_arm(replay, names)} includes its launch: no trace matches kernels with calls"
+            yield f"timing    each call{_arm(replay)} includes its launch: no trace matches kernels with calls"
         late = sum(1 for trial in replay.trials if not trial.queued)
         if late:
             yield (
-                f"host      in {late} of {len(replay.trials)} trials{_arm(replay, names)} a host was slower than its "
+                f"host      in {late} of {len(replay.trials)} trials{_arm(replay)} a host was slower than its "
                 "GPU, so the times include its launches"
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes, operation_of
+from collbench.jobs.replay.protocol import ReplayLoad, ReplayOpened, ReplayTimes, operation_of
 from collbench.jobs.replay.schedule import Schedule
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import Step
@@ -21,14 +21,11 @@ _LEAST_BYTES = 16
 
 
 class SimReplay:
-    """All ranks of a simulated arm, with a simulated clock: a seed gives the same times everywhere.
+    """All ranks of a simulated step, with a simulated clock: a seed gives the same times everywhere."""
 
-    `members` are the ranks' positions on the backend; `arm` is the arm's number, whose noise is its own.
-    """
-
-    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int, members: Sequence[int], arm: int = 0) -> None:
-        self._fabric, self._backend, self._members = fabric, backend, tuple(members)
-        self._rng = np.random.default_rng([seed, 2, arm] if arm else [seed, 2])
+    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
+        self._fabric, self._backend = fabric, backend
+        self._rng = np.random.default_rng([seed, 2])
         self._schedule: Schedule | None = None
         self._seconds = 0.0
 
@@ -85,31 +82,18 @@ class SimReplay:
                 last[rank] = max(last[rank], end)
         return took, last
 
-    def _call_seconds(self, schedule: Schedule, meeting: int, members: list[int]) -> float:
+    def _call_seconds(self, schedule: Schedule, meeting: int, members: Sequence[int]) -> float:
         kind = schedule.kinds[schedule.meetings[meeting]]
         ranks, operation = len(members), operation_of(kind.operation)
         if ranks < 2:
             return 0.0
         size = max(_LEAST_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
-        group = tuple(self._members[rank] for rank in members)
-        timing = self._backend.time(Step(Work(operation), (group,), size, 1, 1, dtype="uint8"))
+        timing = self._backend.time(Step(Work(operation), (tuple(members),), size, 1, 1, dtype="uint8"))
         return timing.seconds[0][0]
 
 
-def open_replay(
-    fabric_name: str | None,
-    wanted: str | None,
-    seed: int,
-    chosen: Choice,
-    arms: Sequence[ReplayArm] = (ReplayArm(),),
-) -> ReplayOpened:
-    """Simulate a replay, for each arm, on the devices of a fabric that are `chosen` of those wanted.
-
-    Raises UsageError.
-    """
-
-    def worlds(fabric: Fabric, backend: SimBackend) -> list[SimReplay]:
-        count = len(backend.devices())
-        return [SimReplay(fabric, backend, seed, arm.members(count), index) for index, arm in enumerate(arms)]
-
-    return opened(fabric_name, wanted, seed, chosen, worlds, _SPAN_S)
+def open_replay(fabric_name: str | None, wanted: str | None, seed: int, chosen: Choice) -> ReplayOpened:
+    """Simulate a replay on the devices of a fabric that are `chosen` of those wanted. Raises UsageError."""
+    return opened(
+        fabric_name, wanted, seed, chosen, lambda fabric, backend: [SimReplay(fabric, backend, seed)], _SPAN_S
+    )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes, are_independent
+from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.jobs.replay.schedule import Schedule
 from collbench.machine import variables
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.torch_process import need_torch
 from collbench.measurement.backends.torch_world import Starter, TorchWorld, open_worlds
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError
 
 # NCCL takes 1 s for a communicator, longer where it first looks for networks; each of a job's groups has its own.
 _PREPARE_S = 120.0
@@ -24,7 +22,7 @@ _MULTIPLE, _LOAD_S = 20.0, 60.0
 
 
 class ReplayWorld(TorchWorld):
-    """All ranks of one arm; `settings` are its variables, `members` the positions that failures name, () for ranks."""
+    """All ranks of one arm; `settings` are its variables."""
 
     def __init__(
         self,
@@ -32,12 +30,10 @@ class ReplayWorld(TorchWorld):
         devices: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
-        members: tuple[int, ...] = (),
     ) -> None:
         """Start the workers and return at once, as TorchWorld does."""
         need_torch("replay computes with")
         super().__init__("jobs.replay.worker", kind, devices, visible, settings)
-        self._members = members
 
     def prepare(self, schedule: Schedule) -> None:
         """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
@@ -52,37 +48,22 @@ class ReplayWorld(TorchWorld):
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
         return tuple(self.ask(_LOAD_S + _MULTIPLE * expected_s, "run", load))
 
-    def ask_each(self, timeout_s: float, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
-        """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
-        try:
-            return super().ask_each(timeout_s, method, arguments)
-        except BackendError as error:
-            if not self._members:
-                raise
-            where = tuple(self._members[rank] for rank in error.failure.devices)
-            raise BackendError(str(error), failure=replace(error.failure, devices=where)) from error
-
 
 # How long a load runs at least, in seconds, in whole steps.
 _SPANS_S = 0.05, 0.1
 
 
 def open_replay(name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice) -> ReplayOpened:
-    """Open a world for each arm on its places among the devices that are `chosen` of those wanted.
+    """Open a world for each arm on the devices that are `chosen` of those wanted.
 
-    Of arms on places of their own, one whose workers do not start fails when it is asked, and the others can be used.
     Raises UsageError, MachineError, BackendError.
     """
     if not capabilities(name).cores:
         variables.refuse(variables.Use.REPLAY)
     starters = [_starter(arm) for arm in arms]
-    opened = open_worlds(name, wanted, starters, _SPANS_S, chosen, independent=are_independent(arms))
+    opened = open_worlds(name, wanted, starters, _SPANS_S, chosen)
     return replace(opened, traces=not capabilities(name).cores)
 
 
 def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
-    def started(kind: str, devices: Sequence[int], visible: Sequence[str]) -> ReplayWorld:
-        own = [devices[position] for position in arm.members(len(devices))]
-        return ReplayWorld(kind, own, visible, arm.settings, arm.places)
-
-    return started
+    return lambda kind, devices, visible: ReplayWorld(kind, devices, visible, arm.settings)

@@ -65,7 +65,6 @@ class TorchWorkers:
         TCPStore. Messages name a worker `by_core`, or else by its rank.
         """
         self._workers: list[TorchProcess] = []
-        self._lost: BackendError | None = None
         try:
             with tempfile.TemporaryFile(prefix="collbench-") as file:
                 for rank, device in devices.items():
@@ -97,8 +96,6 @@ class TorchWorkers:
 
         Raises MachineError for what a rank cannot do but others may, and BackendError for one that is lost.
         """
-        if self._lost is not None:
-            raise self._lost
         if not self._workers:
             raise BackendError("the workers have exited: an earlier request failed")
         try:
@@ -112,11 +109,6 @@ class TorchWorkers:
             if isinstance(answer, MachineError):
                 raise MachineError(f"rank {worker.rank}: {answer}")
         return answers
-
-    def give_up(self, error: BackendError) -> None:
-        """End the workers; every later request fails for this reason."""
-        self._lost = error
-        self.kill()
 
     def interrupt(self) -> None:
         """Kill the processes: another thread that waits for an answer gets an error at once."""

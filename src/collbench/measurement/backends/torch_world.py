@@ -15,9 +15,8 @@ from collbench.machine.nvml import Nvml
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice
 from collbench.measurement.backends.protocol import OpenWorkers
-from collbench.measurement.backends.torch_process import Joined, TorchWorkers, worker_environment
+from collbench.measurement.backends.torch_process import TorchWorkers, worker_environment
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError
 
 
 class TorchWorld(TorchWorkers):
@@ -57,14 +56,11 @@ def open_worlds(
     starters: Sequence[Starter[World]],
     spans: tuple[float, float],
     chosen: Choice = tuple,
-    *,
-    independent: bool = False,
 ) -> OpenWorkers[World]:
     """Start a world by each starter on the wanted devices; `chosen` may drop some of these.
 
-    `spans` are the seconds of a load on GPUs and on cores. A world whose ranks do not meet ends all worlds, unless they
-    are `independent`: then it fails when it is asked, and only if none meets are they all given up. Raises UsageError,
-    MachineError, BackendError.
+    `spans` are the seconds of a load on GPUs and on cores. A world whose ranks do not meet ends all worlds. Raises
+    UsageError, MachineError, BackendError.
     """
     with ExitStack() as stack:
         worlds: list[World] = []
@@ -81,7 +77,7 @@ def open_worlds(
             world = start(name, numbers, visible)
             stack.callback(world.close)
             worlds.append(world)
-        loaded = _joined(worlds, independent)
+        loaded, *_ = [world.join() for world in worlds]
         return OpenWorkers(
             name,
             tuple(worlds),
@@ -94,20 +90,3 @@ def open_worlds(
             environment=variables.recorded(torch=True),
             close=stack.pop_all().close,
         )
-
-
-def _joined(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
-    """Wait until the ranks of each world have met; return what the first that did has loaded. Raises BackendError."""
-    loaded: list[Joined] = []
-    lost: BackendError | None = None
-    for world in worlds:
-        try:
-            loaded.append(world.join())
-        except BackendError as error:
-            if not independent:
-                raise
-            lost = error
-            world.give_up(error)
-    if lost is not None and not loaded:
-        raise lost
-    return loaded[0]

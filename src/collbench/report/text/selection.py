@@ -46,9 +46,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         rates = f"{_range(selection.predicted)} GB/s over {selection.predicted_how}"
         yield f"predicted {_rate_name(origin)} {rates}{_sim(selection)}"
     yield from _published(selection)
-    if selection.job is not None:
-        yield from selection.job.lines(_sim(selection), tied=selection.tied)
-    elif len(selection.finalists) > 1:
+    if len(selection.finalists) > 1:
         yield from _finalists(selection, verbose=verbose)
     if selection.gain is not None:
         low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
