@@ -423,3 +423,14 @@ def test_a_missing_file_is_named_with_the_one_that_was_probably_meant(
         assert result.status == 2
         suggestion = f"; did you mean '{meant}'?" if meant else ""
         assert result.line.endswith(f"cannot read run file {typed}: No such file or directory{suggestion}")
+
+
+def test_a_compressed_run_is_refused_with_the_command_that_unpacks_it(program: Program, tmp_path: Path) -> None:
+    save_run(tmp_path / "my run.json", gpus(2))
+    subprocess.run(["gzip", "my run.json"], cwd=tmp_path, check=True)
+    refused = program("show", "my run.json.gz")
+    command = re.search(r"is not a run file: '(gunzip .*)' unpacks it$", refused.line)
+    assert command
+    subprocess.run(command[1], shell=True, cwd=tmp_path, check=True)  # noqa: S602 - as a user would
+    assert program("show", "my run.json").status == 0
+    assert (tmp_path / "my run.json.gz").exists()

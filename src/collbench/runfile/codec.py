@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -255,7 +256,7 @@ class FileFormat:
             raise RunFileError(f"cannot read {self.noun} file {path}: {untrusted.unread(path, error)}") from error
         except UnicodeDecodeError as error:
             compressed = error.object.startswith(b"\x1f\x8b")
-            fault = "it is compressed, gunzip it first" if compressed else "it is not text"
+            fault = f"'gunzip -k {shlex.quote(str(path))}' unpacks it" if compressed else "it is not text"
             raise RunFileError(f"{path} is not {self._what}: {fault}") from error
 
     def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
