@@ -106,7 +106,7 @@ def test_pairs_and_check_end_with_3_for_a_rate_below_normal_and_name_it_first(pr
     with pytest.raises(click.exceptions.Exit) as left:
         leave_with(slow)  # as pairs does
     assert left.value.exit_code == 3
-    assert program("show", "run.json").out.startswith(f"{line}: 'collbench check RUN.JSON' explains it\n")
+    assert program("show", "run.json").out.startswith(f"{line}: 'collbench check run.json' explains it\n")
     checked = program("check", "run.json")
     assert (checked.status, checked.out.startswith(f"{line}\n")) == (3, True), checked.out
     assert program("compare", "run.json", "--reference").status == 3

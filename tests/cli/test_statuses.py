@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -60,6 +62,15 @@ NARROW = Fault(FaultKind.PCIE_DEGRADED, (2,), width=4)
 LARGE = ("--sizes", "64M")
 
 
+def test_the_command_that_explains_a_run_without_a_name_names_that_run(program: Program) -> None:
+    first, *_ = program("pairs", *LARGE, *faulty_file("dgx-1v", SLOW), "--seed", "3").out.splitlines()
+    command = re.search(r"'collbench (check .*)' explains it$", first)
+    assert command
+    explained = program(*shlex.split(command[1]))
+    assert explained.out.startswith("NV_DEGRADED GPU0-GPU3: ")
+    assert explained.status == 3
+
+
 @pytest.mark.parametrize(
     ("name", "faults", "first"),
     [
@@ -75,7 +86,7 @@ def test_pairs_begins_with_what_contradicts_labels_and_has_the_status_of_check(
     result = program("pairs", *LARGE, *machine(name, *faults))
     trouble, answer, *_ = result.out.splitlines()
     assert (result.status, trouble.startswith(first), answer.startswith("best 2 ")) == (3, True, True), trouble
-    assert trouble.endswith(" (sim): 'collbench check RUN.JSON' explains it")
+    assert trouble.endswith(" (sim): 'collbench check run.json' explains it")
     assert ("; 1 more contradiction" in trouble) == (len(faults) > 1)
     assert first in result.err.splitlines()[-1]
     checked = program("check", "run.json", "--json")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,18 @@ _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
 
 @dataclass(frozen=True, slots=True)
 class RunPrinter:
-    """How a finished run is printed: as a page, nccl-tests' text, JSON, or not at all."""
+    """How a finished run is printed: as a page, nccl-tests' text, JSON, or not at all.
+
+    `file` is what names the run in a command that the page advises: its file, or "1" for the newest one.
+    """
 
     layout: str = TABLE
+    file: Path | None = None
 
     @classmethod
-    def of(cls, layout: str = TABLE, *, as_json: bool) -> RunPrinter:
+    def of(cls, layout: str = TABLE, *, as_json: bool, file: Path | None = None) -> RunPrinter:
         """Return how the options print a run."""
-        return cls(_RUN if as_json else layout)
+        return cls(_RUN if as_json else layout, file)
 
     def show(self, run: Run) -> None:
         """Print the run. Raises UsageError if the layout does not suit it."""
@@ -151,7 +156,7 @@ class RunPrinter:
         elif self.layout == TABLE:
             from collbench.report.text.measured import page
 
-            show_page(page(run))
+            show_page(page(run, shlex.quote(str(self.file)) if self.file else "RUN.JSON"))
 
     def show_wrong(self, run: Run) -> None:
         """Print a run that wrong data ended, if it says so; nccl-tests prints no rows of such a run."""
@@ -199,7 +204,8 @@ def measured(request: Request, path: Path | None, printer: RunPrinter, begun: li
         if launch.rank > 0:
             launched().serve_rank_0(launch, request)
         ranks = functools.partial(launched().open_ranks, launch)
-    path = path or new_file(request.command_name, request.backend)
+    named, path = path, path or new_file(request.command_name, request.backend)
+    printer = replace(printer, file=named or (Path("1") if path else None))
     page, title = "collbench.report.text.measured", f"measuring {request.command_name}"
     meanwhile = functools.partial(import_module, page)  # which takes as long to load as the GPUs to open
 

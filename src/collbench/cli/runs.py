@@ -117,7 +117,8 @@ def show(
     else:
         from collbench.cli.measuring import RunPrinter  # late: nothing else here measures
 
-        RunPrinter.of(as_json=as_json).show(_load(options.named_or_newest(file)))
+        file = options.named_or_newest(file)
+        RunPrinter.of(as_json=as_json, file=file).show(_load(file))
 
 
 def _load(path: Path) -> Run:

@@ -12,8 +12,8 @@ from collbench.report.text.frame import ALARM, alarm, headline
 from collbench.report.text.layout import Lines, Page
 
 
-def page(run: Run) -> Page:
-    """Yield the page's blocks, top to bottom."""
+def page(run: Run, name: str = "RUN.JSON") -> Page:
+    """Yield the page's blocks, top to bottom; `name` is the run's in a command line."""
     yield from alarm(run)
     if not run.complete and not headline(run):
         _, timed = timed_points(run)
@@ -22,7 +22,7 @@ def page(run: Run) -> Page:
         from collbench.report.text.verdicts import contradiction  # late: the judge
 
         if contradicting := contradiction(run):
-            yield Lines(f"{contradicting}: 'collbench check RUN.JSON' explains it", style=ALARM)
+            yield Lines(f"{contradicting}: 'collbench check {name}' explains it", style=ALARM)
     yield from _of_command(run)(run)
 
 
