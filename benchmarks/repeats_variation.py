@@ -24,10 +24,9 @@ from statistics import fmean, median, variance
 
 from compare_repeats import FAIL_BELOW, RESULTS, repeats
 
-from collbench.judge.between_runs import NO_VARIATION, kind_of
+from collbench.judge.between_runs import NO_VARIATION, Key, estimates, kind_of, points_by_key
 from collbench.judge.compare import compare, in_both, match_devices, parts_of
-from collbench.judge.data_points import Key, estimates, points_by_key, reach
-from collbench.judge.stats import summarize
+from collbench.judge.stats import reach, summarize
 from collbench.model.run import DataPoint, Run
 
 MOST_HISTORY = 5

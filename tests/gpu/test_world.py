@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.judge.small_allreduces import small_allreduces
+from collbench.judge.registration import small_allreduces
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
 from collbench.model.run import Path as LinkPath
 from collbench.model.run import Run

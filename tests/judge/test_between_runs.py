@@ -8,9 +8,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from collbench.judge.between_runs import Origin, Variation, from_history
+from collbench.judge.between_runs import Origin, Variation, estimates, from_history, points_by_key
 from collbench.judge.compare import Comparison, Kind, Verdict, compare
-from collbench.judge.data_points import estimates, points_by_key
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run

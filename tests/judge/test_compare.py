@@ -10,8 +10,8 @@ from itertools import combinations, permutations
 
 import pytest
 
+from collbench.judge.between_runs import points_by_key
 from collbench.judge.compare import Difference, Kind, Verdict, compare
-from collbench.judge.data_points import points_by_key
 from collbench.judge.stats import median_deviation, trial_noise
 from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant

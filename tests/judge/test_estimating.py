@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.judge.data_points import Variance, estimates, points_by_key, reach
+from collbench.judge.between_runs import estimates, points_by_key
+from collbench.judge.stats import Variance, reach
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import GIB, gpus, measured, paths, run_of

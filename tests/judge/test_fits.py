@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.judge.fits import Fit, Unfitted, fit_links
+from collbench.judge.summary import Fit, Unfitted, fit_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample
 from tests.builders import gpus, run_of

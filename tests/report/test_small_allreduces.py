@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.judge.small_allreduces import published, small_allreduces
+from collbench.judge.registration import published, small_allreduces
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
 from collbench.report.text.measured import page

@@ -11,10 +11,9 @@ from statistics import median
 from typing import Any
 
 from collbench.judge import between_runs
-from collbench.judge.between_runs import NO_VARIATION, Changed, Variation
-from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
+from collbench.judge.between_runs import NO_VARIATION, Changed, Key, Variation, estimates, points_by_key
 from collbench.judge.outcome import flagged_trials, outcome, without_idle
-from collbench.judge.stats import FEWEST_TRIALS, summarize
+from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation

@@ -14,11 +14,11 @@ from importlib import resources
 from itertools import chain, combinations
 
 from collbench.judge import between_runs
-from collbench.judge.data_points import Key, Variance, estimates, points_by_key, reach
+from collbench.judge.between_runs import Key, estimates, points_by_key
 from collbench.judge.outcome import TroubleKind, outcome, unordered
 from collbench.judge.physics import Impossible, Nvls, impossible, nvls
 from collbench.judge.registration import kinds_of, ordinary
-from collbench.judge.stats import FEWEST_TRIALS, summarize
+from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, summarize
 from collbench.judge.tiers import Estimate, pair_labels, sets_of
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus

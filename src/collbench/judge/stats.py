@@ -366,6 +366,38 @@ def simultaneous_quantile(freedom: float, count: int) -> float:
     return student(freedom, 1 - (1 - _SIMULTANEOUS_LEVEL) / 2 / max(1, count))
 
 
+# A factor of a million either way: with two trials quantiles are so large that their exponentials overflow.
+_NOTHING_KNOWN = math.log(1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Variance:
+    """A part of a difference's variance, with the degrees of freedom of the noise that it was computed from.
+
+    Parts of one `pool` share that noise, and so its error. It is infinite if nothing is known.
+    """
+
+    variance: float
+    freedom: float
+    pool: str
+
+
+def reach(parts: Sequence[Variance], alpha: float) -> float:
+    """Return how far the true value may lie from the estimate, in logs, in all but a share `alpha` of cases.
+
+    Student's quantile with Welch and Satterthwaite's degrees of freedom.
+    """
+    variance = sum(part.variance for part in parts)
+    if math.isinf(variance):
+        return variance
+    pools: dict[tuple[str, float], float] = defaultdict(float)
+    for part in parts:
+        pools[part.pool, part.freedom] += part.variance
+    doubt = sum(shared**2 / freedom for (_, freedom), shared in pools.items() if freedom)
+    quantile = student(max(variance**2 / doubt, 0.5) if doubt else 0.5, 1 - alpha / 2)
+    return min(quantile * math.sqrt(variance), _NOTHING_KNOWN)
+
+
 def geometric_mean(logs: Sequence[float], quantile: float) -> tuple[float, float, float]:
     """Return the geometric mean of two or more values, given their logarithms, and the ends of its interval.
 

@@ -1,18 +1,20 @@
-"""Summaries of a run: rankings of links and pairs (docs/method/statistics.md), the shares of host links."""
+"""Summaries of a run: rankings of links and pairs, shares of host links, fits over sizes (method/statistics.md)."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from collbench.judge.fits import Fit, Unfitted, fit_links
+import numpy as np
+from numpy.typing import NDArray
+
 from collbench.judge.outcome import Outcome, outcome
-from collbench.judge.stats import FEWEST_TRIALS, summarize
-from collbench.judge.tiers import Missing, Ranking, points_of, rank_links, work_order
+from collbench.judge.stats import FEWEST_TRIALS, MAD_TO_SIGMA, huber_weights, row_medians, summarize, trial_seconds
+from collbench.judge.tiers import Members, Missing, Ranking, labels_of, points_of, rank_links, work_order
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Run
-from collbench.model.units import SMALL_BYTES
+from collbench.model.run import DataPoint, Measurement, Run
+from collbench.model.units import SMALL_BYTES, fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +146,145 @@ def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
     if not ours or len(isolated) < len(ours):
         return None
     return sum(one.gbs for one in ours) / sum(isolated)
+
+
+# Latency and bandwidth of a link: a line over sizes (docs/method/statistics.md 5).
+
+_Array = NDArray[np.float64]
+Bounded = tuple[float, float, float]  # the low end of the 95% interval, the estimate, the high end
+
+# Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
+FEWEST_SIZES, LEAST_SPAN = 4, 16
+_FEWEST_TRIALS = 2  # from one trial nothing can be resampled
+_RESAMPLES = 200
+# Rounds of reweighting, after which results move by less than 0.1%; resampled ones begin where the estimate ended.
+_ROUNDS, _REDRAWN_ROUNDS = 30, 6
+_AT_ONCE = 32  # links that are fitted together: their arrays fit a core's cache
+_FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
+_EXACT = 1e-6  # a relative residual below any clock's resolution: all points count alike
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One link's α in µs, β in GB/s (busbw) and n½ = α · β in bytes, where half of β is reached; 95% intervals.
+
+    `misfit` is the largest distance of a measured time from the line, as a share of it. `sizes` were fitted.
+    """
+
+    members: Members
+    label: str
+    latency_us: Bounded
+    gbs: Bounded
+    half_bytes: Bounded
+    misfit: float
+    sizes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfitted:
+    """A link without a fit, and why, as a clause."""
+
+    members: Members
+    label: str
+    why: str
+
+
+def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
+    """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
+
+    Intervals come from resampling trials with the run's seed, so the same run gives the same figures.
+    """
+    curves: dict[Members, list[Measurement]] = defaultdict(list)
+    for size in sorted({points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}):
+        for members, points in points_of(run, work, size).items():
+            curves[members].append(points)
+    labels = labels_of(run, curves)
+    fits: dict[Members, Fit | Unfitted] = {}
+    alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
+    for members, curve in curves.items():
+        if why := _no_line(curve):
+            fits[members] = Unfitted(members, labels[members], why)
+        else:
+            shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
+            alike[len(members), shape].append(members)
+    for group in alike.values():
+        for begin in range(0, len(group), _AT_ONCE):
+            some = group[begin : begin + _AT_ONCE]
+            for fit in _fits({members: curves[members] for members in some}, labels, run.settings.seed):
+                fits[fit.members] = fit
+    return tuple(fits[members] for members in sorted(fits))
+
+
+def _no_line(curve: list[Measurement]) -> str:
+    """Return why no line can be fitted to a curve, "" if one can be tried."""
+    smallest, largest = curve[0].point.moved_bytes, curve[-1].point.moved_bytes
+    if len(curve) < FEWEST_SIZES:
+        return f"{len(curve)} of the {FEWEST_SIZES} sizes that a fit needs"
+    if largest < LEAST_SPAN * smallest:
+        return f"sizes span a factor of {fixed(largest / smallest, 3)}, a fit needs {LEAST_SPAN}"
+    if min(len(measurement.samples) for measurement in curve) < _FEWEST_TRIALS:
+        return "a size has one trial; an interval needs two"
+    return ""
+
+
+def _fits(
+    curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int
+) -> Iterator[Fit | Unfitted]:
+    """Fit links of as many devices, with the same sizes and as many trials of each."""
+    points = list(zip(*curves.values(), strict=True))  # of all links, by size
+    sizes = np.array([links[0].point.moved_bytes for links in points], dtype=float)
+    trials = [
+        np.array([trial_seconds(measurement) for measurement in links]) for links in points
+    ]  # each (links, trials)
+    times = np.hstack([row_medians(part) for part in trials])  # (links, sizes)
+    alpha, beta, weights = _line(sizes, times, np.ones_like(times), _ROUNDS)
+    misfit = np.max(np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1), axis=1)
+    slopes = np.flatnonzero(beta > _FLAT)
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(part.shape[1], size=(_RESAMPLES, part.shape[1])) for part in trials)
+    medians = [row_medians(part[slopes][:, drawn]) for part, drawn in zip(trials, draws, strict=True)]
+    redrawn = np.concatenate(medians, axis=-1).reshape(-1, len(sizes))  # (links · resamples, sizes)
+    again = _line(sizes, redrawn, np.repeat(weights[slopes], _RESAMPLES, axis=0), _REDRAWN_ROUNDS)
+    alphas, betas = (drawn.reshape(len(slopes), _RESAMPLES) for drawn in again[:2])
+    factor = points[0][0].point.operation.busbw_factor(len(points[0][0].point.members))
+    latencies = _bounded(alpha[slopes] * 1e6, alphas * 1e6)
+    rates = _bounded(factor / beta[slopes] / 1e9, factor / betas / 1e9)
+    halves = _bounded(alpha[slopes] / beta[slopes], alphas / betas)
+    fitted = dict(zip(slopes.tolist(), zip(latencies, rates, halves, strict=True), strict=True))
+    for link, members in enumerate(curves):
+        if link not in fitted:
+            yield Unfitted(members, labels[members], "time does not grow with size, so there is no bandwidth")
+            continue
+        latency_us, gbs, half_bytes = fitted[link]
+        yield Fit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))
+
+
+def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:
+    """Return α in seconds (not negative), 1/β in seconds a byte, and the weights of each row of times (rows, sizes).
+
+    Least squares of *relative* residuals, for times span five orders of magnitude; those that stand out count less.
+    """
+    for _ in range(rounds):
+        alpha, beta = _weighted_line(sizes / times, 1 / times, weights)
+        far = np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1)
+        scale = np.maximum(MAD_TO_SIGMA * row_medians(far), _EXACT)
+        weights = huber_weights(far, scale, _EXACT * scale)
+    return alpha, beta, weights
+
+
+def _weighted_line(x: _Array, one: _Array, weights: _Array) -> tuple[_Array, _Array]:
+    """Return α and 1/β that bring α · one + x/β nearest to 1, row by row; where α would be negative it is 0."""
+    aa, ab, bb = ((weights * u * v).sum(axis=1) for u, v in ((one, one), (one, x), (x, x)))
+    a, b = ((weights * u).sum(axis=1) for u in (one, x))
+    determinant = aa * bb - ab * ab
+    alpha = np.maximum((a * bb - b * ab) / determinant, 0.0)
+    # With α at its bound the line through the origin is best; otherwise both follow from the normal equations.
+    beta = np.where(alpha > 0, (b * aa - a * ab) / determinant, b / bb)
+    return alpha, np.maximum(beta, _FLAT)
+
+
+def _bounded(estimates: _Array, drawn: _Array) -> list[Bounded]:
+    """Return each estimate with the interval that its row of redrawn ones gives."""
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=1)
+    columns = (np.minimum(lows, estimates), estimates, np.maximum(highs, estimates))
+    return list(zip(*(column.tolist() for column in columns), strict=True))

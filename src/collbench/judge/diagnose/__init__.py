@@ -5,10 +5,9 @@ from __future__ import annotations
 from collbench.judge.diagnose.blame import unhealthy_devices
 from collbench.judge.diagnose.collectives import collectives
 from collbench.judge.diagnose.coverage import Coverage, NotDone, coverage, missing
-from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, staging
+from collbench.judge.diagnose.devices import degraded_slots, interference, other_processes, unsteady
 from collbench.judge.diagnose.limits import excluded_links, failures, limits
-from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers
-from collbench.judge.diagnose.over_time import unsteady
+from collbench.judge.diagnose.links import asymmetries, below_elements, inversions, outliers, staging
 from collbench.judge.diagnose.readings import Facts
 from collbench.judge.diagnose.reported import reported
 from collbench.judge.diagnose.verdict import Kind, Link, Severity, Verdict, explained

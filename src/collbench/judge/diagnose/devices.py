@@ -1,21 +1,25 @@
-"""Faults of GPUs: other processes, slots; and pairs that slow each other down (docs/method/verdicts.md 5)."""
+"""GPUs that others use, in poor slots or slower for a while; pairs that slow each other down (method/verdicts.md 5)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
 
-from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, blames, verdict_on
-from collbench.judge.diagnose.elements import STAGED_FASTER
-from collbench.judge.diagnose.limits import ExcludedLinks
-from collbench.judge.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.judge.diagnose.blame import Blame, UnhealthyDevices, of_devices, verdict_on
+from collbench.judge.diagnose.readings import CE, COPY_BYTES, RELATIVE_BYTES, SM, STAGED, Facts
 from collbench.judge.diagnose.verdict import Cause, Kind, Link, Verdict, both_ways, names, on, slots
 from collbench.judge.physics import most_over_pcie
+from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, row_medians, trial_seconds
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import Theory, slot
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck
 
@@ -170,35 +174,181 @@ def _carried(facts: Facts, device: int) -> float:
     return max((facts.readings.interval(r)[0] for r in over_slot if r.gbs <= most), default=0.0)
 
 
-def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
-    """Yield the links that are faster through host memory than by peer access."""
-    direct = facts.readings.of(CE[0], COPY_BYTES)
-    through = facts.readings.of(STAGED, COPY_BYTES)
-    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if facts.has_peers(link)}
-    alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
-    slow = [
-        link
-        for link, (plain, via) in alike.items()
-        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_FASTER)
-    ]
-    for blame in blames(facts, slow, alike, rates=True):
-        plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
-        first = min(blame.links)
-        only = blame.only if len(alike) > 2 else ""
-        slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
-        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
-        if facts.over_nvlink(first):
-            cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
-        else:
-            cause = Cause(
-                "peer_detour",
-                f"peer traffic takes a detour: {slow_only}ACS or the IOMMU routes it through the root complex, or the "
-                "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
-                fix,
-            )
-        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
-        staged = f"{facts.readings.span(vias)[1]:.1f} {unit}"
-        text = f"slower by peer access than through host memory, which reaches {staged}"
-        many = blame.gpu is None and not blame.only  # NCCL takes the same detour
-        reach = blame.reach or (blame.links if many else frozenset())
-        yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)
+# GPUs that were slower for a part of a run: its passes against each other.
+
+# In at most so many runs chance alone names a device.
+_CHANCE_OF_ANY = 0.001
+# docs/method/verdicts.md 5: 5%, as a difference of log times, against data points of other devices; without these 10%,
+# because a machine that warms up slows down everywhere.
+_LEAST, _LEAST_ALONE = -math.log(0.95), -math.log(0.9)
+_FEWEST_POINTS = 3  # that show what is typical, and how much it varies
+_ENOUGH_POINTS = 8
+# A few wild trials move a mean. A device that was slower for a part of a pass moves the medians of as large a part of
+# its points; with no points of others beside them, noise in which every tenth trial is wild moves a half, too.
+_LEAST_SHARE, _LEAST_SHARE_ALONE = 0.25, 0.75
+_CHANGED = "clocks, heat or a power limit changed during the run, or another job was there for a part of it"
+
+_Array = NDArray[np.float64]
+_Flags = NDArray[np.bool_]
+
+
+class _Slow(NamedTuple):
+    """Devices that were slower, as a difference of log times, from one pass (from 0) to before another."""
+
+    devices: tuple[int, ...]
+    by: float
+    begin: int
+    end: int
+
+
+def unsteady(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdict]:
+    """Yield the devices whose data points are slower in some passes than in others, while those of others are not.
+
+    Of CPU cores none: other programs disturb them all the time.
+    """
+    if facts.on_cores:
+        return
+    logs, touches = _trials(facts)
+    passes = logs.shape[1]
+    while (slow := _slowest(logs, touches)) is not None:
+        first, last = slow.begin + 1, slow.end
+        part = f"pass {first}" if first == last else f"passes {first} to {last}"
+        gpus = on(facts.run, slow.devices)
+        fix = (
+            f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER{gpus}; "
+            f"nvidia-smi{gpus} --query-compute-apps=pid,name,used_memory --format=csv"
+        )
+        cause = replace(unhealthy.cause(slow.devices) or Cause("changed", _CHANGED), fix=fix)
+        text = f"{1 - math.exp(-slow.by):.0%} slower in {part} of {passes} than in the others"
+        yield verdict_on(facts, Kind.UNSTEADY, of_devices(facts, slow.devices), text, cause)
+        left = ~touches[[*slow.devices]].any(axis=0)  # data points that touch none of these devices
+        logs, touches = logs[left], touches[:, left]
+
+
+def _trials(facts: Facts) -> tuple[_Array, _Flags]:
+    """Return log times of large messages, shape (data points, passes), NaN where there is none; and what they touch.
+
+    That says of each device, shape (devices, data points), in which it has a part. Trials that confirm something were
+    made in no pass.
+    """
+    points = []
+    for one in facts.run.measurements:
+        passes = [sample for sample in one.samples if not sample.confirms]
+        if one.point.size_bytes >= RELATIVE_BYTES and len(passes) >= FEWEST_TRIALS:
+            points.append((one, np.log(trial_seconds(replace(one, samples=passes)))))
+    logs = np.full((len(points), max((len(times) for _, times in points), default=0)), np.nan)
+    for row, (_, times) in zip(logs, points, strict=True):
+        row[: len(times)] = times
+    touches = [[device in one.point.members for one, _ in points] for device in range(len(facts.run.devices))]
+    return logs, np.array(touches, dtype=bool)
+
+
+def _slowest(logs: _Array, touches: _Flags) -> _Slow | None:
+    """Return the devices that were slowed down the most for some passes in a row; None if noise may be all."""
+    windows = [*combinations(range(logs.shape[1] + 1), 2)] if len(logs) else []
+    found: list[_Slow] = []
+    for begin, end in windows:
+        chance = _CHANCE_OF_ANY / len(windows) / len(touches)
+        inside = np.zeros(logs.shape[1], dtype=bool)
+        inside[begin:end] = True
+        both = ~np.isnan(logs[:, inside]).all(axis=1) & ~np.isnan(logs[:, ~inside]).all(axis=1)
+        if not both.any():
+            continue
+        outside = logs[:, ~inside]
+        outside = outside[(~np.isnan(outside)).sum(axis=1) > 1]  # a single trial has no deviation
+        elsewhere = _there(outside - row_medians(outside))
+        shifts = _Shifts.of(logs[both][:, inside], logs[both][:, ~inside], elsewhere)
+        for device, touched in enumerate(touches[:, both]):
+            if touched.any() and _is_slower(shifts, touched, chance):
+                found.append(_Slow((device,), float(shifts.slower[touched].mean()), begin, end))
+    if not found:
+        return None
+    worst = max(found, key=lambda one: one.by)
+    touched = touches[worst.devices[0]]
+    alike = [device for device, others in enumerate(touches) if np.array_equal(others, touched)]
+    return worst._replace(devices=tuple(alike))
+
+
+class _Shifts(NamedTuple):
+    """By how much each data point was slower in some passes, as a difference of log times.
+
+    `squares` are those of its trials in the other passes around their mean, with `freedom` degrees of freedom; `share`
+    times the variance of one trial is that of the difference.
+    """
+
+    slower: _Array
+    medians: _Array  # the same of medians, which a few wild trials do not move
+    here: _Array  # trials in these passes, each less the median of its point's in the others
+    elsewhere: _Array  # the same of trials in the others, of all data points, shape (trials,)
+    squares: _Array
+    freedom: _Array
+    share: _Array
+
+    @classmethod
+    def of(cls, here: _Array, there: _Array, elsewhere: _Array) -> _Shifts:
+        """Return the shifts from trials in some passes and in the others, each with one of every data point."""
+        middle = np.nanmean(there, axis=1)
+        inside, outside = ((~np.isnan(part)).sum(axis=1) for part in (here, there))
+        squares = np.nansum((there - middle[:, None]) ** 2, axis=1)
+        typical = row_medians(there)[:, 0]
+        return cls(
+            slower=np.nanmean(here, axis=1) - middle,
+            medians=row_medians(here)[:, 0] - typical,
+            here=here - typical[:, None],
+            elsewhere=elsewhere,
+            squares=squares,
+            freedom=outside - 1.0,
+            share=1 / inside + 1 / outside,
+        )
+
+    def chance(self, part: _Flags, least: float) -> float:
+        """Return the chance of so many slow trials of some data points, by how many of all other trials are as slow.
+
+        A bound that assumes nothing of the distribution of noise [Hoeffding, JASA 58 (1963), theorem 1].
+        """
+        ours, others = _there(self.here[part]), np.concatenate([self.elsewhere, _there(self.here[~part])])
+        usual = (1 + int((others > least).sum())) / (1 + len(others))
+        share = int((ours > least).sum()) / len(ours)
+        if share <= usual:
+            return 1.0
+        log = share * math.log(share / usual)
+        if share < 1:
+            log += (1 - share) * math.log((1 - share) / (1 - usual))
+        return math.exp(-len(ours) * log)
+
+    def by_spread(self, part: _Flags, pool: str) -> Variance:
+        """Return the variance of the mean of some data points, as they show it."""
+        count = int(part.sum())
+        if count < _FEWEST_POINTS:
+            return Variance(math.inf, 1.0, pool)
+        return Variance(float(self.slower[part].var(ddof=1)) / count, count - 1.0, pool)
+
+    def by_trials(self, part: _Flags, pool: str) -> Variance:
+        """Return it from the noise of trials in the other passes: a device that was slow in half a pass widens none."""
+        freedom = float(self.freedom[part].sum())
+        if freedom < _FEWEST_POINTS:
+            return Variance(math.inf, 1.0, pool)
+        of_trial = float(self.squares[part].sum()) / freedom
+        return Variance(of_trial * float(self.share[part].sum()) / int(part.sum()) ** 2, freedom, pool)
+
+
+def _there(trials: _Array) -> _Array:
+    return trials[~np.isnan(trials)]
+
+
+def _is_slower(shifts: _Shifts, touched: _Flags, chance: float) -> bool:
+    """Return whether the data points of a device were slower, and more so than those of others if there are enough."""
+    others, slower, medians = ~touched, shifts.slower, shifts.medians
+    parts, least, least_share = [touched], _LEAST_ALONE, _LEAST_SHARE_ALONE
+    if others.sum() >= _FEWEST_POINTS:
+        slower, medians = (shift - median(shift[others].tolist()) for shift in (slower, medians))
+        parts, least, least_share = [touched, others], _LEAST, _LEAST_SHARE
+    by, share = (
+        float(of[touched].mean() - (of[others].mean() if len(parts) > 1 else 0.0)) for of in (slower, medians > least)
+    )
+    if by <= least or share < least_share or shifts.chance(touched, least) > chance:
+        return False
+    # Two ways to know the noise, so each may err half as often. Of few data points one wild trial moves the mean, and
+    # only their spread tells.
+    ways = (shifts.by_spread, shifts.by_trials) if touched.sum() >= _ENOUGH_POINTS else (shifts.by_spread,)
+    return any(by > reach([known(part, str(at)) for at, part in enumerate(parts)], chance) for known in ways)

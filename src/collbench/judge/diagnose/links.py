@@ -1,4 +1,4 @@
-"""Links against each other: two ways of a pair, links of one label, label against label (docs/method/verdicts.md 5)."""
+"""Links against each other: two ways of a pair, peer access and staging, one label, two (method/verdicts.md 5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from collbench.judge.diagnose.elements import (
     with_host_memory,
 )
 from collbench.judge.diagnose.limits import ExcludedLinks
-from collbench.judge.diagnose.readings import OUTLYING, Facts, Reading
+from collbench.judge.diagnose.readings import CE, COPY_BYTES, OUTLYING, STAGED, Facts, Reading
 from collbench.judge.diagnose.verdict import (
     Cause,
     Kind,
@@ -46,9 +46,10 @@ from collbench.judge.diagnose.verdict import (
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.machine.theory import DEGRADED
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
-# The two ways of a pair, and links of one label.
+# The two ways of a pair, links of one label, and peer access against copies through host memory.
 
 # docs/method/verdicts.md 5: 10%, as a difference of log bandwidth.
 _ONE_WAY = -math.log(0.9)
@@ -145,6 +146,40 @@ def below_elements(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Verdic
         text = f"{1 - math.exp(-worst.gap):.0%} below the best PCIe links ({works})"
         readings = [gap.reading for gap in ours if gap.reading.work.operation is worst.reading.work.operation]
         yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, text, likely, unhealthy)
+
+
+def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
+    """Yield the links that are faster through host memory than by peer access."""
+    direct = facts.readings.of(CE[0], COPY_BYTES)
+    through = facts.readings.of(STAGED, COPY_BYTES)
+    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if facts.has_peers(link)}
+    alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
+    slow = [
+        link
+        for link, (plain, via) in alike.items()
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, STAGED_FASTER)
+    ]
+    for blame in blames(facts, slow, alike, rates=True):
+        plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
+        first = min(blame.links)
+        only = blame.only if len(alike) > 2 else ""
+        slow_only = f"{only} is slow (a riser, a switch port), or " if only else ""
+        fix = "sudo lspci -vvv | grep ACSCtl; sudo dmesg | grep -i -e iommu -e dmar; " + slots(facts.run, first)
+        if facts.over_nvlink(first):
+            cause = Cause("nvlinks_idle", f"{slow_only}traffic does not use the NVLinks of this path", fix)
+        else:
+            cause = Cause(
+                "peer_detour",
+                f"peer traffic takes a detour: {slow_only}ACS or the IOMMU routes it through the root complex, or the "
+                "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
+                fix,
+            )
+        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
+        staged = f"{facts.readings.span(vias)[1]:.1f} {unit}"
+        text = f"slower by peer access than through host memory, which reaches {staged}"
+        many = blame.gpu is None and not blame.only  # NCCL takes the same detour
+        reach = blame.reach or (blame.links if many else frozenset())
+        yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:

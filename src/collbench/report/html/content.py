@@ -12,8 +12,7 @@ from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
-from collbench.judge.fits import Fit
-from collbench.judge.summary import RankedWork, rank_summary
+from collbench.judge.summary import Fit, RankedWork, rank_summary
 from collbench.judge.tiers import Ranking, verdict_of
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work

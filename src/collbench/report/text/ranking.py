@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.fits import Bounded, Fit, Unfitted
 from collbench.judge.stats import FEWEST_TRIALS
-from collbench.judge.summary import RankedWork, is_judged
+from collbench.judge.summary import Bounded, Fit, RankedWork, Unfitted, is_judged
 from collbench.judge.tiers import Missing, RankedLink, Ranking, Relation, kind_of, verdict_of, wrong_sets
 from collbench.model.operations import Work
 from collbench.model.run import Run, tags

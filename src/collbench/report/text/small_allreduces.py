@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.text import Text
 
-from collbench.judge.registration import ranges
-from collbench.judge.small_allreduces import (
+from collbench.judge.registration import (
     ALLREDUCES_A_LAYER,
     TOKEN_BYTES,
     TOKEN_HIDDEN,
     SmallAllreduces,
     published,
+    ranges,
     small_allreduces,
 )
 from collbench.model.capabilities import capabilities
