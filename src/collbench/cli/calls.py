@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from collbench.api import SILENT, keywords, measuring, selecting
-from collbench.api.measuring import request_of
 from collbench.api.runs import MeasuredRun
-from collbench.cli.measuring import MeasuringCommand, own_options
+from collbench.cli.measuring import MeasuringCommand
 from collbench.cli.program import cli
 from collbench.cli.select import select_request
-from collbench.measurement.plan import Request
 from collbench.model.capabilities import BACKENDS, CUDA
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES
@@ -58,38 +56,29 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     """
     keywords.check_only_process("measure")
     command = keywords.named("command", command, _COMMANDS)
-    request = _request(
-        command,
-        {
-            "devices": devices,
-            "sizes": sizes,
-            "backend": backend,
-            "fabric": fabric,
-            "dtype": dtype,
-            "redop": redop,
-            "precision": precision,
-            "budget": None if budget is None else f"{keywords.word('budget', budget)}s",
-            "quick": quick,
-            "latency": latency,
-            "layers": layers,
-            "collectives": layers is not None,
-            "nccl": nccl,
-            "seed": seed,
-            "registration": registration,
-            "skew": skew,
-        },
-    )
+    given = {
+        "devices": devices,
+        "sizes": sizes,
+        "backend": backend,
+        "fabric": fabric,
+        "dtype": dtype,
+        "redop": redop,
+        "precision": precision,
+        "budget": None if budget is None else f"{keywords.word('budget', budget)}s",
+        "quick": quick,
+        "latency": latency,
+        "layers": layers,
+        "collectives": layers is not None,
+        "nccl": nccl,
+        "seed": seed,
+        "registration": registration,
+        "skew": skew,
+    }
+    context, words = called(command, given)
+    request = cast("MeasuringCommand", context.command).request(context.params, words)
     path = keywords.run_path(command, request.backend, output, save)
     done = measuring.measure(request, path, SILENT, f"measuring {command}")
     return MeasuredRun.of(done.saved_run())
-
-
-def _request(name: str, given: Mapping[str, object]) -> Request:
-    """Return the request that a command makes of its options by name, those of None and False left out."""
-    context, words = called(name, given)
-    own = own_options(context.params)
-    del own["as_json"]  # how a page is printed
-    return cast("MeasuringCommand", context.command).plan(request_of(name, context.params, words), **own)
 
 
 def called(name: str, given: Mapping[str, object], arguments: Sequence[str] = ()) -> tuple[click.Context, list[str]]:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from collbench.api.measuring import OpenSession, new_seed
 from collbench.cli import options
-from collbench.cli.measuring import SILENTLY, MeasuringCommand, make_request, measured, measuring_options
-from collbench.cli.terminal import echo, leave, say, show_page
+from collbench.cli.measuring import SILENTLY, MeasuringCommand, measured, measuring_options
+from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
 from collbench.measurement.backends import factory
 from collbench.measurement.plan import Request
 from collbench.model.capabilities import capabilities
@@ -136,7 +136,7 @@ def _measured(values: Mapping[str, Any], *, as_json: bool) -> Run:
     _, reason = factory.resolve(values["backend"])
     if reason is not None:
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
-    request = make_request("check", values, plan)
+    request = check.request(values, options.command_line("check"), NOTICES)
     begun: list[OpenSession] = []
     try:
         run = measured(request, values["output"], SILENTLY, begun)

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from collbench.api import SILENT, Notices
 from collbench.api.measuring import OpenSession, RequestSession, request_of
 from collbench.cli import options
 from collbench.cli.options import NCCL_TESTS, TABLE
@@ -63,7 +64,7 @@ registration = click.option(
 _SHARED = frozenset(
     {
         *("devices", "sizes", "backend", "fabric", "output", "force", "nccl", "seed"),
-        *("precision", "budget", "quick", "dtype", "redop"),
+        *("precision", "budget", "quick", "dtype", "redop", "as_json"),
     }
 )
 # Adds what a command times to the request of the shared options; it gets the command's own options by name.
@@ -77,10 +78,10 @@ class MeasuringCommand(options.CheckedCommand):
         super().__init__(*arguments, **settings)
         self.plan = plan
 
-
-def own_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a command's own options by name, without those that measuring commands share."""
-    return {name: value for name, value in values.items() if name not in _SHARED}
+    def request(self, values: Mapping[str, Any], command_line: Sequence[str], notices: Notices = SILENT) -> Request:
+        """Return what options, by name, ask for. Raises UsageError, RunFileError."""
+        own = {name: value for name, value in values.items() if name not in _SHARED}
+        return self.plan(request_of(self.name or "", values, command_line, notices), **own)
 
 
 def measuring_options(
@@ -110,17 +111,13 @@ def measuring_command(
         @measuring_options(*own, options.json, sized=sized)
         def command(*, as_json: bool, **values: Any) -> None:
             printer = RunPrinter.of(values.get("layout", TABLE), as_json=as_json)
-            request = make_request(command_name, values, functools.partial(plan, **own_options(values)))
+            request = made.request(values, options.command_line(command_name), NOTICES)
             measure_and_show(request, values["output"], printer)
 
-        return click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
+        made = click.command(command_name, cls=cls, plan=plan, help=text or plan.__doc__)(command)
+        return made
 
     return decorate
-
-
-def make_request(command: str, values: Mapping[str, Any], plan: Plan) -> Request:
-    """Return what the shared options ask for and the plan adds. Raises UsageError, RunFileError."""
-    return plan(request_of(command, values, options.command_line(command), NOTICES))
 
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
