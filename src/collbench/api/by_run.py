@@ -62,10 +62,7 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         verification=", ".join(map(str, files or ())),
         size_bytes=None if files is None else request.size_bytes,
     )
-    answer = _answer(found.run, choice, origin)
-    left_out = (Omitted(device.tag, why) for device, why in criteria.never_chosen)
-    selection = replace(answer.selection, left_out=(*answer.selection.left_out, *left_out))
-    return replace(answer, selection=selection)
+    return _answer(found.run, choice, origin, [Omitted(device.tag, why) for device, why in criteria.never_chosen])
 
 
 def chosen_by_run(
@@ -161,12 +158,13 @@ def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bo
     return not capabilities(backend).cores and request.count > 1 and not choice.tied and sound > 1
 
 
-def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
+def _answer(run: Run, choice: Choice, origin: Origin, never_chosen: Sequence[Omitted] = ()) -> Selected:
     from collbench.report.text import verdicts
 
     status = outcome(run).status if choice.failed else ExitStatus.DONE
     selected = named(choice, run.devices, origin)
-    return Selected(replace(selected, contradiction=verdicts.contradiction(run)), status)
+    left_out = (*selected.left_out, *never_chosen)
+    return Selected(replace(selected, left_out=left_out, contradiction=verdicts.contradiction(run)), status)
 
 
 # The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
@@ -287,7 +285,7 @@ def criteria_of(request: ChoiceRequest, present: Present) -> RunCriteria:
     more = "" if hidden or not capabilities(present.backend).nvml else kernel.withheld(len(present.every), os.environ)
     out = [*criteria.never_chosen, *lost(present)]
     raise UsageError(
-        f"{request.command[-1]} {request.count} is more than the {len(criteria.candidates)} that may be chosen "
+        f"{request.asked} {request.count} is more than the {len(criteria.candidates)} that may be chosen "
         f"({tags}{hidden}{f'; not {torchrun.against(out)}' if out else ''}): ask for fewer{more and f'; {more}'}"
     )
 

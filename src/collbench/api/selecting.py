@@ -36,11 +36,11 @@ class ChoiceRequest:
     `run` is a run file; None: the newest saved run of this machine within `max_age`, else (`fresh`: always) a probe. It
     must have used the NCCL of the job, `nccl`, or the one that is found here. `exclude` are indices and UUIDs with
     commas; `allow_busy`: devices that other processes use may be chosen. `fabric` is a machine to simulate, which
-    requires a probe. The commands differ in the words before the count, in what did not happen after an error,
-    `undone`, and in the `advice` where `run` is refused.
+    requires a probe. The commands differ in the word before the count, `asked`, in what did not happen after an
+    error, `undone`, and in the `advice` where `run` is refused.
     """
 
-    command: ClassVar[tuple[str, ...]]
+    asked: ClassVar[str]
     undone: ClassVar[str]
     advice: ClassVar[str]
 
@@ -72,7 +72,7 @@ class SelectRequest(ChoiceRequest):
     the choice matters.
     """
 
-    command = ("select",)
+    asked = "select"
     undone = "nothing was chosen"
     advice = "measure again, or add --any-machine to judge it as another machine's"
 

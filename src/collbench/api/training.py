@@ -37,7 +37,7 @@ class Launch:
 class TrainRequest(ChoiceRequest):
     """What is asked for: a script on these `devices`, indices or UUIDs with commas, or on the best ones."""
 
-    command = ("train", "--auto-select")
+    asked = "--auto-select"
     undone = "nothing was started"
     advice = "measure again or use --fresh"
 
