@@ -83,7 +83,7 @@ def _script(command: Sequence[str]) -> str:
     """Return the script that Python or torchrun itself is to run; "" where none is known, as in -m MODULE."""
     words, python = list(command[1:]), bool(_PYTHON.fullmatch(Path(command[0]).name))
     if Path(command[0]).name == "torchrun" or (python and tuple(words[:2]) == _TORCHRUN):
-        words = words[0 if not python else 2 :]
+        words = words[2:] if python else words
         before = itertools.takewhile(lambda word: word not in ("-m", "--module", "--no-python"), words)
         return next((word for word in before if word.endswith(".py") and not word.startswith("-")), "")
     first = next((word for word in words if not word.startswith("-") or word in ("-m", "-c", "-W", "-X")), "")
