@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collbench.cluster.api import NodeSurvey
-from collbench.cluster.nodes import Effect, NodeEffect, Rail, State, Uplink
+from collbench.cluster.nodes import Effect, NodeEffect, State, Uplink
 from collbench.cluster.page import Origin
 from collbench.model.errors import ExitStatus
 from tests.cli.program import Program
@@ -29,30 +29,27 @@ def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program)
     assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
 
 
-RAIL = Rail(0, 12.5, 0.0, False, ())
 SLOW = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
 EITHER = NodeEffect(3, *(Effect(-0.3, (-0.32, -0.28), State.EITHER),) * 2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "rail", "failed", "status"),
+    ("changes", "failed", "status"),
     [
-        ({}, RAIL, ExitStatus.DONE, 0),
-        ({"nodes": (SLOW,)}, RAIL, ExitStatus.DONE, 3),
-        ({"uplinks": (Uplink("leaf0", (0, 1), SLOW.sends),)}, RAIL, ExitStatus.DONE, 3),
-        ({"uplinks": (Uplink("", (0, 1), EITHER.sends),)}, RAIL, ExitStatus.DONE, 0),
-        ({}, replace(RAIL, slow=True), ExitStatus.DONE, 3),
-        ({}, replace(RAIL, slow_nodes=(SLOW,)), ExitStatus.DONE, 3),
-        ({"nodes": (*judged(4, slow()).nodes, EITHER)}, RAIL, ExitStatus.DONE, 0),
-        ({"nodes": (EITHER,)}, RAIL, ExitStatus.DONE, 1),
-        ({"nodes": (SLOW,)}, RAIL, ExitStatus.FAILED, 3),
-        ({"nodes": (SLOW,)}, RAIL, ExitStatus.UNTRUSTED, 4),
+        ({}, ExitStatus.DONE, 0),
+        ({"nodes": (SLOW,)}, ExitStatus.DONE, 3),
+        ({"uplinks": (Uplink("leaf0", (0, 1), SLOW.sends),)}, ExitStatus.DONE, 3),
+        ({"uplinks": (Uplink("", (0, 1), EITHER.sends),)}, ExitStatus.DONE, 0),
+        ({"nodes": (*judged(4, slow()).nodes, EITHER)}, ExitStatus.DONE, 0),
+        ({"nodes": (EITHER,)}, ExitStatus.DONE, 1),
+        ({"nodes": (SLOW,)}, ExitStatus.FAILED, 3),
+        ({"nodes": (SLOW,)}, ExitStatus.UNTRUSTED, 4),
     ],
 )
 def test_what_is_slow_decides_the_status_unless_something_worse_does(
-    changes: dict[str, Any], rail: Rail, failed: ExitStatus, status: int
+    changes: dict[str, Any], failed: ExitStatus, status: int
 ) -> None:
-    origin = Origin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1, rails=(rail,))
+    origin = Origin("cuda", "4 hosts", ("a", "b", "c", "d"), ("at random",) * 8, 16, 3.0, 1)
     assert NodeSurvey(origin, replace(judged(4, slow()), **changes), None, failed=failed).status == status
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import collbench.cluster.measure
-from collbench.cluster.measure import NodePairs, by_node, iterations, rails, rejoined, survey_nodes
+from collbench.cluster.measure import NodePairs, by_node, iterations, rejoined, survey_nodes
 from collbench.cluster.nodes import State, choose_nodes
 from collbench.cluster.page import lost
 from collbench.judge.outcome import outcome
@@ -189,53 +189,6 @@ def test_losing_all_nodes_is_an_error() -> None:
 
     with pytest.raises(BackendError, match="no pair of nodes could be measured"):
         survey_nodes(3, (), measure, lambda _made: False, 1, one_way=True, lost=lambda: (0, 1))
-
-
-class Rails(Hosts):
-    """Pairs of single ranks take longer where a rail, or a node on one rail, is slow: (node or None, rail)."""
-
-    slow: tuple[int | None, int] = (None, -1)
-
-    def time(self, step: Step) -> Timing:
-        self.steps.append(step)
-        node_and_rail = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
-
-        def seconds(group: tuple[int, ...]) -> float:
-            node, rail = self.slow
-            is_slow = (
-                any(node_and_rail[rank][1] == rail and node in (None, node_and_rail[rank][0]) for rank in group)
-                and len(group) == 2
-            )
-            return self.seconds * (2.0 if is_slow else 1.0)
-
-        return Timing(tuple((seconds(group),) * step.batches for group in step.groups))
-
-
-@pytest.mark.parametrize(
-    ("slow", "rail", "nodes"),
-    [((None, -1), [], []), ((None, 2), [2], []), ((3, 1), [], [(1, 3)]), ((0, 0), [], [(0, 0)])],
-)
-def test_a_slow_rail_is_distinguished_from_a_node_that_is_slow_on_one(
-    slow: tuple[int | None, int], rail: list[int], nodes: list[tuple[int, int]]
-) -> None:
-    backend = Rails(4, 4, 4, 4, 4, 4)
-    backend.slow = slow
-    pairs, run = node_pairs_and_run(backend)
-    pairs.measure_rails(seed=5)
-    summaries = rails(run, pairs.ranks)
-    assert [summary.rail for summary in summaries] == [0, 1, 2, 3]
-    assert [summary.rail for summary in summaries if summary.slow] == rail
-    assert [(summary.rail, node.node) for summary in summaries for node in summary.slow_nodes] == nodes
-    assert {len(group) for step in backend.steps for group in step.groups} == {2}
-    for step in backend.steps:
-        assert len({rank for group in step.groups for rank in group}) == 2 * len(step.groups), "disjoint"
-        assert all(a % 4 == b % 4 and a // 4 != b // 4 for a, b in step.groups)
-
-
-def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
-    pairs, run = node_pairs_and_run(Hosts(3, 2, 3))
-    pairs.measure_rails(seed=1)
-    assert {summary.rail for summary in rails(run, pairs.ranks)} == {0, 1, 2}
 
 
 def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read() -> None:

@@ -13,7 +13,6 @@ from collbench.cluster.nodes import (
     Judgement,
     LateNode,
     NodeEffect,
-    Rail,
     State,
     Uplink,
     choose_nodes,
@@ -73,9 +72,8 @@ def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in text(page(other, judgement, chosen))
 
 
-def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
+def test_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
-    slow = NodeEffect(1, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
     judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
     origin = Origin(
         "host",
@@ -86,15 +84,11 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
         3.0,
         1,
         late=(LateNode(1, 2.5e-3, (2.4e-3, 2.6e-3), 23, 24),),
-        rails=(Rail(0, 12.5, 0.0, False, (slow,)), Rail(1, 6.25, -0.5, True, ())),
         network=("symbol_error grew by 3 on mlx5_0:1 of b",),
     )
     shown = text(page(origin, judgement, None)).splitlines()
     for line in (
         "late      b arrives at batches 2.5 ms after its partners (median; 95% 2.4 to 2.6), in 23 of 24 trials",
-        "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
-        "slow      b, rail 0: 30.0% below the typical node (28.0% to 32.0%)",
-        "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",
         "network   symbol_error grew by 3 on mlx5_0:1 of b",
     ):
         assert line in shown

@@ -48,8 +48,7 @@ DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
 class NodesRequest:
     """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
 
-    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself; with `rails` also the same GPU of two
-    nodes, each GPU by itself. No round starts after `budget_seconds`.
+    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
     `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
     """
 
@@ -58,7 +57,6 @@ class NodesRequest:
     size_bytes: int = parse_size(DEFAULT_SIZE)
     budget_seconds: float = DEFAULT_BUDGET
     one_way: bool = False
-    rails: bool = False
     switches: str | None = None
 
     def check(self, nodes: int, gpus: int, there: str) -> None:
@@ -67,8 +65,6 @@ class NodesRequest:
             raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
         if self.gpus is not None and self.count is None:
             raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
-        if self.rails and gpus < 2:
-            raise UsageError("--rails compares GPUs of a node: start two or more ranks on each node")
         if self.gpus is not None and self.gpus > gpus:
             raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
 
@@ -98,11 +94,8 @@ class NodeSurvey:
     @property
     def status(self) -> ExitStatus:
         """How the command ends: with what failed, a failure where no node was judged, or something that is slow."""
-        rails = any(rail.slow or rail.slow_nodes for rail in self.origin.rails)
         judged = ExitStatus.DONE if self.judgement.judged else ExitStatus.FAILED
-        return max(
-            self.failed, judged, ExitStatus.CONTRADICTION if rails or self.judgement.accuses else ExitStatus.DONE
-        )
+        return max(self.failed, judged, ExitStatus.CONTRADICTION if self.judgement.accuses else ExitStatus.DONE)
 
 
 # A simulated cluster, by name or file.
@@ -118,8 +111,6 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
 
     if nodes_request.switches is not None:
         raise UsageError("--switches is for real nodes: the file of a simulated cluster has its switches")
-    if nodes_request.rails:
-        raise UsageError("--rails is for real nodes: the simulation has no rails")
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
@@ -211,7 +202,6 @@ def _survey(
 ) -> NodeSurvey:
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
-    from collbench.cluster.measure import rails
     from collbench.cluster.nodes import choose_nodes, late_nodes
     from collbench.cluster.page import Origin, lost
     from collbench.measurement.session import read_ports_after
@@ -252,7 +242,6 @@ def _survey(
         failed=headline(run),
         network=tuple(network_lines(run)),
         late=late_nodes(run, pairs.ranks),
-        rails=rails(run, pairs.ranks) if nodes_request.rails else (),
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         switches=tuple(len(level.names) for level in switch_levels),
         switches_from=nodes_request.switches or "",
@@ -290,20 +279,17 @@ def _measured(
                 progress(count, count + 1)
                 return time.monotonic() - begin < nodes_request.budget_seconds
 
-            seed = run.settings.seed
             done = survey_nodes(
                 len(pairs.names),
                 switch_levels,
                 pairs.measure,
                 more,
-                seed,
+                run.settings.seed,
                 one_way=nodes_request.one_way,
                 lost=pairs.lost,
             )
         if nodes_request.gpus:
             pairs.measure_inside()
-        if nodes_request.rails:
-            pairs.measure_rails(seed)
         run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
         raise explained(error, run) from error
@@ -338,7 +324,7 @@ def survey(
     `values` are the options of `collbench nodes` by name. Raises what survey_simulated and survey_launch raise, and
     UsageError outside a launch.
     """
-    alike = ("count", "gpus", "size_bytes", "one_way", "rails", "switches")
+    alike = ("count", "gpus", "size_bytes", "one_way", "switches")
     nodes_request = NodesRequest(budget_seconds=values["budget"], **{name: values[name] for name in alike})
     cluster_name = values["fabric_cluster"]
     if is_simulated(values["backend"]):
@@ -372,7 +358,6 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     size: int | str = DEFAULT_SIZE,
     budget: float = DEFAULT_BUDGET,
     one_way: bool = False,
-    rails: bool = False,
     switches: str | os.PathLike[str] | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
@@ -381,9 +366,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
     Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
-    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` also measures each GPU with the
-    GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
-    is saved as `output`, or as a new file. Raises Error.
+    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a
+    file that lists the switches of each node, or "slurm". The run is saved as `output`, or as a new file. Raises Error.
     """
     from collbench.cli.calls import called  # late: the command needs no other command
 
@@ -395,7 +379,6 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         "size_bytes": size,
         "budget": f"{keywords.word('budget', budget)}s",
         "one_way": one_way,
-        "rails": rails,
         "switches": switches,
         "nccl": nccl,
         "seed": seed,

@@ -26,9 +26,6 @@ _own_options = options.apply(
         "--one-way", is_flag=True, help="Measure each direction separately, to find cables with one bad direction."
     ),
     click.option(
-        "--rails", is_flag=True, help="Also measure each GPU with the same one of another node, to find slow cards."
-    ),
-    click.option(
         "--switches",
         metavar="FILE",
         type=options.FILE_NAME,

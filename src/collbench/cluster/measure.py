@@ -12,7 +12,7 @@ from itertools import cycle
 import numpy as np
 
 from collbench.cluster.fit import Observation, RoundKind
-from collbench.cluster.nodes import Judgement, Rail, Switches, judge, judge_rails
+from collbench.cluster.nodes import Judgement, Switches, judge
 from collbench.cluster.sharing import Sharing
 from collbench.cluster.simulated import Cluster, measured
 from collbench.cluster.switches import NodeSwitches, levels
@@ -271,18 +271,6 @@ class NodePairs:
             if groups:
                 self._allreduce(groups)
 
-    def measure_rails(self, seed: int) -> None:
-        """Measure pairs of nodes rail by rail, all rails at once: the same local rank of both nodes, and no other.
-
-        Each node gets the rounds that a survey screens it with.
-        """
-        for planned in screening(len(self.names), (), random.Random(seed)):  # noqa: S311  # no secret
-            gone = self.lost()
-            pairs = [(self.ranks[a], self.ranks[b]) for a, b in planned.pairs if not {a, b} & gone]
-            groups = tuple((one, other) for a, b in pairs for one, other in zip(a, b, strict=False))
-            if groups:
-                self._allreduce(groups)
-
     def _allreduce(self, groups: tuple[Members, ...]) -> None:
         size = self._size_bytes
         self._trial(Step(Work(Operation.ALLREDUCE), groups, size, iterations(size), BATCHES, WARMUP))
@@ -362,25 +350,6 @@ def _waits(timing: Timing, index: int) -> tuple[float, ...]:
     """
     ranks = timing.waits[index] if timing.waits else ()
     return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
-
-
-def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
-    """Return what pairs of the same local rank of two nodes show of each rail; `nodes` are each node's positions."""
-    local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
-    seen: dict[int, list[Observation]] = defaultdict(list)
-    for measurement in run.measurements:
-        members = measurement.point.members
-        if len(members) != 2 or measurement.point.operation is not Operation.ALLREDUCE or not measurement.samples:
-            continue
-        (a, one), (b, other) = (local[member] for member in members)
-        if a != b and one == other:
-            trials = [sample.seconds for sample in measurement.samples]
-            for first in range(0, len(trials), TRIALS):
-                rate = _busbw(
-                    measurement.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS]
-                )
-                seen[one].append(Observation(a, b, rate))
-    return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
 
 def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequence[tuple[float, ...]]) -> float:

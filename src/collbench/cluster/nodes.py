@@ -645,38 +645,3 @@ def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Itera
 def _by_chance(over: int, count: int) -> float:
     """Return the probability that at least this many of `count` trials have the node later, if that is a coin flip."""
     return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
-
-
-# Rails: the same local rank of every node, which has the same card there and the same switch behind it.
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """One rail: the typical rate of its pairs of nodes, and its ratio to the median of the other rails, less 1.
-
-    `slow`: the whole rail is slow (its switch or its cards). `slow_nodes` are slow on this rail (their card there).
-    """
-
-    rail: int
-    typical_gbs: float
-    ratio: float
-    slow: bool
-    slow_nodes: tuple[NodeEffect, ...]
-
-
-def judge_rails(judgements: Mapping[int, Judgement]) -> tuple[Rail, ...]:
-    """Return the rails by number, judged from the pairs of each rail.
-
-    A rail is slow if it is below the median of the others by more than δ and by more than three standard errors of its
-    own pairs.
-    """
-    known = {rail: one for rail, one in judgements.items() if one.typical_gbs > 0}
-    if not known:
-        return ()
-    rails = []
-    for rail, one in known.items():
-        others = [other.typical_gbs for index, other in known.items() if index != rail] or [one.typical_gbs]
-        ratio = one.typical_gbs / median(others) - 1
-        error = one.noise / math.sqrt(max(1, one.judged))
-        rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))
-    return tuple(rails)

@@ -12,7 +12,6 @@ from collbench.cluster.nodes import (
     LateNode,
     NodeChoice,
     NodeEffect,
-    Rail,
     State,
     Uplink,
 )
@@ -36,8 +35,7 @@ class Origin:
     - `seconds`: the survey took; for a simulation, the estimate for a real cluster.
     - `lost`: a line for each pair that failed; `failed`: the headline of a run with failures; `gone`: a line for each
       lost rank.
-    - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches;
-      `rails`: the rate of each GPU with the same GPU of other nodes.
+    - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches.
     - `plain`: pairs were timed by plain launches, not by replays of a graph.
     - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
     """
@@ -54,7 +52,6 @@ class Origin:
     failed: str = ""
     network: tuple[str, ...] = ()
     late: tuple[LateNode, ...] = ()
-    rails: tuple[Rail, ...] = ()
     gone: tuple[str, ...] = ()
     plain: bool = False
     switches: tuple[int, ...] = ()
@@ -170,7 +167,6 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
         yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
     yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
-    yield from _rails(origin)
     for one in either:
         yield f"either    {origin.names[one.node]}: {described(one)}{mark}"
     for one in undecided:
@@ -184,22 +180,6 @@ def _not_judged(judgement: Judgement) -> str:
     if judgement.suspects is None:
         return f"{pairs}: they differ more than their nodes could explain, and more rounds would not change that"
     return f"{pairs}; a longer --budget measures more"
-
-
-def _rails(origin: Origin) -> Iterator[str]:
-    if not origin.rails:
-        return
-    slow = [one for one in origin.rails if one.slow]
-    for one in slow:
-        yield f"slow      rail {one.rail} (GPU {one.rail} of every node): {-one.ratio:.1%} below the other rails"
-    for one in origin.rails:
-        yield from (
-            f"slow      {origin.names[node.node]}, rail {one.rail}: {described(node)}" for node in one.slow_nodes
-        )
-    rates = [one.typical_gbs for one in origin.rails]
-    between = fixed(min(rates)) if min(rates) == max(rates) else f"{fixed(min(rates))} to {fixed(max(rates))}"
-    none = "" if slow else "; none is slow"
-    yield f"rails     {len(rates)}: the same GPU of two nodes reaches {between} GB/s{none}"
 
 
 def _late(one: LateNode, names: Sequence[str]) -> str:
