@@ -247,7 +247,7 @@ NOT_MEANT: dict[str, list[dict[str, Any]]] = {
     ],
     "nodes": [
         *({"backend": None, "fabric_cluster": None}, {"fabric_cluster": None}, {"backend": "gpu"}, {"backend": "cuda"}),
-        *({"select": 33}, {"gpus": 1}, {"select": "two"}, {"budget": "60s"}, {"fabric_cluster": 7}),
+        *({"select": 33}, {"select": "two"}, {"budget": "60s"}, {"fabric_cluster": 7}),
         {"output": "other.json"},
     ],
     "topo": [{"file": 7}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}],
@@ -400,9 +400,9 @@ def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
 
 
 def test_nodes_is_the_command() -> None:
-    cluster = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
+    cluster = collbench.nodes(3, backend="sim", fabric_cluster="thin-32", seed=1)
     assert cluster is not None
-    args = ("--fabric-cluster", "thin-32", "--select", "3", "--gpus", "2", "--seed", "1", "--json")
+    args = ("--fabric-cluster", "thin-32", "--select", "3", "--seed", "1", "--json")
     reported = printed("nodes", "--backend", "sim", *args)
     assert as_plain(cluster.origin, cluster.judgement, cluster.choice, cluster.truth) == reported
     assert cluster.status == 0
@@ -524,7 +524,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
         "train_command": ({}, "words"),
         "nodes": (
             {"backend": "sim", "fabric_cluster": "none"},
-            "fabric_cluster budget select gpus size switches seed output",
+            "fabric_cluster budget select size switches seed output",
         ),
     }
     return calls[call]

@@ -20,12 +20,11 @@ SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
 
 
 def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program) -> None:
-    result = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
+    result = program(*SIM, "tree-128-faulty", "--select", "64", "--seed", "7")
     assert (result.status, result.err) == (3, "")
     assert "\nbackend   sim: nothing is measured\n" in result.out
     slow = [line.split()[1].rstrip(":") for line in result.out.splitlines() if line.startswith("slow ")]
     assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
-    assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in result.out
     assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
 
 
@@ -62,8 +61,6 @@ def test_what_is_slow_decides_the_status_unless_something_worse_does(
         ("a file that is not there", (*SIM, "nope.json"), "cannot read cluster file nope.json"),
         ("a cluster for real nodes", ("nodes", "--fabric-cluster", "tree-128"), "add --backend sim"),
         ("more nodes than there are", (*SIM, "thin-32", "--select", "33"), "--select 33 of 32 nodes"),
-        ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
-        ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
         ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
     ],

@@ -102,15 +102,6 @@ def test_wrong_data_ends_the_survey() -> None:
         pairs.measure([(0, 1)], False)
 
 
-def test_inside_the_nodes_every_pair_is_measured_all_nodes_at_once() -> None:
-    backend = Hosts(4, 2, 1)
-    pairs, run = node_pairs_and_run(backend)
-    pairs.measure_inside()
-    measured_pairs = {frozenset(measurement.point.members) for measurement in run.measurements}
-    assert measured_pairs == {frozenset({a, b}) for a in range(4) for b in range(a)} | {frozenset({4, 5})}
-    assert max(len(step.groups) for step in backend.steps) == 3  # two pairs of the first node, one of the second
-
-
 def test_hosts_keep_the_order_of_the_ranks() -> None:
     shuffled = tuple(hosts(2, 2)[rank] for rank in (2, 0, 3, 1))
     assert by_node(shuffled) == {"n1": (0, 2), "n0": (1, 3)}

@@ -63,15 +63,6 @@ def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int
     assert why in first
 
 
-def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
-    judgement = judged(16, slow())
-    chosen = choose_nodes(judgement, 3)
-    same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
-    assert "gpus      0, 1 on each node" in text(page(same, judgement, chosen))
-    other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
-    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in text(page(other, judgement, chosen))
-
-
 def test_late_nodes_and_changes_of_the_network_are_findings_of_their_own() -> None:
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
     judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)

@@ -46,27 +46,22 @@ DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesRequest:
-    """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
+    """What is asked of a cluster: its best `count` nodes, None for no choice.
 
     Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
     `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
     """
 
     count: int | None = None
-    gpus: int | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)
     budget_seconds: float = DEFAULT_BUDGET
     one_way: bool = False
     switches: str | None = None
 
-    def check(self, nodes: int, gpus: int, there: str) -> None:
-        """Raise UsageError for more nodes, or GPUs of each, than there are; `there` ends a sentence on the nodes."""
+    def check(self, nodes: int, there: str) -> None:
+        """Raise UsageError for more nodes than there are; `there` ends a sentence on the nodes."""
         if self.count is not None and self.count > nodes:
             raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
-        if self.gpus is not None and self.count is None:
-            raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
-        if self.gpus is not None and self.gpus > gpus:
-            raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -114,7 +109,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
-    nodes_request.check(cluster.nodes, cluster.gpus, "")
+    nodes_request.check(cluster.nodes, "")
     done = survey_cluster(
         cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way
     )
@@ -130,8 +125,6 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
         measurements=len(done.seen),
         seconds=done.seconds,
         seed=seed,
-        # A simulated node's GPUs are alike, so the first ones are as good as any.
-        gpus=(tuple(range(nodes_request.gpus)),) * (nodes_request.count or 0) if nodes_request.gpus else (),
     )
     return NodeSurvey(origin, done.judgement, choice, truth)
 
@@ -234,9 +227,6 @@ def _survey(
         measurements=len(done.seen),
         seconds=run.seconds,
         seed=run.settings.seed,
-        gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], nodes_request.gpus)
-        if choice and nodes_request.gpus
-        else (),
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
@@ -266,7 +256,7 @@ def _measured(
 
     begin = time.monotonic()
     pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.keep)
-    nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
+    nodes_request.check(len(pairs.names), f" ({', '.join(pairs.names)})")
     switch_levels = (
         reported_switches(read_switches(nodes_request.switches), pairs.names)
         if nodes_request.switches is not None
@@ -288,26 +278,12 @@ def _measured(
                 one_way=nodes_request.one_way,
                 lost=pairs.lost,
             )
-        if nodes_request.gpus:
-            pairs.measure_inside()
         run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
         raise explained(error, run) from error
     finally:
         run.seconds = round(time.monotonic() - begin, 3)
     return pairs, done, switch_levels
-
-
-def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[tuple[int, ...], ...]:
-    """Return the best devices of each of these nodes, by nvidia-smi's index, from that node's own pairs."""
-    from collbench.choose.restrict import restricted
-    from collbench.choose.select import choose
-
-    node_runs = [restricted(run, ranks) for ranks in nodes]
-    return tuple(
-        tuple(node_run.devices[position].index for position in choose(node_run, gpu_count).members)
-        for node_run in node_runs
-    )
 
 
 # The command and the Python call.
@@ -324,7 +300,7 @@ def survey(
     `values` are the options of `collbench nodes` by name. Raises what survey_simulated and survey_launch raise, and
     UsageError outside a launch.
     """
-    alike = ("count", "gpus", "size_bytes", "one_way", "switches")
+    alike = ("count", "size_bytes", "one_way", "switches")
     nodes_request = NodesRequest(budget_seconds=values["budget"], **{name: values[name] for name in alike})
     cluster_name = values["fabric_cluster"]
     if is_simulated(values["backend"]):
@@ -352,7 +328,6 @@ def survey(
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     select: int | None = None,
     *,
-    gpus: int | None = None,
     backend: str = "auto",
     fabric_cluster: str | os.PathLike[str] | None = None,
     size: int | str = DEFAULT_SIZE,
@@ -363,7 +338,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> NodeSurvey | None:
-    """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
+    """Find slow nodes and uplinks of a cluster, and the best `select` nodes.
 
     Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
     cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a
@@ -373,7 +348,6 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
 
     given = {
         "count": select,
-        "gpus": gpus,
         "backend": backend,
         "fabric_cluster": fabric_cluster,
         "size_bytes": size,

@@ -15,7 +15,6 @@ from collbench.ranks.nonzero import serve_rank_0
 
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=options.COUNT, help="Choose the best M nodes."),
-    click.option("--gpus", metavar="K", type=options.COUNT, help="Also choose the best K GPUs of each node."),
     click.option(
         "--fabric-cluster",
         metavar="NAME",

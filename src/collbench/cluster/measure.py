@@ -258,23 +258,6 @@ class NodePairs:
             self._iterations[one_way] = tried
         return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
 
-    def measure_inside(self) -> None:
-        """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
-        for turn in zip(*(_rounds_of(len(ranks), max(map(len, self.ranks))) for ranks in self.ranks), strict=True):
-            gone = self.lost()
-            groups = tuple(
-                (own[a], own[b])
-                for node, (own, pairs) in enumerate(zip(self.ranks, turn, strict=True))
-                for a, b in pairs
-                if node not in gone
-            )
-            if groups:
-                self._allreduce(groups)
-
-    def _allreduce(self, groups: tuple[Members, ...]) -> None:
-        size = self._size_bytes
-        self._trial(Step(Work(Operation.ALLREDUCE), groups, size, iterations(size), BATCHES, WARMUP))
-
     def _tried(self, step: Step) -> int:
         """Return how many calls make a batch of the step, by timing one call now; 0 if it fails.
 
@@ -366,12 +349,6 @@ def by_node(devices: Sequence[Device]) -> dict[str, Members]:
     if len(nodes) < 2:
         raise UsageError("all ranks are on one host, which 'collbench pairs' measures: start ranks on several nodes")
     return {host: tuple(positions) for host, positions in nodes.items()}
-
-
-def _rounds_of(count: int, most: int) -> list[list[Pair]]:
-    """Return a node's rounds of pairs, then empty ones if other nodes have more ranks."""
-    rounds = pair_rounds(count) if count > 1 else []
-    return rounds + [[] for _ in range(most - 1 + most % 2 - len(rounds))]
 
 
 # From a function that measures pairs of nodes to judged nodes: rounds, what they show, and what to measure next.

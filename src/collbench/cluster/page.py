@@ -31,7 +31,7 @@ _FEW_FINDINGS = 12  # lines on the short page
 class Origin:
     """Where a survey's figures come from.
 
-    - `names`: of the nodes; `rounds`: the kind of each measured round; `gpus`: of each chosen node.
+    - `names`: of the nodes; `rounds`: the kind of each measured round.
     - `seconds`: the survey took; for a simulation, the estimate for a real cluster.
     - `lost`: a line for each pair that failed; `failed`: the headline of a run with failures; `gone`: a line for each
       lost rank.
@@ -47,7 +47,6 @@ class Origin:
     measurements: int
     seconds: float
     seed: int
-    gpus: tuple[tuple[int, ...], ...] = ()
     lost: tuple[str, ...] = ()
     failed: str = ""
     network: tuple[str, ...] = ()
@@ -224,13 +223,6 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     names = format_node_list([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
-    sets = dict.fromkeys(origin.gpus)
-    for gpus in sets:  # one line if all nodes use the same GPUs
-        nodes = [
-            origin.names[node] for node, node_gpus in zip(choice.members, origin.gpus, strict=True) if node_gpus == gpus
-        ]
-        where = "each node" if len(sets) == 1 else format_node_list(nodes)
-        yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
     yield f"why       {choice.reason}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
