@@ -38,9 +38,8 @@ from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
 from collbench.ranks import connection, factory
 from collbench.ranks.connection import KEY_BYTES, Connection, Listener
-from collbench.ranks.coordinator import Coordinator
+from collbench.ranks.coordinator import Coordinator, Ranks
 from collbench.ranks.messages import METHODS, Done, Introduction, decode_rank_message, encode
-from collbench.ranks.ranks import Ranks
 from collbench.runfile.run_file import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -34,7 +34,6 @@ LOADS_TORCH = {
     "measurement/backends/gloo_worker.py",
     "measurement/backends/torch_collectives.py",
     "measurement/backends/torch_rank.py",
-    "measurement/backends/torch_streams.py",
     "overlaps/worker.py",
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collbench.measurement.backends.gloo import GlooWorld, check
+from collbench.measurement.backends.host import GlooWorld, check
 from collbench.measurement.backends.protocol import Step, Timing
 from tests.cli.program import Program
 

@@ -18,7 +18,7 @@ import pytest
 
 from collbench.jobs import job_file
 from collbench.machine import lifeline
-from collbench.measurement.backends import gloo
+from collbench.measurement.backends.host import start_workers
 from tests.launch.test_running import WAITS
 from tests.native.recorded import Made, host
 from tests.ranks.processes import PATIENCE_S, environment, wait_for
@@ -125,7 +125,7 @@ def test_a_gloo_worker_whose_peer_never_came_ends_and_no_file_has_a_name(
 ) -> None:
     """Its parent was killed while it loaded torch. What has no name in TMPDIR need not be removed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    workers = gloo.start_workers({0: min(os.sched_getaffinity(0))}, 2)
+    workers = start_workers({0: min(os.sched_getaffinity(0))}, 2)
     try:
         assert list(tmp_path.iterdir()) == []
         (worker,) = workers._workers

@@ -13,10 +13,9 @@ from collbench.measurement.backends.protocol import Facts, Step, Timing
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from collbench.ranks.connection import pair
-from collbench.ranks.coordinator import Coordinator
+from collbench.ranks.coordinator import Coordinator, Ranks
 from collbench.ranks.messages import Introduction, Opening
 from collbench.ranks.rank_worker import RankWorker, serve
-from collbench.ranks.ranks import Ranks
 from tests.builders import gpus
 
 # Longer than any of these tests may take: after that, something hangs.

@@ -24,6 +24,7 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Health, Machine, Path
+from collbench.ranks.coordinator import RankLost
 from collbench.ranks.messages import (
     METHODS,
     Abandon,
@@ -40,7 +41,6 @@ from collbench.ranks.messages import (
     encode,
 )
 from collbench.ranks.rank_worker import RankWorker
-from collbench.ranks.ranks import RankLost
 from tests.builders import gpus, shared, throttled
 
 STEP = Step(Work(Operation.REDUCESCATTER, Variant.IN_PLACE, 1), ((1, 0),), 8, 3, 2, verify=False)

@@ -14,8 +14,7 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches
 from collbench.ranks import rank_worker
 from collbench.ranks.connection import pair
-from collbench.ranks.coordinator import slowest
-from collbench.ranks.ranks import RankLost, Ranks
+from collbench.ranks.coordinator import RankLost, Ranks, slowest
 from tests.builders import gpus, throttled
 from tests.ranks.fakes import Board, FakeRankWorker, world
 

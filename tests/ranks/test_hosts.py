@@ -11,7 +11,7 @@ from collbench.measurement.backends.protocol import Facts, Step, Timing
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Machine, Path
-from collbench.ranks import introductions
+from collbench.ranks import factory
 from collbench.ranks.coordinator import slowest
 from collbench.ranks.messages import Introduction
 from tests.builders import gpus
@@ -62,8 +62,8 @@ FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
 def test_hosts_are_named_where_there_are_several(
     title: str, ranks: tuple[Introduction, ...], names: tuple[str, ...], tags: tuple[str, ...]
 ) -> None:
-    assert introductions.host_names(ranks) == names
-    assert tuple(device.tag for device in introductions.devices_of(ranks)) == tags
+    assert factory.host_names(ranks) == names
+    assert tuple(device.tag for device in factory.devices_of(ranks)) == tags
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_ranks_that_cannot_measure_together_are_refused(
     title: str, ranks: tuple[Introduction, ...], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        introductions.check(ranks)
+        factory.check_ranks(ranks)
     assert message in str(caught.value)
 
 
@@ -100,57 +100,55 @@ def test_ranks_that_cannot_measure_together_are_refused(
     ("title", "boots"), [("one kernel", ("x", "x")), ("unknown of one", ("x", "")), ("unknown of all", ("", ""))]
 )
 def test_ranks_of_one_host_on_one_kernel_or_an_unknown_one_measure_together(title: str, boots: tuple[str, str]) -> None:
-    introductions.check([rank(number, boot=boot) for number, boot in enumerate(boots)])
+    factory.check_ranks([rank(number, boot=boot) for number, boot in enumerate(boots)])
 
 
 def test_a_gpu_is_a_duplicate_on_one_host_only() -> None:
     """NCCL refuses a duplicate on one host, and takes ranks of another host to have other GPUs."""
     ranks = (rank(0), replace(rank(1, "b"), device=gpus(1)[0]), rank(1))
-    introductions.check(ranks)
-    (message,) = introductions.shared_gpus(ranks)
+    factory.check_ranks(ranks)
+    (message,) = factory.shared_gpus(ranks)
     assert message.startswith(f"ranks 0, 1 (a, b) share the GPU {gpus(1)[0].uuid}: ")
     with pytest.raises(UsageError, match="ranks 0 and 1 on a all have the same GPU"):
-        introductions.check([ranks[0], replace(ranks[1], host_key="key a")])
-    assert introductions.shared_gpus(FOUR) == ()
-    assert introductions.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
+        factory.check_ranks([ranks[0], replace(ranks[1], host_key="key a")])
+    assert factory.shared_gpus(FOUR) == ()
+    assert factory.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
 
 
 def test_hosts_of_one_network_have_paths_over_it_and_meet_on_loopback() -> None:
     ranks = (rank(0), rank(1, "b", network_key="net a"))
-    assert introductions.host_leaders(ranks) == {0: (0,), 1: (1,)}
-    assert introductions.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
-    assert introductions.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
+    assert factory.host_leaders(ranks) == {0: (0,), 1: (1,)}
+    assert factory.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
+    assert factory.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
 
 
 def test_one_host_of_two_networks_needs_addresses() -> None:
     ranks = (rank(0), rank(1, host_key="key a", network_key="net b"))
-    assert introductions.host_names(ranks) == ("a", "a")
-    assert introductions.addresses(ranks, {1: ("10.0.0.2", "10.0.0.1")}) == ("10.0.0.1", "10.0.0.2")
+    assert factory.host_names(ranks) == ("a", "a")
+    assert factory.addresses(ranks, {1: ("10.0.0.2", "10.0.0.1")}) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:
-    introductions.check(FOUR)
-    introductions.check([rank(0, backend="host"), rank(0, backend="host")])
+    factory.check_ranks(FOUR)
+    factory.check_ranks([rank(0, backend="host"), rank(0, backend="host")])
 
 
 def test_two_nccls_are_refused() -> None:
     facts = [Facts((), 1, nccl="2.28.9", nccl_path="/x"), Facts((), 1, nccl="2.27.5", nccl_path="/y")]
-    introductions.check_libraries(FOUR[:2], facts[:1] * 2)
+    factory.check_libraries(FOUR[:2], facts[:1] * 2)
     with pytest.raises(UsageError, match=r"rank 1 on a has NCCL 2\.27\.5 \(/y\)"):
-        introductions.check_libraries(FOUR[:2], facts)
+        factory.check_libraries(FOUR[:2], facts)
 
 
 def test_paths_are_each_hosts_own_and_the_network_between() -> None:
-    assert introductions.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
+    assert factory.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
     reported: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
-    labels = {path.devices: path.label for path in introductions.all_paths(4, reported)}
+    labels = {path.devices: path.label for path in factory.all_paths(4, reported)}
     assert labels == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
 
 
 def test_paths_of_ranks_that_alternate_between_hosts() -> None:
-    labels = {
-        path.devices: path.label for path in introductions.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
-    }
+    labels = {path.devices: path.label for path in factory.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})}
     assert labels == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not reported"
 
 
@@ -169,7 +167,7 @@ def test_paths_of_ranks_that_alternate_between_hosts() -> None:
 def test_ranks_are_reached_at_the_address_they_connected_from(
     title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
 ) -> None:
-    assert introductions.addresses(ranks, ends) == expected
+    assert factory.addresses(ranks, ends) == expected
 
 
 @pytest.mark.timeout(60)
@@ -177,15 +175,15 @@ def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
     """512 ranks on 64 hosts; rebuilding a table for each pair would take hours."""
     hosts = [tuple(range(first, first + 8)) for first in range(0, 512, 8)]
     inside = {members: [Path((a, b), "NV18") for a in range(8) for b in range(a + 1, 8)] for members in hosts}
-    paths = introductions.all_paths(512, inside)
+    paths = factory.all_paths(512, inside)
     assert [path.devices for path in paths] == list(itertools.combinations(range(512), 2))
     assert Counter(path.label for path in paths) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
-    listed = introductions.all_paths(512, inside, between_hosts=False)
+    listed = factory.all_paths(512, inside, between_hosts=False)
     assert [path.devices for path in listed] == [path.devices for path in paths if path.label == "NV18"]
 
 
 def test_only_groups_of_several_hosts_are_timed_by_plain_launches() -> None:
-    devices = introductions.devices_of(FOUR)
+    devices = factory.devices_of(FOUR)
     assert [spans_hosts(devices, group) for group in ((0, 1), (0, 2), (2, 3), (0, 1, 2, 3))] == [
         False,
         True,

@@ -20,8 +20,8 @@ from collbench.model.errors import (
 )
 from collbench.model.operations import Operation, Work
 from collbench.ranks.connection import pair
+from collbench.ranks.coordinator import RankLost, Ranks
 from collbench.ranks.rank_worker import with_indices, with_positions
-from collbench.ranks.ranks import RankLost, Ranks
 from tests.ranks.fakes import Board, FakeRankWorker, world
 
 ALLREDUCE = Operation.ALLREDUCE

@@ -21,9 +21,9 @@ from collbench.ranks.connection import (
     to_rank,
     to_rank_0,
 )
+from collbench.ranks.coordinator import RankLost, Ranks
 from collbench.ranks.factory import _address, _own_address
 from collbench.ranks.messages import BadMessage, Done, Leave
-from collbench.ranks.ranks import RankLost, Ranks
 from collbench.ranks.store import interface_of
 
 TIMEOUT_S = 30.0

@@ -23,7 +23,7 @@ from collbench.machine.nvidia_smi import LiveTools, peer_answers
 from collbench.machine.nvml import Nvml, peer_status
 from collbench.machine.variables import Use, refuse
 from collbench.measurement.backends import factory
-from collbench.measurement.backends.background import Background
+from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import Backend, Step, time_step
 from collbench.model.capabilities import SIM, capabilities
 from collbench.model.errors import (

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.measurement.backends.torch_collectives import Kind, Message, call_of, layout_of, takes_one_buffer
-from collbench.measurement.backends.torch_rank import room, run
-from collbench.measurement.backends.torch_streams import Device, Stream, opened, seconds_between
+from collbench.measurement.backends.torch_rank import Device, Stream, opened, room, run, seconds_between
 from collbench.model.units import DTYPE_BYTES
 from collbench.overlaps.protocol import DTYPE, LAUNCHES_AHEAD, Load, RankTimes
 from collbench.overlaps.results import Compute, ComputeKind, Overlap, Priority

@@ -20,7 +20,7 @@ from collbench.machine.nccl import host_identity
 from collbench.machine.network_cards import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.measurement.backends.factory import ObservedGpus, here
-from collbench.measurement.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
+from collbench.measurement.backends.host import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.measurement.backends.isolated import IsolatedBackend
 from collbench.measurement.backends.protocol import Call, Facts, Step, Timing, World
 from collbench.measurement.backends.torch_process import TorchWorkers

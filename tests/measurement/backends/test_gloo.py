@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from collbench.measurement.backends import gloo, torch_process
-from collbench.measurement.backends.gloo import DTYPES, GlooTimes, GlooWorld
+from collbench.measurement.backends import host, torch_process
+from collbench.measurement.backends.host import DTYPES, GlooTimes, GlooWorld
 from collbench.measurement.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
@@ -206,7 +206,7 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
     right = GlooTimes((1.0, 2.0))
     wrong = GlooTimes((1.0, 2.0), wrong=(12, 5.0, 7.5))
     with pytest.raises(DataCorruption) as caught:
-        gloo.timing_of(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
+        host.timing_of(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
     wrong_data = caught.value.wrong
     assert wrong_data is not None
     assert (wrong_data.work.operation, wrong_data.members) == (ALLREDUCE, (1, 0))  # the rank that found it comes first
@@ -215,7 +215,7 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
 
 def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
     replies = [GlooTimes((1.0, 5.0)), GlooTimes(), GlooTimes((3.0, 2.0))]
-    assert gloo.timing_of(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
+    assert host.timing_of(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
 
 
 @pytest.mark.parametrize("right", [1, 3, 5])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from collbench.measurement.backends.gloo import DTYPES
+from collbench.measurement.backends.host import DTYPES
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
 

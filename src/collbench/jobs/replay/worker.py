@@ -30,8 +30,7 @@ from collbench.measurement.backends.torch_collectives import (
     layout_of,
     takes_one_buffer,
 )
-from collbench.measurement.backends.torch_rank import room, run
-from collbench.measurement.backends.torch_streams import Device, Stream, opened, seconds_between
+from collbench.measurement.backends.torch_rank import Device, Stream, opened, room, run, seconds_between
 from collbench.model.errors import MachineError
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES

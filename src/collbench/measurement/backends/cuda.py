@@ -10,7 +10,7 @@ from importlib import resources
 
 from collbench import _native
 from collbench.machine.numa import usable_nodes
-from collbench.measurement.backends.background import Background
+from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import Backend, Coverage, Step, Timing, World
 from collbench.model.errors import (
     BackendError,

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from collbench.measurement.backends.gloo import GlooTimes
+from collbench.measurement.backends.host import GlooTimes
 from collbench.measurement.backends.protocol import Step
 from collbench.measurement.backends.torch_collectives import Blocks, Kind, Message, call_of, layout_of, takes_one_buffer
 from collbench.measurement.backends.torch_rank import run

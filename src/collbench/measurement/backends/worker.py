@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from collbench.machine import lifeline
-from collbench.measurement.backends.background import Background
+from collbench.measurement.backends.child_process import Background
 from collbench.measurement.backends.protocol import (
     Answer,
     Backend,
