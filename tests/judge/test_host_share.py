@@ -9,10 +9,10 @@ import pytest
 from collbench.choose.fitness import broken_pairs
 from collbench.judge.outcome import outcome
 from collbench.judge.physics import Check
-from collbench.judge.summary import host_shares, share_of_all
+from collbench.judge.summary import host_shares
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement
 from collbench.report.rows import rows
 from tests.builders import gpus, measured, run_of
 
@@ -33,30 +33,18 @@ def host(
     return found
 
 
-def shares(run: Run, work: Work) -> list[float | None]:
-    return [one.share for one in host_shares(run) if one.work == work]
-
-
-def test_each_device_is_compared_with_itself_in_the_same_direction() -> None:
+def test_all_devices_are_compared_with_their_isolated_copies_in_the_same_direction() -> None:
     points = [host(IN, Variant.HOST, (0,), 50), host(IN, Variant.HOST, (1,), 40), host(OUT, Variant.HOST, (0,), 25)]
     points += [host(IN, Variant.HOST_ALL, (0, 1), 25), host(IN, Variant.HOST_ALL, (1, 0), 30)]
-    points += [host(OUT, Variant.HOST_BOTH_WAYS, (0,), 20), host(OUT, Variant.HOST_BOTH_WAYS, (1,), 20)]
-    run = run_of(gpus(2), points)
-    assert shares(run, Work(IN, Variant.HOST_ALL)) == pytest.approx([0.5, 0.75])
-    assert share_of_all(host_shares(run), Work(IN, Variant.HOST_ALL)) == pytest.approx(55 / 90)
-    found = shares(run, Work(OUT, Variant.HOST_BOTH_WAYS))
-    assert found[0] == pytest.approx(0.8)
-    assert found[1] is None  # never timed isolated
-    assert share_of_all(host_shares(run), Work(OUT, Variant.HOST_BOTH_WAYS)) is None
-    assert share_of_all(host_shares(run), Work(OUT, Variant.HOST_ALL)) is None
+    points += [host(OUT, Variant.HOST_ALL, (0, 1), 20), host(OUT, Variant.HOST_ALL, (1, 0), 20)]  # 1 never isolated
+    points += [host(IN, Variant.HOST_BOTH_WAYS, (0,), 20)]  # of one device
+    assert host_shares(run_of(gpus(2), points)) == {Work(IN, Variant.HOST_ALL): pytest.approx(55 / 90)}
 
 
 def test_the_largest_size_is_compared_with_its_own() -> None:
     points = [host(IN, Variant.HOST, (0,), 50, size) for size in (MIB, GIB)]
-    points += [host(IN, Variant.HOST_BOTH_WAYS, (0,), gbs, size) for size, gbs in ((MIB, 10), (GIB, 45))]
-    (one,) = host_shares(run_of(gpus(1), points))
-    assert one.size_bytes == GIB
-    assert one.share == pytest.approx(0.9)
+    points += [host(IN, Variant.HOST_ALL, (0, 1), gbs, size) for size, gbs in ((MIB, 10), (GIB, 45))]
+    assert host_shares(run_of(gpus(2), points)) == {Work(IN, Variant.HOST_ALL): pytest.approx(0.9)}
 
 
 def test_each_node_has_its_own_and_none_is_each_devices_own() -> None:
@@ -64,9 +52,10 @@ def test_each_node_has_its_own_and_none_is_each_devices_own() -> None:
     points = [host(IN, Variant.HOST, (gpu,), gbs, node=node)
               for gpu, node, gbs in ((0, 0, 50), (0, 1, 40), (1, 0, 20), (1, 1, 60))]  # fmt: skip
     points += [host(IN, Variant.HOST_ALL, members, 15, node=node) for members in ((0, 1), (1, 0)) for node in (None, 0)]
-    run = run_of(devices, points)
-    assert shares(run, Work(IN, Variant.HOST_ALL)) == pytest.approx([15 / 50, 15 / 60])
-    assert shares(run, Work(IN, Variant.HOST_ALL, 0)) == pytest.approx([15 / 50, 15 / 20])
+    assert host_shares(run_of(devices, points)) == {
+        Work(IN, Variant.HOST_ALL): pytest.approx(30 / 110),
+        Work(IN, Variant.HOST_ALL, 0): pytest.approx(30 / 70),
+    }
 
 
 @pytest.mark.parametrize(

@@ -91,61 +91,32 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
     )
 
 
-@dataclass(frozen=True, slots=True)
-class HostShare:
-    """One device's rate in GB/s by host copies in one direction, concurrent with what the variant names.
+def host_shares(run: Run) -> dict[Work, float]:
+    """Return what is left of their isolated rates, as a share of the sum, while all devices copy at once.
 
-    `device` is a position. `isolated_gbs` is the isolated rate of the same copy, None if that was not measured.
-    """
-
-    device: int
-    work: Work
-    size_bytes: int
-    gbs: float
-    isolated_gbs: float | None
-
-    @property
-    def share(self) -> float | None:
-        """The share of the isolated rate that is left, None if that is unknown."""
-        return None if self.isolated_gbs is None else self.gbs / self.isolated_gbs
-
-
-def host_shares(run: Run) -> tuple[HostShare, ...]:
-    """Return each device's shares at the largest size of each work, in the model's order.
-
-    Where all devices copy at once, each with its own NUMA node's memory, each is compared with that node's.
+    Of each work at its largest size. Where each device copies with its own NUMA node's memory, it is compared with that
+    node's. A work is left out if the isolated rate of a device is unknown.
     """
     rates = {measurement.point: summarize(measurement).busbw for measurement in run.measurements if measurement.samples}
     nodes = {point.numa_node for point in rates if point.variant is Variant.HOST}
-    largest: dict[Work, int] = {}
+    points: dict[Work, list[DataPoint]] = defaultdict(list)
     for point in rates:
-        largest[point.work] = max(point.size_bytes, largest.get(point.work, 0))
-    made = []
-    for point, gbs in rates.items():
-        if not point.variant.covered or point.size_bytes != largest[point.work]:
-            continue
-        device = point.members[0]
-        node = point.numa_node
-        if node not in nodes:
-            node = run.devices[device].numa_node
-        isolated = DataPoint(point.operation, (device,), point.size_bytes, Variant.HOST, node)
-        made.append(HostShare(device, point.work, point.size_bytes, gbs, rates.get(isolated)))
-    operations, variants = list(Operation), list(Variant)
-
-    def order(one: HostShare) -> tuple[int, int, int, int]:
-        node = -1 if one.work.numa_node is None else one.work.numa_node
-        return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
-
-    return tuple(sorted(made, key=order))
-
-
-def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
-    """Return all devices' share of the sum of their isolated rates; None if one of these is unknown."""
-    ours = [one for one in shares if one.work == work]
-    isolated = [one.isolated_gbs for one in ours if one.isolated_gbs is not None]
-    if not ours or len(isolated) < len(ours):
-        return None
-    return sum(one.gbs for one in ours) / sum(isolated)
+        if point.variant.at_once:
+            points[point.work].append(point)
+    shares = {}
+    for work, every in points.items():
+        largest = max(point.size_bytes for point in every)
+        concurrent, isolated = [], list[float | None]()
+        for point in every:
+            if point.size_bytes == largest:
+                device = point.members[0]
+                node = work.numa_node if work.numa_node in nodes else run.devices[device].numa_node
+                concurrent.append(rates[point])
+                isolated.append(rates.get(DataPoint(work.operation, (device,), largest, Variant.HOST, node)))
+        known = [gbs for gbs in isolated if gbs is not None]
+        if len(known) == len(isolated):
+            shares[work] = sum(concurrent) / sum(known)
+    return shares
 
 
 # Latency and bandwidth of a link: a line over sizes (docs/method/statistics.md 5).

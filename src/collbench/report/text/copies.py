@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from collbench.judge.stats import half_width, summarize
-from collbench.judge.summary import HostShare, host_shares, share_of_all
+from collbench.judge.summary import host_shares
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run, tags
@@ -25,16 +25,12 @@ _TABLES = {
     Variant.ONE_TO_ALL: "one to all others at once: all that a device sends",
     Variant.ALL_TO_ONE: "all others to one at once: all that a device receives",
     Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
+    Variant.HOST_BOTH_WAYS: "one way, while the same device copies the other way",
+    Variant.HOST_ALL: "one device's, while all others copy the same way",
+    Variant.HOST_ALL_BOTH_WAYS: "one device's one way, while all devices copy both ways",
     Variant.LOCAL: "within a device's memory; each byte is read and written",
 }
-# The columns of the table that compares concurrent host copies with isolated ones.
-_SHARES = {
-    Variant.HOST_BOTH_WAYS: "both ways",
-    Variant.HOST_ALL: "all at once",
-    Variant.HOST_ALL_BOTH_WAYS: "all, both ways",
-}
 _RANGE = ("size", "lowest", "median", "highest")
-_NODES_WITH_INTERVALS = 4  # with more NUMA nodes, intervals would break 80 columns
 _COPIES_LEGEND = """\
 ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95% interval"""
@@ -50,11 +46,9 @@ def copies_page(run: Run) -> Page:
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         if measurements:
-            several = len({measurement.point.numa_node for measurement in measurements}) > 1
-            tables = _nodes if several else _matrices if variant in _MATRICES else _devices
+            tables = _matrices if variant in _MATRICES else _devices
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, measurements))
-    yield from whole("tables", *_shares(run))
-    yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
+    yield from whole("tables", Text(), *_host_lines(run), Text(f"\n{_COPIES_LEGEND}"))
     lacks = "skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
@@ -62,13 +56,13 @@ def copies_page(run: Run) -> Page:
 def _copies_summary(run: Run) -> Page:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
     rows = []
-    for variant in (*_MATRICES, *_TABLES):
+    for variant in (one for one in (*_MATRICES, *_TABLES) if not one.covered):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         rows += [_range_row(run, Work(one, variant), points) for one, points in at_largest(measurements).items()]
     if rows:
         yield from both("notes", *normal_line(run))
         yield from short(
-            *_host_lines(run, host_shares(run)),
+            *_host_lines(run),
             Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
             table("copy", *_RANGE, rows=rows, keys=2),
         )
@@ -85,27 +79,6 @@ def _range_row(run: Run, work: Work, measurements: Sequence[Measurement]) -> tup
     return (str(work), format_size(size_bytes), *figures)
 
 
-def _shares(run: Run) -> Iterator[Part]:
-    """Yield a table of concurrent host copies for each NUMA node: GB/s and the share of the isolated rate."""
-    shares = host_shares(run)
-    for node in dict.fromkeys(one.work.numa_node for one in shares):
-        here = [one for one in shares if one.work.numa_node == node]
-        variants = [variant for variant in _SHARES if any(one.work.variant is variant for one in here)]
-        size = format_size(max(one.size_bytes for one in here))
-        yield Text(f"\nhost at {size}, concurrently{_host_memory(run, node)}: GB/s one way, % of isolated")
-        rows = []
-        for device, operation in dict.fromkeys((one.device, one.work.operation) for one in here):
-            by_variant = {
-                one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)
-            }
-            isolated = next(iter(by_variant.values())).isolated_gbs
-            cells = [_cell(by_variant.get(variant)) for variant in variants]
-            rows.append((run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells))
-        heads = ("device", "copy", "isolated", *map(_SHARES.__getitem__, variants))
-        yield table(*heads, rows=rows, left=heads[:2])
-    yield from _host_lines(run, shares)
-
-
 def _host_memory(run: Run, node: int | None) -> str:
     """Return the NUMA node of host memory if it was chosen; None is each device's own node."""
     chosen = {measurement.point.numa_node for measurement in run.measured(Variant.HOST)} - {None}
@@ -114,27 +87,26 @@ def _host_memory(run: Run, node: int | None) -> str:
     return " on own NUMA nodes" if chosen else ""
 
 
-def _cell(one: HostShare | None) -> str:
-    if one is None:
-        return "-"
-    return figure(one.gbs) if one.share is None else f"{figure(one.gbs)} {one.share:4.0%}"
-
-
-def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[Part]:
+def _host_lines(run: Run) -> Iterator[Part]:
     """Yield for each NUMA node the share of their isolated rate that host copies of all devices at once keep."""
-    for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
+    shares = host_shares(run)
+    for node in sorted({work.numa_node for work in shares}, key=_node_order):
         parts: list[str] = []
         for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):
             kept = [
-                f"{name} {share:.0%}"
+                f"{name} {shares[work]:.0%}"
                 for name, operation in (("h2d", Operation.H2D_CE), ("d2h", Operation.D2H_CE))
-                if (share := share_of_all(shares, Work(operation, variant, node))) is not None
+                if (work := Work(operation, variant, node)) in shares
             ]
             if kept:
                 parts.append(f"{'both ways ' if variant.opposed else ''}{', '.join(kept)}")
         if parts:
             where = f"{every(len(run.devices))} at once{_host_memory(run, node)}"
             yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
+
+
+def _node_order(node: int | None) -> int:
+    return -1 if node is None else node
 
 
 def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
@@ -152,50 +124,29 @@ def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -
 
 
 def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
-    largest = at_largest(measurements)
-    size_bytes, first = max(measurement.point.size_bytes for measurement in measurements), next(iter(largest))
-    unit = unit_of(run, Work(first, variant), size_bytes)
-    about = _HOST_CHASE if first is Operation.CHASE else _TABLES[variant]
-    yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({about})")
-    columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest.values()]
-    rows = (
-        (device.tag, *(values.get(position, "-") for values in columns)) for position, device in enumerate(run.devices)
-    )
-    yield table("device", *largest, rows=rows)
-
-
-def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[Part]:
-    """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
+    """Yield a table of devices and kinds of copy; one for each NUMA node whose memory was used."""
     size_bytes = max(measurement.point.size_bytes for measurement in measurements)
-    unit = unit_of(run, measurements[0].point.work, size_bytes)
-    size = format_size(size_bytes)
-    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, {unit} (h2d: from it, d2h: to it)")
-    nodes = sorted(
-        {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
-    )
-    heads = ("device", "copy", *("anywhere" if node is None else f"node {node}" for node in nodes))
-    largest = at_largest(measurements)
-    printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _middle
-    figures = {(m.point.members[0], m.point.work): printed(m, unit) for points in largest.values() for m in points}
-    rows = (
-        (device.tag, operation.value, *(figures.get((at, Work(operation, variant, node)), "-") for node in nodes))
-        for at, device in enumerate(run.devices)
-        for operation in largest
-    )
-    yield table(*heads, rows=rows, left=heads[:2])
+    for node in sorted({measurement.point.numa_node for measurement in measurements}, key=_node_order):
+        largest = at_largest(measurement for measurement in measurements if measurement.point.numa_node == node)
+        first = next(iter(largest))
+        unit = unit_of(run, Work(first, variant), size_bytes)
+        about = _HOST_CHASE if first is Operation.CHASE else _TABLES[variant]
+        where = _host_memory(run, node) if variant.host_memory else ""
+        yield Text(f"\n{variant}{where} at {format_size(size_bytes)}, {unit} ({about})")
+        columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest.values()]
+        rows = (
+            (device.tag, *(by_device.get(at, "-") for by_device in columns)) for at, device in enumerate(run.devices)
+        )
+        yield table("device", *largest, rows=rows)
 
 
 def _with_interval(measurement: Measurement, unit: str) -> str:
-    half, middle = half_width(measurement), _middle(measurement, unit)
+    half, middle = half_width(measurement), figure(value_of(measurement, unit))
     return f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
 
 
 def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
     return [f"{figure(value)}{unit}" for value in (min(values), median(values), max(values))]
-
-
-def _middle(measurement: Measurement, unit: str) -> str:
-    return figure(value_of(measurement, unit))
 
 
 # The page of `collbench latency`: one access, one small copy, one small all-reduce.
