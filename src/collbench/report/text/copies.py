@@ -12,11 +12,10 @@ from collbench.judge.stats import half_width, summarize
 from collbench.judge.summary import host_shares
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Run, tags
+from collbench.model.run import Measurement, Run
 from collbench.model.units import every, figure, format_size
-from collbench.report.text.collectives import point_figures
 from collbench.report.text.frame import ending, header, sim
-from collbench.report.text.layout import Lines, Page, Part, both, short, table, whole
+from collbench.report.text.layout import Lines, Page, Part, both, prose, short, table, whole
 from collbench.report.text.matrix import at_largest, legend, rates_line, render_bandwidths, unit_of, value_of
 from collbench.report.text.reference import normal_line
 
@@ -152,11 +151,6 @@ def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
 # The page of `collbench latency`: one access, one small copy, one small all-reduce.
 
 _HOST_CHASE = "accesses to pinned host memory"
-_TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
-_LAUNCH_LEGEND = """; launch: one call
-of an ungraphed loop, as in a training step, the mean of the ranks"""
-
-
 # The names of works in the answer of the short page.
 _LATENCIES = {
     Operation.ALLREDUCE: "all-reduce",
@@ -168,17 +162,18 @@ _LATENCIES = {
 
 
 def latency_page(run: Run) -> Page:
-    """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
+    """Yield the page's blocks: matrices of accesses, copies and all-reduces; the short page has a row for each."""
     yield from _latency_summary(run)
     yield from whole("header", Lines(header(run)))
     chase = [one for one in run.measured() if one.point.operation is Operation.CHASE]
     copies = [one for one in run.measured() if one.point.operation.is_copy]
-    for index, points in enumerate(filter(None, (chase, copies))):
+    allreduces = [one for one in run.measured() if one.point.operation is Operation.ALLREDUCE]
+    for index, points in enumerate(filter(None, (chase, copies, allreduces))):
         matrices = _matrices(run, Variant.PLAIN, points)
         yield from both("matrices", *matrices) if index == 0 else whole("matrices", *matrices)
+    yield from whole("tables", *_launched(run))
     if host := run.measured(Variant.HOST):
         yield from whole("tables", *_devices(run, Variant.HOST, host))
-    yield from whole("tables", *_allreduce(run))
     lacks = "skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"
     yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
@@ -198,15 +193,10 @@ def _latency_summary(run: Run) -> Page:
         yield from short(table(f"{sim(run)}latency", *_RANGE, rows=rows, keys=2))
 
 
-def _allreduce(run: Run) -> Iterator[Part]:
-    measurements = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
-    if not measurements:
-        return
-    yield Text(f"\nallreduce of {format_size(measurements[0].point.size_bytes)} on each pair")
-    launches = any(summarize(measurement).launch_seconds for measurement in measurements)
-    rows = (
-        (tags(measurement.point.members, run.devices, "-"), *point_figures(measurement)[:2])
-        for measurement in sorted(measurements, key=lambda m: m.point.members)
-    )
-    yield table("pair", "time µs", "launch µs", rows=rows, optional=("launch µs",))
-    yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
+def _launched(run: Run) -> Iterator[Text]:
+    """Yield how long ungraphed all-reduces take: as in a training step, which launches each."""
+    summaries = [summarize(one) for one in run.measured() if one.point.operation is Operation.ALLREDUCE]
+    launches = [1e6 * one.launch_seconds for one in summaries if one.launch_seconds]
+    if launches:
+        low, middle, high = _least_to_most(launches)
+        yield prose(f"one call of an ungraphed loop, mean of the ranks: {low} to {high} µs, median {middle}")
