@@ -9,8 +9,6 @@ from rich.text import Text
 from collbench.report.prose import NAME_WIDE, WIDE, filled, named
 from collbench.report.text.layout import Figures, Found, Legend, Lines, Page, Prose, Table, shown
 
-_FEW_ROWS = 8  # up to this many rows, a second table with the remaining columns is easy to read
-
 
 def drawn(
     page: Page, *, verbose: bool, wide: int = WIDE, columns: int | None = None, colored: bool = False
@@ -22,7 +20,8 @@ def drawn(
     """
     for part in shown(page, verbose=verbose):
         if isinstance(part, Table):
-            yield Text("\n".join(part.lines())) if columns is None else _trimmed(part, columns)
+            folded = [part] if columns is None else fold(part, columns)
+            yield Text("\n\n".join("\n".join(one.lines()) for one in folded))
         elif isinstance(part, Found):
             yield _found(part, wide)
         elif isinstance(part, Prose):
@@ -61,22 +60,6 @@ def _parts(line: Text, width: int, hang: int) -> Iterator[Text]:
 
 
 # Tables in several parts.
-
-
-def _trimmed(table: Table, width: int) -> Text:
-    """Return a table without as many of its spare columns as `width` requires, and a line that names these.
-
-    The table is folded if that does not suffice, or if it has few rows.
-    """
-    kept = [*range(len(table.heads))]
-    spare = [table.heads.index(head) for head in table.spare if len(table.rows) > _FEW_ROWS and head in table.heads]
-    hidden = list[str]()
-    while spare and _width(table.part(kept)) > width:
-        hidden.append(table.heads[spare[0]])
-        kept.remove(spare.pop(0))
-    parts = ["\n".join(part.lines()) for part in fold(table.part(kept), width)]
-    lines = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
-    return Text("\n".join(["\n\n".join(parts), *lines]))
 
 
 def fold(table: Table, width: int) -> list[Table]:

@@ -45,17 +45,13 @@ class Table:
     """Rows of texts below their heads; a cell may have several lines.
 
     Columns `left` (their indices) are aligned left, the others right. The first `keys` columns name the rows: each part
-    of the table begins with them where it is folded. Of many rows a narrow terminal leaves out columns instead of
-    printing all rows twice: `spare` are the heads of these columns, the first to go first; `elsewhere` says in a clause
-    where to find them.
+    of the table begins with them where it is folded.
     """
 
     heads: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
     left: Collection[int] = (0,)
     keys: int = 1
-    spare: Sequence[str] = ()
-    elsewhere: str = ""
 
     def add_row(self, *cells: str) -> None:
         """Append a row; cells that it lacks at its end are empty."""
@@ -87,19 +83,17 @@ def table(
     rows: Iterable[Iterable[str]] = (),
     left: Collection[str] | None = None,
     keys: int | None = None,
-    spare: Sequence[str] = (),
-    elsewhere: str = "",
     optional: Collection[str] = (),
 ) -> Table:
     """Return a table of these rows: columns `left` (None: the first one) are aligned left, the others right.
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first. Columns `optional` are
-    left out where they are empty or "-" in all rows. The rest is as in Table.
+    left out where they are empty or "-" in all rows.
     """
     is_left = [index == 0 if left is None else head in left for index, head in enumerate(heads)]
     at_start = len([*takewhile(bool, is_left)]) or 1
     at_left = [index for index, aligned in enumerate(is_left) if aligned]
-    filled = Table(heads, [], at_left, at_start if keys is None else keys, spare, elsewhere)
+    filled = Table(heads, [], at_left, at_start if keys is None else keys)
     for row in rows:
         filled.add_row(*row)
     empty = {head for at, head in enumerate(heads) if all(row[at] in ("", "-") for row in filled.rows)}

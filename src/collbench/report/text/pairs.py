@@ -79,7 +79,7 @@ def _on_pairs(run: Run) -> dict[Operation, int]:
 
 
 def _mapped(run: Run) -> dict[Operation, int]:
-    """Return those whose matrices are printed: the first copy and the first collective."""
+    """Return those that are printed: the first copy and the first collective; `show --ranking` has all."""
     sizes = _on_pairs(run)
     shown = [one for one in sizes if one.is_copy][:1] + [one for one in sizes if one.is_collective][:1]
     return {operation: sizes[operation] for operation in shown}
@@ -99,13 +99,12 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     title = f"{ranking.operation} at {size}, {unit} (95% interval; up to {ranking.delta:.1%} is a tie)"
     yield prose(f"{sim(run)}pairs by {title}")
-    operations = [ranking.operation, *(one for one in _on_pairs(run) if one is not ranking.operation)]
-    spare = [operation.value for operation in reversed(operations) if operation not in _mapped(run)]
-    # The interval and the comparison are those of the operation that ranks: a folded table keeps them beside it.
-    heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *operations[1:]]
-    _, *others = rankings_of_pairs(run, ranking)
+    others = {operation: size for operation, size in _mapped(run).items() if operation is not ranking.operation}
+    # The interval and the comparison are those of the operation that ranks.
+    heads = ["tier", "pair", "label", ranking.operation, "interval", "vs best", *others]
+    rankings = [rank_pairs(run, operation, size_bytes) for operation, size_bytes in others.items()]
     figures = [
-        {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in others
+        {one.pair: value(one.seconds, one.gbs, unit) for one in each.standings} if each else {} for each in rankings
     ]
     last, shown = -1, list[tuple[str, ...]]()
     for index in _kept_rows(ranking, rows):
@@ -122,8 +121,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[P
         rates = (f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in figures)
         pair = tags(standing.pair, run.devices, "-")
         shown.append((str(standing.tier), pair, standing.label, f"{middle:.1f}", interval, relation, *rates))
-    elsewhere, left = "widen the terminal, or run collbench show RUN.JSON --ranking", heads[:3] + heads[5:6]
-    yield table(*heads, rows=shown, left=left, spare=spare, elsewhere=elsewhere)
+    yield table(*heads, rows=shown, left=heads[:3] + heads[5:6])
     yield Text(sentence(verdict_of(ranking)))
     yield from undecided(standing.relation for standing in ranking.standings)
 
