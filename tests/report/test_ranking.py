@@ -9,7 +9,7 @@ from collbench.judge.summary import rank_summary
 from collbench.model.operations import Operation
 from collbench.report.text.ranking import page
 from collbench.runfile import run_file
-from tests.builders import GIB
+from tests.builders import GIB, gpus, measured, run_of
 from tests.report.pages import text
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4xh200-peers" / "pairs.json"
@@ -44,3 +44,12 @@ def raw_seconds(operation: str, devices: list[int], size: int) -> float:
         if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
             return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
     raise AssertionError(f"{operation} {devices} {size} is not in the file")
+
+
+def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:
+    # 10 µs and 100 GB/s: time = 10e-6 + size / 100e9, so a message of 1e6 B takes as long as it waits
+    sizes = [8, 2**10, 2**16, 2**20, 2**26]
+    points = [measured(Operation.CE_WRITE, (0, 1), s / (10e-6 + s / 100e9) / 1e9, s) for s in sizes]
+    run = run_of(gpus(2), points)
+    (row,) = (line.split() for line in text(page(run, rank_summary(run))).splitlines() if "KiB" in line)
+    assert (row[0], row[2], row[5], row[8:10]) == ("GPU0→GPU1", "10.0", "100.0", ["976.6", "KiB"])  # which are 1e6 B

@@ -12,10 +12,9 @@ from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.compare import compare
 from collbench.judge.diagnose import Severity, Verdict, coverage, judge
-from collbench.judge.summary import Fit, RankedWork, rank_summary
+from collbench.judge.summary import RankedWork, rank_summary
 from collbench.judge.tiers import Ranking, verdict_of
 from collbench.model.capabilities import capabilities
-from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, tags
 from collbench.model.units import counted, format_size
 from collbench.report.html.page import Group, Section
@@ -45,7 +44,6 @@ def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) 
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),
         Section("verdicts", "Verdicts", groups),
         Section("tiers", "Tiers", [*_tiers(run, works)], ranking_page.RELATIONS_LEGEND),
-        Section("fits", "Latency and bandwidth", [*_fits(run, works)], ranking_page.FITS_LEGEND),
         Section("health", "Health", [*_health(run)]),
         Section("environment", "Environment", [*_environment(run)]),
     ]
@@ -60,15 +58,6 @@ def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
             yield Group(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
-
-
-def _fits(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
-    for work in works:
-        if count := sum(isinstance(fit, Fit) for fit in work.fits):
-            _, *blocks = ranking_page.fits(run, work)
-            yield Group(blocks, f"{work.work}: {count} fits", paper=work.work == Work(Operation.ALLREDUCE))
-    if unfitted := [*ranking_page.no_fits(works)]:
-        yield Group([Lines("\n".join(unfitted))])
 
 
 def _health(run: Run) -> Iterator[Group]:

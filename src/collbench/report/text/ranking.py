@@ -34,7 +34,7 @@ tied, different: compared with the best, by the 90% and the simultaneous 95%
 interval of the difference (99% below five trials); undecided: neither;
 failed: something on it failed, whatever its rate; impossible: nothing failed,
 but a rate is above the hardware's limit"""
-FITS_LEGEND = """\
+_FITS_LEGEND = """\
 latency, bandwidth: of time = latency + size / bandwidth, with 95% intervals;
 n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
@@ -60,12 +60,12 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
     for ranking in rankings:
         yield from whole("tiers", *_section(run, ranking))
     for ranked in works:
-        yield from whole("fits", *fits(run, ranked))
+        yield from whole("fits", *_fits(run, ranked))
     if rankings:
         yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
     if any(isinstance(fit, Fit) for ranked in works for fit in ranked.fits):
-        yield from whole("fits", Text(FITS_LEGEND))
-    lines = [*(line for ranked in works for line in _lacks(run, ranked)), *no_fits(works), *failures(run)]
+        yield from whole("fits", Text(_FITS_LEGEND))
+    lines = [*(line for ranked in works for line in _lacks(run, ranked)), *_no_fits(works), *failures(run)]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     yield from short(Lines("\n" + "\n".join([*troubled(run), origin(run)])))
@@ -207,7 +207,7 @@ def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     return tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
-def fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
+def _fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
     """Yield a title and a table of a work's fits; nothing without one."""
     fitted = [fit for fit in ranked.fits if isinstance(fit, Fit)]
     if not fitted:
@@ -247,7 +247,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
         yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 
-def no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
+def _no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     """Yield a line for each reason why links have no fit, with their works."""
     works: dict[str, Counter[Work]] = defaultdict(Counter)
     for ranked in every:
