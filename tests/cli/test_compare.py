@@ -44,7 +44,7 @@ def files(program: Program) -> None:
 def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
     result = program("compare", "-v", "base.json", "slow.json", "--fail-below", share)
     assert result.status == status
-    slower = f"Slower: GPU1-GPU3: all measurements on it: 9.7% slower; nothing significantly by more than {share} "
+    slower = f"Slower: all of GPU1-GPU3: 9.7% slower; nothing significantly by more than {share} "
     assert status or slower in result.out
 
 

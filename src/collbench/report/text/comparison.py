@@ -80,8 +80,8 @@ def body(comparison: Comparison, names: tuple[str, str]) -> Page:
     yield from whole("header", Lines("\n".join(lines)))
     yield from short(Lines("\n".join(lines[:_FEW_LINES])))
     for verdict in (Verdict.WORSE, Verdict.BETTER):
-        yield from whole("tables", *_groups(comparison, verdict, _MOST_ROWS), *_points(comparison, verdict, _MOST_ROWS))
-        yield from short(*_groups(comparison, verdict, _FEW_ROWS), *_points(comparison, verdict, _FEW_ROWS))
+        yield from whole("tables", *_changed(comparison, verdict, _MOST_ROWS))
+        yield from short(*_changed(comparison, verdict, _FEW_ROWS))
     yield from whole("notes", Text(f"\n{_LEGEND}\n"))
     yield from short(Text())
     yield Lines("\n".join(_counts(comparison)))
@@ -272,46 +272,38 @@ def _slowest(comparison: Comparison, slower: Sequence[Change | Group]) -> str:
     visible = [one for one in slower if isinstance(one, Group) or one.key in shown]
     worst = min(visible or slower, key=lambda one: (isinstance(one, Change), one.ratio))
     if isinstance(worst, Group):
-        name = group_name(comparison, worst)
+        name = _group_name(comparison, worst, f" at {format_size(worst.size_bytes)}")
     else:
         work, members = worst.key.work, worst.key.members
         name = f"{work} at {format_size(worst.key.size_bytes)} on {_device_names(comparison.base, members, work)}"
     return f"{name}: {1 - worst.ratio:.1%} slower"
 
 
-def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
-    groups = [group for group in comparison.groups if group.verdict is verdict]
-    if not groups:
-        return
-    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
-    rows = [
-        (group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
-        for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))
-    ]
-    yield from listed(table("what", "points", "bandwidth", "interval", rows=rows), most, _ALL)
-
-
-def group_name(comparison: Comparison, group: Group) -> str:
-    """Return what a group's data points share: the devices, or the work and its size."""
+def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
+    """Return what a group's data points share: the devices, or the work and its size (`at`)."""
     if group.kind is Kind.DEVICES:
-        return f"{_device_names(comparison.base, group.members)}: all measurements on it"
-    return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
+        return f"all of {_device_names(comparison.base, group.members)}"
+    return f"{group.work}{at} everywhere"
 
 
-def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
-    changed = _rows(comparison, verdict)
-    if not changed:
-        return
-    yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
-    heads, rows = ("where", "points", "size", "base", "new", "bandwidth", "interval"), []
-    for name, count, shown in changed:
+def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
+    """Yield a table of what has this verdict: what has it as a whole, then data points."""
+    groups = sorted((one for one in comparison.groups if one.verdict is verdict), key=lambda one: -abs(1 - one.ratio))
+    rows = []
+    for one in groups:
+        size = "" if one.kind is Kind.DEVICES else format_size(one.size_bytes)
+        rows.append((_group_name(comparison, one), str(one.points), size, "", "", *_ratio(one.ratio, one.interval)))
+    for name, count, shown in _rows(comparison, verdict):
         if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
         rows.append((name, str(count), size, *figures, *_ratio(shown.ratio, shown.interval)))
-    yield from listed(table(*heads, rows=rows, keys=3), most, _ALL)
+    if rows:
+        yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
+        heads = ("what", "points", "size", "base", "new", "bandwidth", "interval")
+        yield from listed(table(*heads, rows=rows, keys=3, optional=heads[2:5]), most, _ALL)
 
 
 class _Row(NamedTuple):
