@@ -18,7 +18,6 @@ from collbench.machine.labels import is_pcie
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import (
-    NCCL_START,
     CommandKind,
     Device,
     Flag,
@@ -32,6 +31,7 @@ from collbench.model.run import (
     at_the_ends,
     device_sets,
     new_errors,
+    tags,
 )
 from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.report import sentences
@@ -240,7 +240,6 @@ _STOPS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-_REPORTED_S = 0.05  # a shorter phase is not reported
 _MOST_FAILURES = 8  # lines; the file has all failures
 _FEW_LINES = 3  # of failures, of health: on the short page
 _MOST_NAMES = 4  # of what was skipped for one reason, of works
@@ -248,7 +247,7 @@ _MOST_NAMES = 4  # of what was skipped for one reason, of works
 
 def notes(run: Run, *, health: bool = True) -> list[str]:
     """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
-    lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
+    lines = [*_stopped(run), *_verified(run), *failures(run), *_interference(run)]
     lines += nccl_notes(run)
     if health:
         lines += [f"health    {line}" for line in health_lines(run)]
@@ -295,19 +294,6 @@ def _stopped(run: Run) -> Iterator[str]:
     parts = [f"{counts[reason]} {label}" for reason, label in _STOPS.items() if counts[reason]]
     if parts:
         yield f"points    {amount(len(run.measurements), 'data point')}: {', '.join(parts)}"
-
-
-def _time(run: Run) -> Iterator[str]:
-    if "timed" in run.phases:
-        inside = [
-            f"{name} {seconds:.1f} s"
-            for name, seconds in run.phases.items()
-            if name not in ("timed", NCCL_START) and seconds >= _REPORTED_S
-        ]
-        start = run.phases.get(NCCL_START, 0.0)
-        around = f" ({', '.join(inside)})" if inside else ""
-        around += f", after {start:.1f} s for NCCL to start" if start >= _REPORTED_S else ""
-        yield f"time      {run.phases['timed']:.1f} s of {run.seconds:.1f} s in timed regions{around}"
 
 
 def _verified(run: Run) -> Iterator[str]:
@@ -371,27 +357,29 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 def _interference(run: Run) -> Iterator[str]:
     """Yield whether pairs keep their rates while other pairs are busy, by the interference check."""
     trusted = [check for check in run.interference_checks if check.trusted]
-    disagreeing: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
+    disagreeing: dict[str, list[InterferenceCheck]] = defaultdict(list)
     for check in run.interference_checks:
         if not check.trusted:
-            disagreeing[check.label, Work(check.operation, check.variant)].append(check)
+            disagreeing[check.label].append(check)
     if trusted:
         within = f"{max(abs(1 - check.ratio) for check in trusted):.1%}"
         count = f"{len(trusted)} of " if disagreeing else ""
         count += amount(len(run.interference_checks), "comparison")
         yield f"checked   interference: a pair keeps its isolated rate within {within} while others are busy ({count})"
-    for (label, work), checks in disagreeing.items():
-        sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
-        at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
-        pairs = abridged([device_names(run.devices, work, check.members) for check in checks], _MOST_NAMES, "; ")
+    for label, checks in disagreeing.items():
+        works = abridged([*dict.fromkeys(str(Work(one.operation, one.variant)) for one in checks)], _MOST_NAMES)
+        sizes = [check.size_bytes for check in checks if check.size_bytes is not None]
+        at = f" at {size_span(sizes)}" if sizes else ""
+        members = dict.fromkeys(tuple(sorted(check.members)) for check in checks)
+        pairs = abridged([tags(one, run.devices, "-") for one in members], _MOST_NAMES)
         ratios = [check.ratio for check in checks]
         share = span(f"{min(ratios):.0%}", f"{max(ratios):.0%}")
         noise = f"{max(check.delta for check in checks):.1%}"
         yield (
-            f"isolated  {work}{at} on {pairs}: {share} of the isolated rate while other pairs are busy, which is more "
+            f"isolated  {works}{at} on {pairs}: {share} of the isolated rate while other pairs are busy, which is more "
             f"than noise (±{noise}): {label} pairs are measured one at a time"
         )
-    if any(is_pcie(label) for label, _ in disagreeing):
+    if any(map(is_pcie, disagreeing)):
         yield "isolated  all pairs on PCIe: their paths share links"
 
 
