@@ -59,7 +59,7 @@ def collectives_page(run: Run) -> Page:
             if step > 1:
                 yield from short(Text(f"one size of {step}; --verbose shows all {len(sizes)}"))
     for operation in dict.fromkeys(operation for operation, _ in groups):
-        yield from whole("tables", Text(_columns_legend(run, operation)))
+        yield from whole("tables", Text(_legend(run, operation)))
     if run.latencies:
         from collbench.report.text.tails import blocks as single_launches  # late: few runs need it
 
@@ -111,20 +111,21 @@ def _title(
     return f"{operation} over {tags(devices, run.devices)} ({len(devices)} ranks): {', '.join(settings)}"
 
 
-def _columns_legend(run: Run, operation: Operation) -> str:
+_LEGEND = """\
+time: one collective on the device, the slowest rank, median; launch: one call
+of an ungraphed loop, as in a training step, the mean of the ranks;
+interval: 95% of busbw, GB/s; wrong: elements that failed verification"""
+
+
+def _legend(run: Run, operation: Operation) -> str:
     """Return the meaning of the columns in lines of at most 80 characters."""
-    samples = [sample for measurement in run.measurements for sample in measurement.samples]
-    lines = ["time: one collective on the device, the slowest rank, median;"]
-    if any(sample.launch_seconds is not None for sample in samples):
-        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as in a training step, the mean of the ranks;"]
-    if any(sample.plain for sample in samples):
-        lines.append("between hosts, time is of plain launches, not of CUDA graph replays;")
+    lines = [_LEGEND, f"busbw = algbw × {operation.collective.busbw.formula}"]
+    if any(sample.plain for measurement in run.measurements for sample in measurement.samples):
+        lines.append("between hosts, time is of plain launches, not of CUDA graph replays")
     if operation.shares:
-        lines.append("size: all ranks' blocks together, count: elements of one block;")
+        lines.append("size: all ranks' blocks together, count: elements of one block")
     if operation.irregular:
-        lines.append("size: bytes of the busiest rank, the more of sent and received;")
-    lines.append(f"busbw = algbw × {operation.collective.busbw.formula}; interval: 95% of busbw, GB/s;")
-    lines.append("wrong: elements that failed verification")
+        lines.append("size: bytes of the busiest rank, the more of sent and received")
     return "\n".join(lines)
 
 
