@@ -60,7 +60,7 @@ def columns() -> str:
     """Return the columns of each kind of run that `export` writes."""
     parts = []
     for title, module in (
-        ("Links, pairs and collectives", "report.columns"),
+        ("Links, pairs and collectives", "report.rows"),
         ("overlap", "overlaps.section"),
         ("replay", "jobs.replay.section"),
     ):

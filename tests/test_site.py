@@ -12,7 +12,7 @@ import collbench
 from collbench.cli.program import cli
 from collbench.jobs.replay import section as replays
 from collbench.overlaps import section as overlaps
-from collbench.report.columns import COLUMNS
+from collbench.report.rows import COLUMNS
 from docs import site_pages
 from tests.cli.program import Program
 

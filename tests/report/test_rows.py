@@ -7,8 +7,7 @@ import pytest
 
 from collbench.model.operations import Operation
 from collbench.model.run import Latency, RankLaunches
-from collbench.report.columns import COLUMNS, Type
-from collbench.report.rows import rows
+from collbench.report.rows import COLUMNS, Type, rows
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import hostile_run

@@ -11,8 +11,7 @@ from markdown_it import MarkdownIt
 
 from collbench.model.operations import Operation
 from collbench.report import rows as formats
-from collbench.report.columns import COLUMNS, Row, Type
-from collbench.report.rows import rows
+from collbench.report.rows import COLUMNS, Row, Type, rows
 from tests.builders import gpus, measured, run_of
 from tests.report.hostile import hostile_run
 

@@ -12,8 +12,7 @@ from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure, spread, strongest, summarize
 from collbench.overlaps.results import Overlap, Priority, overlaps_of
 from collbench.report import sentences
-from collbench.report.columns import Column, Row, Type, with_interval
-from collbench.report.rows import devices_of, outcome_of
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Part, Table, both, short, table, whole

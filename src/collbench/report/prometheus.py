@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
-from collbench.report.columns import Row, Value
-from collbench.report.rows import rows, run_id
+from collbench.report.rows import Row, Value, rows, run_id
 from collbench.runfile.codec import picked
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collbench.model.run import Run
 from collbench.runfile.run_file import SECTIONS
 
 if TYPE_CHECKING:
-    from collbench.report.columns import Column, Row
+    from collbench.report.rows import Column, Row
     from collbench.report.text.layout import Page
 
 

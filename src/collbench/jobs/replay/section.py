@@ -16,8 +16,7 @@ from collbench.model.units import amount, fixed, format_size, sentence
 from collbench.overlaps.factors import Figure
 from collbench.overlaps.section import half_interval, milliseconds
 from collbench.report import sentences
-from collbench.report.columns import Column, Row, Type, with_interval
-from collbench.report.rows import devices_of, outcome_of
+from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
 from collbench.report.sections import Html
 from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, troubled

@@ -289,7 +289,7 @@ def _group_name(comparison: Comparison, group: Group, at: str = "") -> str:
 def _changed(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Part]:
     """Yield a table of what has this verdict: what has it as a whole, then data points."""
     groups = sorted((one for one in comparison.groups if one.verdict is verdict), key=lambda one: -abs(1 - one.ratio))
-    rows = []
+    rows = list[tuple[str, ...]]()
     for one in groups:
         size = "" if one.kind is Kind.DEVICES else format_size(one.size_bytes)
         rows.append((_group_name(comparison, one), str(one.points), size, "", "", *_ratio(one.ratio, one.interval)))
