@@ -42,7 +42,7 @@ def topo(
 
     "auto" takes only GPUs, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises Error.
     """
-    backend = keywords.text("backend", backend, ("auto", *BACKENDS))
+    backend = keywords.named("backend", backend, ("auto", *BACKENDS))
     fabric = None if fabric is None else str(keywords.path(fabric))
     if file is not None:
         file = keywords.path(file)
@@ -92,6 +92,6 @@ def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = No
     from collbench.machine.doctor import collect  # late: pynvml, the extension
     from collbench.machine.doctor.judge import judge
 
-    keywords.text("backend", backend, [name for name, row in BACKENDS.items() if not row.simulated])
+    backend = keywords.named("backend", backend, [name for name, row in BACKENDS.items() if not row.simulated])
     library = None if nccl is None else str(keywords.path(nccl))
     return tuple(judge(collect.examine(backend, os.environ, library)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,18 +45,6 @@ def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -
     return value
 
 
-def text(name: str, value: object, choices: Collection[str]) -> str:
-    """Return a text, one of the known ones."""
-    if not isinstance(value, str) or value not in choices:
-        raise _unknown(name, value, choices)
-    return value
-
-
-def _unknown(name: str, value: object, choices: Collection[str]) -> UsageError:
-    near = did_you_mean(value, choices) if isinstance(value, str) else ""
-    return UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}{near}")
-
-
 def as_typed(text: str) -> str:
     """Return a word without what people may leave out of it or write in its place."""
     return "".join(letter for letter in text.lower() if letter not in "-_ ")
@@ -68,7 +56,8 @@ def named(name: str, value: object, choices: Iterable[Named]) -> Named:
     for choice in choices:
         if isinstance(value, str) and as_typed(value) == as_typed(choice):
             return choice
-    raise _unknown(name, value, choices)
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}{near}")
 
 
 def several(value: object) -> list[Any]:

@@ -39,8 +39,8 @@ def predict(
     step = Step(
         parse_parameters(str(params)),
         keywords.whole("layers", layers, least=1, most=MOST_LAYERS),
-        keywords.text("strategy", strategy, STRATEGIES),
-        keywords.text("dtype", dtype, BYTES),
+        keywords.named("strategy", strategy, STRATEGIES),
+        keywords.named("dtype", dtype, BYTES),
     )
     counts = None
     if gpus is not None:
