@@ -63,7 +63,7 @@ def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -
         (
             "another backend",
             "base.json cores.json",
-            "base.json is of the cuda backend and cores.json of the host backend",
+            "the base is of the cuda backend and another run of the host backend",
         ),
         ("a simulated run", "base.json sim.json", "their figures measure different things"),
         ("nothing in common", "base.json other.json", "base.json and other.json have no data point in common"),

@@ -133,10 +133,6 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05, history: Sequence[
 
     for run in (base, new, *history):
         keywords.check_run(run, "compare")
-        if run.backend != base.backend:
-            raise UsageError(
-                f"a run of the {base.backend} backend and one of the {run.backend} backend cannot be compared"
-            )
     if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
         raise UsageError(f"fail_below={fail_below!r} is not a ratio: write a number from 0 to below 1, such as 0.05")
     return compared(base, new, fail_below, None, history)

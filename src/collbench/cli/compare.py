@@ -71,7 +71,6 @@ def compare(
     _check_count(run_files, history, reference=reference)
     runs = [run_file.load(path) for path in run_files]
     earlier = {path: run_file.load(path) for path in history}
-    _check_alike([*runs, *earlier.values()], [*run_files, *history])
     if reference:
         status = _reference(runs[0], operation, as_json=as_json)
     else:
@@ -97,16 +96,6 @@ def _check_count(paths: Sequence[Path], history: Sequence[Path], *, reference: b
         first = seen.setdefault(path.resolve(), path)
         if first is not path:
             raise UsageError(f"{path} and {first} are the same file: name each run once")
-
-
-def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
-    """Raise UsageError for runs of different backends: their figures are not comparable."""
-    for run, path in zip(runs, paths, strict=True):
-        if run.backend != runs[0].backend:
-            raise UsageError(
-                f"{paths[0]} is of the {runs[0].backend} backend and {path} of the {run.backend} backend: "
-                "their figures measure different things; compare runs of the same backend"
-            )
 
 
 def _changes(

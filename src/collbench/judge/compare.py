@@ -520,8 +520,15 @@ def compare(
 ) -> Comparison:
     """Return the comparison of two runs of one backend; of one operation where it is given.
 
-    `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary.
+    `history` are other runs of the base's machine, of no matter which date: they show how much its runs vary. Raises
+    UsageError for runs of different backends.
     """
+    for run in (new, *history):
+        if run.backend != base.backend:
+            raise UsageError(
+                f"the base is of the {base.backend} backend and another run of the {run.backend} backend: their "
+                "figures measure different things; compare runs of the same backend"
+            )
 
     def wanted(points: dict[Key, Measurement]) -> dict[Key, Measurement]:
         return {key: one for key, one in points.items() if operation in (None, one.point.operation)}
