@@ -62,7 +62,45 @@ def by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         verification=", ".join(map(str, files or ())),
         size_bytes=None if files is None else request.size_bytes,
     )
-    return _answer(found.run, choice, origin, [Omitted(device.tag, why) for device, why in criteria.never_chosen])
+    left_out = [Omitted(device.tag, why) for device, why in criteria.never_chosen]
+    answer = _answer(found.run, choice, origin, left_out)
+    if found.run.measurements or capabilities(criteria.backend).cores or request.count == 1:
+        return answer
+    return _with_peers(answer, request, criteria.backend, notices)
+
+
+def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices: Notices) -> Selected:
+    """Return the answer with what P2P does between the only two devices, which no run shows.
+
+    It is not tried where more devices, or the work of others on them, would make that longer than a choice may take.
+    """
+    selection = answer.selection
+    if request.count > 2 or request.allow_busy or request.verify is False:
+        source = f"{selection.origin.source}; collbench check --map-p2p tries P2P"
+        return replace(answer, selection=replace(selection, origin=replace(selection.origin, source=source)))
+    from collbench.measurement.peer_map import examine  # late: the simulator
+    from collbench.report.text import peer_map as report
+
+    devices = ",".join(device.uuid for device in selection.devices)
+    if not capabilities(backend).simulated:
+        notices.say("trying P2P between the only two GPUs for a few seconds")
+    try:
+        examined = examine(devices, backend, request.fabric, named_nccl(request.nccl), new_seed())
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted while trying P2P: {request.undone}") from error
+    except CollbenchError as error:
+        raise error.reworded(f"cannot try P2P: {error}; --no-verify leaves it out") from error
+    status, finding = report.status(*examined), report.finding(*examined)
+    if status is ExitStatus.DONE:
+        origin = replace(selection.origin, source=f"no choice to make; {finding}")
+        return replace(answer, selection=replace(selection, origin=origin))
+    origin = replace(selection.origin, source="no choice to make, P2P tried just now")
+    pair = device_sets([(0, 1)], selection.devices)
+    selection = replace(selection, origin=origin, contradiction=finding)
+    if status is ExitStatus.CONTRADICTION:
+        return replace(answer, selection=selection)
+    failed = (f"{pair} ({report.answer(*examined).rstrip('.')})",)
+    return Selected(replace(selection, failed=failed, reason=f"{selection.reason}; includes failed {pair}"), status)
 
 
 def chosen_by_run(

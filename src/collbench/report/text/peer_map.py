@@ -98,9 +98,23 @@ def part(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[Part]:
     """
     yield Lines(f"p2p       {answer(peer_map, every)}")
     if status(peer_map, every) is not ExitStatus.DONE or _unused(peer_map):
-        offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
-        concerned = [cause for cause in every if offered.intersection(cause.links)]
-        yield from map(Lines, _explained(peer_map, concerned))
+        yield from map(Lines, _explained(peer_map, _concerned(peer_map, every)))
+
+
+def finding(peer_map: PeerMap, every: Sequence[PeerCause]) -> str:
+    """Return the answer in one line with the first cause of what is offered and does not deliver, and its fix."""
+    said, concerned = answer(peer_map, every), _concerned(peer_map, every)
+    if not concerned:
+        return said
+    cause = concerned[0]
+    why = "" if cause.text in said else f" Probable cause: {cause.name}: {cause.text}."
+    return f"{said}{why} Fix: {cause.fix}"
+
+
+def _concerned(peer_map: PeerMap, every: Sequence[PeerCause]) -> list[PeerCause]:
+    """Return the causes but those for which the driver offers none."""
+    offered = {link.devices for link in peer_map.links if link.state is not PeerState.NONE}
+    return [cause for cause in every if offered.intersection(cause.links) or peer_map.nccl_failure]
 
 
 def _explained(peer_map: PeerMap, every: Sequence[PeerCause]) -> Iterator[str]:
