@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collbench.jobs.api import load_job as load_job
     from collbench.jobs.marks import step as step
     from collbench.jobs.predict.api import predict as predict
-    from collbench.jobs.replay.api import replay as replay
+    from collbench.jobs.replay.measure import replay as replay
     from collbench.model.errors import CollbenchError as Error
     from collbench.overlaps.api import overlap as overlap
 
@@ -47,7 +47,7 @@ _HOMES = {
     "overlap": "overlaps.api",
     "predict": "jobs.predict.api",
     "rank": "api.runs",
-    "replay": "jobs.replay.api",
+    "replay": "jobs.replay.measure",
     "runs": "api.runs",
     "select": "cli.calls",
     "step": "jobs.marks",

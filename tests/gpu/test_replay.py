@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay.api import Replaying, request_of
+from collbench.jobs.replay.measure import Replaying, request_of
 from collbench.jobs.replay.results import replays_of
 from collbench.model.run import Run
 from tests.gpu.machine import need_gpus

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from collbench.jobs.job import Call
-from collbench.jobs.replay.protocol import ReplayLoad
-from collbench.jobs.replay.schedule import schedule_of
-from collbench.jobs.replay.worlds import ReplayWorld
+from collbench.jobs.replay.backends import ReplayWorld
+from collbench.jobs.replay.schedule import ReplayLoad, schedule_of
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.overlaps.protocol import Load

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from collbench.jobs import job_file
-from collbench.jobs.replay import worlds as backend
-from collbench.jobs.replay.protocol import ReplayArm, ReplayOpened
+from collbench.jobs.replay import backends as backend
+from collbench.jobs.replay.measure import ReplayArm, ReplayOpened
 from collbench.jobs.replay.results import replays_of
 from collbench.measurement.backends import factory
 from collbench.measurement.backends.factory import Choice

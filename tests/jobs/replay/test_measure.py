@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from collbench.jobs.replay import measure as replay
-from collbench.jobs.replay.measure import ReplayRequest, trial_of
-from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.jobs.replay.measure import ReplayArm, ReplayOpened, ReplayRequest, trial_of
 from collbench.jobs.replay.results import Replay, ReplayTrial, replays_of
-from collbench.jobs.replay.schedule import Schedule, schedule_of
-from collbench.jobs.replay.steps import ratio, summarize
+from collbench.jobs.replay.schedule import ReplayLoad, ReplayTimes, Schedule, schedule_of
+from collbench.jobs.replay.section import ratio, summarize
 from collbench.judge.outcome import outcome
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, FailureKind, MachineError
 from collbench.model.run import Device, Machine, Run

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from collbench.jobs.job import Call, Job
-from collbench.jobs.replay import simulated
-from collbench.jobs.replay.protocol import ReplayArm, ReplayLoad
-from collbench.jobs.replay.schedule import Post, Schedule, Unit, schedule_of
-from collbench.jobs.replay.worlds import ReplayWorld, open_replay
+from collbench.jobs.replay.backends import ReplayWorld, open_replay, open_simulated
+from collbench.jobs.replay.measure import ReplayArm
+from collbench.jobs.replay.schedule import Post, ReplayLoad, Schedule, Unit, schedule_of
 from collbench.model.errors import BackendError, Cause, FailureKind, MachineError
 from tests.jobs.replay.made import data_parallel, job_of, jobs, pipeline
 
@@ -203,7 +202,7 @@ def test_an_arm_whose_ranks_do_not_meet_ends_all() -> None:
 def test_simulated_devices_have_their_own_links() -> None:
     seconds = []
     for devices in ("0,1", "0,3", "3,0"):
-        opened = simulated.open_replay("dgx-1v", devices, 1, tuple)
+        opened = open_simulated("dgx-1v", devices, 1, tuple)
         (world,) = opened.worlds
         world.prepare(schedule_of(data_parallel(2, (2**26,))))
         seconds.append(world.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
@@ -215,7 +214,7 @@ def test_simulated_devices_have_their_own_links() -> None:
 
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     def times(seed: int, load: ReplayLoad) -> list[float]:
-        opened = simulated.open_replay("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
+        opened = open_simulated("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
         opened.worlds[0].prepare(schedule_of(data_parallel()))
         return [rank_times.step for rank_times in opened.worlds[0].run(load, 1.0)]
 

@@ -12,8 +12,8 @@ from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES
 from collbench.jobs import job_file
-from collbench.jobs.replay import api as replaying
-from collbench.jobs.replay.api import Replaying
+from collbench.jobs.replay import measure as replaying
+from collbench.jobs.replay.measure import Replaying
 
 
 @click.command()

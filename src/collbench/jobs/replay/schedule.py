@@ -104,6 +104,39 @@ class Schedule:
         return max(rest + sum(unit.pause for unit in units) for rest, units in zip(self.rests, self.ranks, strict=True))
 
 
+def operation_of(name: str) -> Operation:
+    """Return the operation as which a kind of call of a schedule is measured."""
+    return {P2P: Operation.SENDRECV, MIXED: Operation.ALLREDUCE}.get(name) or Operation(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLoad:
+    """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
+
+    `delay_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
+    torch's profiler: its units are as long as their kernels, and its step is of no use.
+    """
+
+    steps: int
+    pauses: bool = True
+    calls: bool = True
+    delay_s: float = 0.0
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTimes:
+    """One rank's seconds: of a step, the mean, and of each of its units, from its begin to its end, the mean.
+
+    `units` is () without calls, and where a trace does not say which kernel is whose. A unit's seconds include the wait
+    for other ranks. `queued` is False if the host fell behind its device.
+    """
+
+    step: float
+    units: tuple[float, ...] = ()
+    queued: bool = True
+
+
 def schedule_of(job: Job, ranks: int | None = None) -> Schedule:
     """Return what each of `ranks` ranks does in a step, by default as many as recorded.
 

@@ -1,19 +1,19 @@
-"""How a replay is shown: its page, its answer in HTML, its rows for other tools (`report/sections.py`)."""
+"""A replay's figures, and how they are shown: page, answer in HTML, rows for other tools (`report/sections.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from rich.text import Text
 
-from collbench.jobs.replay.results import Replay, ReplayedCall, replays_of
-from collbench.jobs.replay.steps import ReplaySummary, ratio, summarize
+from collbench.jobs.replay.results import Replay, ReplayedCall, ReplayTrial, replays_of
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, format_size, sentence
-from collbench.overlaps.factors import Figure
+from collbench.overlaps.factors import Figure, median_figure
 from collbench.overlaps.section import half_interval, milliseconds
 from collbench.report import sentences
 from collbench.report.rows import Column, Row, Type, devices_of, outcome_of, with_interval
@@ -21,6 +21,63 @@ from collbench.report.sections import Html
 from collbench.report.text.ablation import effect
 from collbench.report.text.frame import header, origin, sim, troubled
 from collbench.report.text.layout import Lines, Page, Table, both, listed, short, table, whole
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary:
+    """One arm, seconds a step, of the slowest rank (docs/method/collectives.md 10).
+
+    `step` is with pauses and calls, `pauses` without the calls, `exposed` what the calls add, trial by trial.
+    `communication` is the sum of a rank's calls within the step, without waiting.
+    `by_kind` is the seconds of one call of each of `Replay.calls`.
+    """
+
+    step: Figure
+    pauses: Figure
+    exposed: Figure
+    communication: Figure
+    by_kind: tuple[Figure, ...]
+
+
+def summarize(replay: Replay) -> ReplaySummary:
+    """Return the figures of an arm with at least one trial."""
+
+    def over_trials(value: Callable[[ReplayTrial], float]) -> Figure:
+        return median_figure([value(trial) for trial in replay.trials])
+
+    return ReplaySummary(
+        step=over_trials(step_seconds),
+        pauses=over_trials(lambda trial: max(trial.pauses)),
+        exposed=over_trials(lambda trial: step_seconds(trial) - max(trial.pauses)),
+        communication=over_trials(communication_seconds),
+        by_kind=tuple(
+            median_figure([trial.call_seconds[kind] for trial in replay.trials]) for kind in range(len(replay.calls))
+        ),
+    )
+
+
+def ratio(first: Replay, other: Replay) -> Figure | None:
+    """Return how many times as long an arm communicates as the first one, trial by trial: they took turns.
+
+    None without a trial of both.
+    """
+    pairs = list(zip(first.trials, other.trials, strict=False))
+    if not pairs:
+        return None
+    return median_figure(
+        [communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]
+    )
+
+
+def step_seconds(trial: ReplayTrial) -> float:
+    """Return a step's seconds on the slowest rank."""
+    return max(trial.step)
+
+
+def communication_seconds(trial: ReplayTrial) -> float:
+    """Return the seconds of communication on the rank that has most."""
+    return max(trial.communication)
+
 
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95% interval

@@ -19,8 +19,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from collbench.jobs.job import PointToPoint
-from collbench.jobs.replay.protocol import ReplayLoad, ReplayTimes
-from collbench.jobs.replay.schedule import Post, Schedule, Unit
+from collbench.jobs.replay.schedule import Post, ReplayLoad, ReplayTimes, Schedule, Unit
 from collbench.measurement.backends.torch_collectives import (
     Kind,
     Layout,
