@@ -39,9 +39,8 @@ from training.tables import markdown
 from collbench.jobs import job_file, steps
 from collbench.jobs.job import Job
 from collbench.jobs.predict.links import Links
+from collbench.jobs.predict.network import SHARE, Step, seconds_of
 from collbench.jobs.predict.recorded import PlacedJob, predict_job
-from collbench.jobs.predict.step import Step
-from collbench.jobs.predict.training import SHARE, seconds_of
 from collbench.runfile import run_file
 
 RESULTS = Path(__file__).parent / "results"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collbench.jobs.api import import_job as import_job
     from collbench.jobs.api import load_job as load_job
     from collbench.jobs.marks import step as step
-    from collbench.jobs.predict.api import predict as predict
+    from collbench.jobs.predict.network import predict as predict
     from collbench.jobs.replay.measure import replay as replay
     from collbench.model.errors import CollbenchError as Error
     from collbench.overlaps.api import overlap as overlap
@@ -45,7 +45,7 @@ _HOMES = {
     "measure": "cli.calls",
     "nodes": "cluster.api",
     "overlap": "overlaps.api",
-    "predict": "jobs.predict.api",
+    "predict": "jobs.predict.network",
     "rank": "api.runs",
     "replay": "jobs.replay.measure",
     "runs": "api.runs",

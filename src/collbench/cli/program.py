@@ -65,8 +65,8 @@ _GROUPS = {
     "Jobs": {
         "record": ("jobs.command", "Record every NCCL call of a job."),
         "import": ("jobs.command", "Import a job that another tool traced."),
-        "replay": ("jobs.replay.command", "Time the communication of a recorded job's step."),
-        "predict": ("jobs.predict.command", "Predict what communication costs a training step."),
+        "replay": ("jobs.command", "Time the communication of a recorded job's step."),
+        "predict": ("jobs.command", "Predict what communication costs a training step."),
     },
     "Cluster": {
         "nodes": ("cluster.command", "Find slow nodes and uplinks of a cluster, and choose nodes."),

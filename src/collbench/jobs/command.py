@@ -1,17 +1,33 @@
-"""`collbench record` and `collbench import`: a job, run and recorded, or from traces of another tool."""
+"""The commands about jobs: recorded, imported, replayed, and predicted on other links.
+
+Late imports: a command loads what it runs.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from collbench.api.runs import JOB, format_of, load_named, newest
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, say
+from collbench.cli.terminal import NOTICES, echo, leave, say, show_page
+from collbench.jobs import job_file
 from collbench.jobs.job import Job
+from collbench.jobs.predict.network import BYTES, MOST_LAYERS, STRATEGIES, Step, parse_parameters
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.printable import one_line
 from collbench.model.units import amount
+from collbench.runfile import run_file
+
+if TYPE_CHECKING:
+    from collbench.jobs.api import NamedRuns
+    from collbench.report.text.layout import Block
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _output = click.option(
@@ -70,7 +86,7 @@ def record(
       collbench record --streams /shared/rec -- mpirun -n 16 ./train
       collbench record --streams /shared/rec -o job.json   # merge, afterwards
     """
-    from collbench.jobs import api as jobs  # late: tempfile, subprocess
+    from collbench.jobs import api as jobs
 
     if not command:
         if gpu_times:
@@ -124,7 +140,7 @@ def import_job(output: Path | None, calls_per_step: int | None, force: bool, fil
       collbench import trace-0.json.gz trace-1.json.gz
       collbench import -o job.json /tmp/nccl_trace_rank_*
     """
-    from collbench.jobs import api as jobs  # late: tempfile, subprocess
+    from collbench.jobs import api as jobs
 
     path = output or Path("job.json")
     job = jobs.import_job(files, path, calls_per_step=calls_per_step, force=force, notices=NOTICES)
@@ -144,3 +160,194 @@ def _summary(job: Job, path: Path, done: str = "recorded") -> str:
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's
+
+
+# `collbench replay`
+
+
+def _without(text: str) -> tuple[str, ...]:
+    from collbench.jobs.replay.measure import parse_without
+
+    return parse_without(text)
+
+
+@click.command()
+@click.argument("job", metavar="JOB", type=options.FILE)
+@options.apply(
+    click.option(
+        "--devices",
+        metavar="LIST",
+        help="GPUs for the job's ranks, in rank order: nvidia-smi indices or UUIDs.  [default: the first GPUs]",
+    ),
+    click.option(
+        "--without",
+        metavar="WHAT",
+        callback=options.parsed(_without),
+        help="Replay it also without p2p, nvlink, shm or ib (several with commas), in turn, and compare.",
+    ),
+    click.option(
+        "--trials", metavar="N", type=options.COUNT, help="How often to time the step.  [default: 8; host: 6]"
+    ),
+    *options.of_workers,
+)
+def replay(job: Path, *, as_json: bool, **values: Any) -> None:
+    """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
+
+    JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
+    the communication time of a step and the exposed part: the step's time minus that of the pauses alone. All data is
+    verified. On another number of GPUs, only calls that involve all ranks can be replayed.
+
+    \b
+    Examples:
+      collbench replay job.json
+      collbench replay job.json --devices 2,3
+      collbench replay job.json --without p2p
+    """
+    from collbench.cli.measuring import measure_with_workers, new_file
+    from collbench.jobs.replay.measure import Replaying, request_of
+
+    request = request_of(job_file.load(job), job.name, values, options.command_line("replay"), NOTICES)
+    path = values["output"] or new_file("replay", request.backend)
+    measure_with_workers(partial(Replaying, request, path, NOTICES), "collbench.jobs.replay.section", as_json=as_json)
+
+
+# `collbench predict`
+
+_NUMBER = re.compile(r"\d{1,4}", re.ASCII)
+_OF_A_JOB = ("files", "devices", "recorded_links", "as_json")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of GPUs. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = next((part for part in parts if not _NUMBER.fullmatch(part) or int(part) < 2), None)
+    if wrong is not None:
+        raise UsageError(f"--gpus '{wrong}' is not a number of GPUs from 2: write 2,4")
+    return tuple(map(int, parts))
+
+
+@click.command()
+@options.run_files
+@options.apply(
+    click.option("--devices", metavar="LIST", help="For a job: devices in rank order: 2,3."),
+    click.option(
+        "--recorded-links",
+        metavar="RUN",
+        multiple=True,
+        type=options.FILE,
+        help="For a job: a run of the links that it used.  [default: the same runs, on the job's devices]",
+    ),
+    click.option("--params", metavar="COUNT", help="Without a job: the network's parameters: 124M, 1.5B."),
+    click.option(
+        "--strategy",
+        type=click.Choice(list(STRATEGIES)),
+        default="ddp",
+        show_default=True,
+        help="How it is trained.",
+    ),
+    click.option(
+        "--layers",
+        metavar="N",
+        type=click.IntRange(1, MOST_LAYERS),
+        default=24,
+        show_default=True,
+        help="zero3, fsdp: its layers, each sent as one message.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(list(BYTES)),
+        default="bf16",
+        show_default=True,
+        help="Type of what is sent: fp32 for DDP with autocast.",
+    ),
+    click.option(
+        "--gpus",
+        metavar="LIST",
+        callback=options.parsed(_counts),
+        help="Numbers of GPUs to predict for: 2,4.  [default: all that the runs have]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
+)
+def predict(
+    files: tuple[Path, ...],
+    *,
+    devices: str | None,
+    recorded_links: tuple[Path, ...],
+    params: str | None,
+    gpus: tuple[int, ...] | None,
+    as_json: bool,
+    **step_options: Any,
+) -> None:
+    """Predict how much longer a step takes on other links: without P2P, on another pair.
+
+    With a recorded job as first file, it predicts the change of that job's step from the links that it used
+    (--recorded-links) to those of the runs. Without a job, it predicts from the number of parameters what a step's
+    collectives take on the fastest and the slowest GPUs that were measured. Without a run, it takes the newest saved
+    run that was measured, never a simulated one.
+
+    \b
+    Examples:
+      collbench predict job.json without-p2p.json --recorded-links with-p2p.json
+      collbench predict job.json pairs.json --devices 2,3
+      collbench predict pairs.json --params 124M --strategy fsdp
+    """
+    is_job = bool(files) and format_of(files[0]) == JOB
+    if is_job:
+        _check_of_a_job()
+    else:
+        _check_of_a_network(files, params, for_a_job=devices is not None or bool(recorded_links))
+    run_files = files[is_job:]
+    taken = () if run_files else (newest(NOTICES, of_links=True, simulated=False),)
+    runs, used = load_named(run_files or taken), load_named(recorded_links)
+    if is_job:
+        blocks, fields = _of_a_job(files[0], runs, devices, used)
+    else:
+        blocks, fields = _of_a_network(runs, Step(parse_parameters(params or ""), **step_options), gpus)
+    from rich.text import Text
+
+    from collbench.jobs.predict.page import contended
+    from collbench.judge.outcome import outcome
+    from collbench.report.text.frame import ALARM, alarm
+
+    lines = [line for name, run in (*runs, *used) for line in contended(name, run)]
+    if as_json:
+        echo(json.dumps({**fields, "contention": lines}, indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        source = [Text(f"From the newest saved run, {one_line(str(path))}:\n") for path in taken]
+        alarms = [block for _, run in runs for block in alarm(run)]
+        show_page([*source, *alarms, *(Text(line, style=ALARM) for line in lines), *blocks])
+    leave(max(outcome(run).status for _, run in runs))
+
+
+def _check_of_a_job() -> None:
+    if others := options.typed_besides(_OF_A_JOB):
+        raise UsageError(f"{others[0]} describes a network, and a recorded job already has its messages: leave it out")
+
+
+def _check_of_a_network(files: Sequence[Path], params: str | None, *, for_a_job: bool) -> None:
+    if files:
+        run_file.load(files[0])  # a file that cannot be read is the more likely mistake
+    if for_a_job:
+        raise UsageError("--devices and --recorded-links are for a recorded job: name its file first, before the runs")
+    if params is None:
+        raise UsageError("name a recorded job first, or give the network's parameters: --params 124M")
+
+
+_Answer = tuple[Iterable["Block"], dict[str, Any]]  # a page, and the fields of its JSON
+
+
+def _of_a_job(file: Path, runs: NamedRuns, devices: str | None, used: NamedRuns) -> _Answer:
+    from collbench.jobs import api as jobs
+    from collbench.jobs.predict import page
+
+    job = job_file.load(file)
+    predicted = jobs.predict_job(job, runs, devices=devices, recorded=used)
+    return page.job_page(job, predicted), page.job_json(job, predicted)
+
+
+def _of_a_network(runs: NamedRuns, step: Step, gpus: tuple[int, ...] | None) -> _Answer:
+    from collbench.jobs.predict import network, page
+    from collbench.jobs.predict.links import Links
+
+    prediction = network.predict_step(Links(runs), step, gpus)
+    return page.training_page(prediction), page.training_json(prediction)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.jobs.predict.curve import Curve
+from collbench.jobs.predict.links import Curve
 
 MIB = 2**20
 sizes = st.integers(1, 2**32)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.jobs.job import Job, Sample
-from collbench.jobs.predict import recorded, training
+from collbench.jobs.predict import network, recorded
 from collbench.jobs.predict.recorded import PlacedJob, Sent, change, predict_job
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -120,7 +120,7 @@ def test_a_host_that_runs_ahead_shows_that_the_gpu_limits_the_step(late_us: floa
     found = predict_job(replace(job, ranks=job.ranks[:1]), links(50.0), links(100.0))
     assert found.gpu_limits is limits
     assert found.change[2] == pytest.approx(6 * MIB / 100e9, rel=0.01)
-    assert (found.change[1] == pytest.approx(training.SHARE * found.change[2])) is limits
+    assert (found.change[1] == pytest.approx(network.SHARE * found.change[2])) is limits
 
 
 def test_calls_that_no_run_covers_stay_as_recorded() -> None:
@@ -173,7 +173,7 @@ def test_the_kept_comparisons_are_what_the_method_is_said_to_err_by(monkeypatch:
     bound, every, own = errors["size known, GPU-bound"], errors["size known"], errors["recorded"]
     assert errors["H200"]["now"] <= errors["H200"]["before"] == pytest.approx(3.62, abs=0.01)
     assert bound["now"] <= bound["before"] == pytest.approx(1.15, abs=0.01)
-    printed = (training.MEAN_ERROR_MS, training.STEPS, recorded.MEAN_ERROR_MS, recorded.JOBS)
+    printed = (network.MEAN_ERROR_MS, network.STEPS, recorded.MEAN_ERROR_MS, recorded.JOBS)
     assert printed == (
         (round(bound["each left out"], 1), round(every["now"], 1)),
         (bound["count"], every["count"]),

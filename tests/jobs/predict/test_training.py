@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.jobs.predict.step import STRATEGIES, Step, parse_parameters
-from collbench.jobs.predict.training import SHARE, predict_step, seconds_of
+from collbench.jobs.predict.network import SHARE, STRATEGIES, Step, parse_parameters, predict_step, seconds_of
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from tests.builders import gpus, run_of

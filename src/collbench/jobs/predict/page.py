@@ -9,9 +9,9 @@ from rich.text import Text
 
 from collbench.jobs.job import Job
 from collbench.jobs.page import group_text, micro, milli, size
-from collbench.jobs.predict import recorded, training
+from collbench.jobs.predict import network, recorded
+from collbench.jobs.predict.network import Prediction
 from collbench.jobs.predict.recorded import PlacedJob, PredictedJob
-from collbench.jobs.predict.training import Prediction
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.run import Run, tags
 from collbench.model.units import amount, counted, fixed
@@ -39,9 +39,9 @@ def training_page(prediction: Prediction) -> Iterator[Block]:
             worst = "-" if case.worst_seconds is None else _ms(case.worst_seconds)
             rows.add_row(str(case.gpus), _ms(case.best_seconds), worst, *longer)
         yield from both("tables", Text(what), rows, Text(""))
-        (bound, every), (few, many) = training.MEAN_ERROR_MS, training.STEPS
+        (bound, every), (few, many) = network.MEAN_ERROR_MS, network.STEPS
         lines.append(
-            f"{_BAND}; expected: {training.SHARE:.0%} of the difference between sets. Between links with and without "
+            f"{_BAND}; expected: {network.SHARE:.0%} of the difference between sets. Between links with and without "
             f"P2P that was wrong by {bound} ms on average for {few} GPU-bound steps, and by {every} ms for all {many}"
         )
     for case in prediction.cases:
@@ -149,7 +149,7 @@ def job_page(job: Job, predicted: PredictedJob) -> Iterator[Block]:
     if predicted.gpu_limits:
         lines.append(
             "estimate  the GPU limits this step: its kernels begin long after the host's calls. Such steps got longer "
-            f"by {training.SHARE:.0%} of the change of their parameters' and gradients' messages"
+            f"by {network.SHARE:.0%} of the change of their parameters' and gradients' messages"
         )
     if predicted.waiting:
         lines.append(

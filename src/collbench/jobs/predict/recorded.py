@@ -15,7 +15,7 @@ from statistics import median
 from collbench.jobs.calls import pauses_of, shown_phase, step_seconds
 from collbench.jobs.job import MICRO, MOST_OF_A_JOB, Call, Job, Phase
 from collbench.jobs.predict.links import Links, NoEvidence, Price
-from collbench.jobs.predict.training import SHARE, Span
+from collbench.jobs.predict.network import SHARE, Span
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
