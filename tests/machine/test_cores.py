@@ -79,16 +79,6 @@ def test_a_device_has_its_name_uuid_and_bus_id(tmp_path: pathlib.Path) -> None:
     assert (second.name, second.numa_node, second.cpu_affinity) == ("Grace Hopper 9000", 1, "4-7,9")
 
 
-def test_identities_differ_between_cores_and_machines_and_stay_the_same(tmp_path: pathlib.Path) -> None:
-    root = machine(tmp_path, {0: "0-1"}, single(2))
-    first, again = numa.devices(root, range(2)), numa.devices(root, range(2))
-    (root / "etc/machine-id").write_text("another\n")
-    second = numa.devices(root, range(2))
-    assert first == again
-    assert len({device.uuid for device in first + second}) == 4
-    assert all(device.uuid.startswith("CPU-") for device in first)
-
-
 def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path) -> None:
     near = numa.paths(numa.devices(machine(tmp_path / "near", {0: "0-2"}, single(3)), range(3)))
     far = numa.paths(numa.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, single(2)), range(2)))

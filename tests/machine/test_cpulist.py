@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collbench.machine.numa import format_cpus, parse_cpus
 
@@ -10,12 +8,6 @@ from collbench.machine.numa import format_cpus, parse_cpus
 )
 def test_kernel_lists_are_read(text: str, expected: tuple[int, ...]) -> None:
     assert parse_cpus(text) == expected
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_a_cpu_list_names_every_cpu_once(cpus: set[int]) -> None:
-    read = [part.split("-") for part in format_cpus(cpus).split(",") if part]
-    assert [cpu for part in read for cpu in range(int(part[0]), int(part[-1]) + 1)] == sorted(cpus)
 
 
 def test_a_cpu_list_is_written_as_the_kernel_does() -> None:

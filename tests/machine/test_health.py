@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.nvml import Glance, Nvml
-from collbench.model.errors import MachineError
 from collbench.model.run import Flag
 from tests.builders import gpus, hot, shared, throttled
 from tests.machine import machines
@@ -69,14 +68,6 @@ def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags:
     assert watch.flags((0,)) == (), "of the GPUs that were asked for alone"
 
 
-def test_a_flag_stays_until_a_reading_says_otherwise() -> None:
-    clock = Clock()
-    watch = watch_of([[Glance(86)], [WELL]], clock=clock)
-    assert [watch.flags((0,)) for _ in range(3)] == [(hot(0, 86),)] * 3  # one reading, as no time passed
-    clock.later()
-    assert watch.flags((0,)) == ()
-
-
 def test_it_reads_four_times_a_second_at_most() -> None:
     clock, looks = Clock(), list[float]()
 
@@ -89,20 +80,6 @@ def test_it_reads_four_times_a_second_at_most() -> None:
         watch.flags((0,))
         clock.now += 1 / 1024
     assert looks == [0.0, 0.25, 0.5, 0.75]
-
-
-def test_a_reading_that_fails_leaves_what_was_known() -> None:
-    readings, clock = iter([[Glance(86)]]), Clock()
-
-    def read() -> Sequence[Glance]:
-        for reading in readings:
-            return reading
-        raise MachineError("GPU 0 is not on this machine")
-
-    watch = HealthWatch(gpus(1), read, Occupants([NOBODY], tuple), clock)
-    for _ in range(2):
-        assert watch.flags((0,)) == (hot(0, 86),)
-        clock.later()
 
 
 def pids_of(*pids: int) -> frozenset[int]:
@@ -167,8 +144,3 @@ def test_a_glance_reads_what_nvml_reports() -> None:
     with Nvml(machine) as nvml:
         glances = [nvml.glance(device) for device in nvml.devices()[:2]]
     assert glances == [Glance(38, (), pids_of()), Glance(87, ("SW thermal slowdown",), pids_of(77, 4242))]
-
-
-def test_a_machine_that_reports_nothing_has_empty_glances() -> None:
-    with Nvml(machines.bare_pcie()) as nvml:
-        assert [nvml.glance(device) for device in nvml.devices()] == [Glance()] * 2

@@ -44,12 +44,6 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "wheel_library", lambda: None)
 
 
-def test_the_users_path_goes_before_all_others(wheel: str) -> None:
-    loader = FakeLoader("/opt/nccl.so", LOADED, wheel, SYSTEM)
-    assert str(find_nccl("/opt/nccl.so", loader)) == "NCCL from /opt/nccl.so"
-    assert loader.opened == ["/opt/nccl.so"]
-
-
 def test_a_users_path_that_fails_is_an_error_and_never_a_fall_through(wheel: str) -> None:
     loader = FakeLoader(LOADED, wheel, SYSTEM)
     with pytest.raises(MachineError, match=r"/opt/nccl\.so: no such file; check --nccl and COLLBENCH_NCCL"):

@@ -41,13 +41,6 @@ def test_a_port_has_the_kernels_states_and_its_rate(tmp_path: Path) -> None:
     assert read_ports(tmp_path) == (NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 2.5, "InfiniBand", "MT4129"),)
 
 
-def test_no_cards_no_ports_and_unexpected_names_are_no_error(tmp_path: Path) -> None:
-    assert read_ports(tmp_path) == ()
-    put(tmp_path, "mlx5_0", "lost+found", **up())
-    (tmp_path / "sys/class/infiniband/mlx5_1").write_text("a file, no card")
-    assert read_ports(tmp_path) == ()
-
-
 def test_only_active_ports_of_one_card_type_and_link_layer_are_compared(tmp_path: Path) -> None:
     put(tmp_path, "mlx5_0", **up())
     put(tmp_path, "mlx5_1", **up("200 Gb/sec (4X HDR)"))
@@ -84,25 +77,6 @@ def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
     assert "other ports of its kind 400" in finding.text
     assert named(machine(host={"network_ports": ports[:1]}), "network ports").level is Level.OK
     assert named(machine(host={"network_ports": (NetworkPort("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
-
-
-def counted(folder: Path, name: str, value: str, where: str = "counters") -> None:
-    (folder / where).mkdir(exist_ok=True)
-    (folder / where / name).write_text(value)
-
-
-def test_counters_are_read_where_they_can_be(tmp_path: Path) -> None:
-    put(tmp_path, "mlx5_0", **up("400 Gb/sec (4X NDR)"))
-    folder = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
-    counted(folder, "symbol_error", "3\n")
-    counted(folder, "port_xmit_wait", f"{2**64 - 1}\n")
-    counted(folder, "np_cnp_sent", "17\n", "hw_counters")
-    for name, text in (("link_downed", "N/A (no PMA)\n"), ("VL15_dropped", ""), ("port_rcv_errors", "-1\n")):
-        counted(folder, name, text)
-    counted(folder, "port_xmit_data", "5\n")  # traffic, and nothing wrong
-    (folder / "counters/local_link_integrity_errors").mkdir()
-    (port,) = read_ports(tmp_path)
-    assert port.counters == {"symbol_error": 3, "port_xmit_wait": 2**64 - 1, "np_cnp_sent": 17}
 
 
 _PORTS = st.lists(

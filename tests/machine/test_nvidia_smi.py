@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine import labels
 from collbench.machine.nvidia_smi import facts, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
@@ -25,9 +24,6 @@ NIC Legend:
   NIC0: mlx5_0
 GPU0 is fine.
 """
-
-
-ONE_GPU = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-63\t0\t\tN/A\n"
 
 
 HEAD = "\tGPU0\tGPU1\n"
@@ -89,12 +85,6 @@ def test_a_file_that_is_missing_or_a_folder_is_one_clear_line(tmp_path: pathlib.
             read_topology(file)
 
 
-def test_a_byte_order_mark_is_no_hindrance(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "topo.txt"
-    file.write_text(ONE_GPU, encoding="utf-8-sig")
-    assert read_topology(file).gpus == ("GPU0",)
-
-
 def test_a_mig_enabled_gpu_keeps_its_row_and_other_rows_do_not_count() -> None:
     """MIG instances have no rows of their own: a GPU in MIG mode is a GPU, and its peer access is not supported."""
     assert parse_p2p("\tGPU0\tGPU1\nGPU0\tX\tNS\nGPU1\tNS\tX\nMIG 1g.10gb\tX\tX\n").states == (("X", "NS"), ("NS", "X"))
@@ -139,31 +129,3 @@ def test_facts_use_the_programs_nouns() -> None:
     ]
     assert [(path.devices, path.label, path.nvlinks, path.ancestor) for path in paths] == [((0, 1), "NV4", 4, None)]
     assert paths[0].theory_gbs is None
-
-
-LABELS = st.sampled_from(["NV1", "NV2", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"])
-
-
-@st.composite
-def matrices(draw: st.DrawFn) -> list[list[str]]:
-    """Symmetric matrices of one to six GPUs."""
-    count = draw(st.integers(1, 6))
-    cells = [[labels.SELF] * count for _ in range(count)]
-    for i in range(count):
-        for j in range(i):
-            cells[i][j] = cells[j][i] = draw(LABELS)
-    return cells
-
-
-@given(matrices(), st.integers(0, 3), st.booleans(), st.booleans())
-def test_any_matrix_survives_nvidia_smis_layout(cells: list[list[str]], nics: int, tabs: bool, crlf: bool) -> None:
-    """What nvidia-smi would write, with network cards, or what is left of it once a terminal has expanded the tabs."""
-    gpus = [f"GPU{i}" for i in range(len(cells))]
-    head = ["", "\x1b[4mGPU0", *gpus[1:], *(f"NIC{i}" for i in range(nics)), "CPU Affinity", "NUMA Affinity\x1b[0m"]
-    rows = [[gpu, *row, *["SYS"] * nics, "0-23,48-71", "1"] for gpu, row in zip(gpus, cells, strict=True)]
-    lines = ["\t".join(line) for line in [head, *rows]]
-    text = ("\r\n" if crlf else "\n").join(lines if tabs else [line.expandtabs(16) for line in lines])
-    parsed = parse_topology(text)
-    assert parsed.labels == tuple(map(tuple, cells))
-    assert set(parsed.cpu_affinity) == {"0-23,48-71"}
-    assert set(parsed.numa_affinity) == {"1"}

@@ -3,8 +3,6 @@ import pathlib
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collbench.machine.nvidia_smi import read_topology
 from collbench.machine.nvml import Nvml
@@ -56,24 +54,6 @@ def test_dgx1_paths_agree_with_the_published_matrix() -> None:
     theory = {path.label: path.theory_gbs for path in paths}
     assert theory == {"NV1": 25.0, "NV2": 50.0, "SYS": 15.75}
     assert not any("NVSwitch" in path.theory_source for path in paths)
-
-
-@given(st.permutations(range(8)))
-def test_relabelling_the_devices_permutes_the_paths(order: list[int]) -> None:
-    links = [[(i * j + i + j) % 3 if i != j else 0 for j in range(8)] for i in range(8)]
-    with Nvml(machines.v100_mesh(links), NOWHERE) as nvml:
-        devices = nvml.devices()
-        before = {frozenset(path.devices): path.label for path in nvml.paths(devices)}
-        after = nvml.paths([devices[position] for position in order])
-    assert all(path.label == before[frozenset(order[position] for position in path.devices)] for path in after)
-
-
-def test_a_link_that_is_down_on_one_side_does_not_count() -> None:
-    machine = machines.h200x4()
-    machine.gpus[2].links = [*[fake_nvml.SWITCH] * 16, None, None]
-    with Nvml(machine, NOWHERE) as nvml:
-        labels = {path.devices: path.label for path in nvml.paths(nvml.devices())}
-    assert labels == {(0, 1): "NV18", (0, 2): "NV16", (0, 3): "NV18", (1, 2): "NV16", (1, 3): "NV18", (2, 3): "NV16"}
 
 
 def test_a_machine_that_supports_nearly_nothing_still_answers() -> None:
@@ -164,11 +144,6 @@ def test_health_in_the_units_of_the_model() -> None:
         pcie_generation=4,
         pcie_width=8,
     )
-
-
-def test_an_idle_gpu_is_not_throttled() -> None:
-    with Nvml(machines.h200x4(), NOWHERE) as nvml:
-        assert nvml.health(nvml.devices()[0]).throttle == ()
 
 
 def test_older_drivers_count_link_errors_by_another_call() -> None:

@@ -35,12 +35,6 @@ def test_nvlink_theory_is_unknown_without_rate_and_gpu() -> None:
     assert theory.nvlink(0, capability=H200, line_mbps=26562) is None
 
 
-def test_the_source_names_the_switch_and_the_reported_rate() -> None:
-    limit = theory.nvlink(18, capability=H200, line_mbps=26562, through_switch=True)
-    assert limit is not None
-    assert limit.source == "18 × 25 GB/s through an NVSwitch; line rate 26.562 GB/s, as NVML reports"
-
-
 @pytest.mark.parametrize(
     ("generation", "width", "gbs"),
     [(1, 16, 4.0), (2, 16, 8.0), (3, 16, 15.75), (4, 16, 31.5), (5, 16, 63.0), (4, 8, 15.75), (3, 4, 3.9375)],

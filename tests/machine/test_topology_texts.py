@@ -73,42 +73,10 @@ def test_every_affinity_is_read(file: pathlib.Path) -> None:
     assert known_affinities(read_topology(file)) == affinities_of(text_of(file))
 
 
-def test_there_are_all_of_them() -> None:
-    assert len(SEEN) == 47
-
-
-@pytest.mark.parametrize(
-    ("stem", "pairs"),
-    [  # counted by hand
-        ("mleng-8xh100", {"NV18": 28}),
-        ("nccltests-29-8xv100", {"NV2": 8, "NV1": 8, "SYS": 12}),
-        ("dgx1p100-glued-header", {"NV1": 16, "SYS": 12}),
-        ("rtx6kpro-8-ansi", {"PIX": 4, "NODE": 8, "SYS": 16}),
-        ("siboehm-3xa6000", {"NV4": 1, "NODE": 2}),
-        ("hadoop-4gpu-spaces", {"PHB": 2, "SYS": 4}),
-        ("ucx-3386-4xv100-p9-mangled", {"NV2": 2, "SYS": 4}),
-        ("k8sdp-436-4xa100", {"NV12": 1, "NODE": 1, "SYS": 4}),
-        ("nccl-557-2gpu-nv3", {"NV3": 1}),
-        ("1xh100pcie-vm", {}),
-    ],
-)
-def test_pairs_have_the_labels_that_a_person_counted(stem: str, pairs: dict[str, int]) -> None:
-    labels = read_topology(TOPOLOGIES / "seen" / f"{stem}.txt").labels
-    found = [labels[i][j] for i, j in combinations(range(len(labels)), 2)]
-    assert {label: found.count(label) for label in set(found)} == pairs
-
-
 def wrapped(text: str, width: int) -> str:
     """Return what a narrow terminal leaves of a text once it was copied."""
     lines = (line.expandtabs(8) for line in text.splitlines())
     return "\n".join(line[i : i + width].rstrip() for line in lines for i in range(0, max(1, len(line)), width))
-
-
-def in_a_table(text: str) -> str:
-    """Return the text as a table of Markdown, cut at white space."""
-    rows = [re.split(r"\t|\s{2,}", re.sub(r"\sX(?=\s)", "  X  ", line.strip())) for line in text.splitlines()]
-    rows[0] = ["", *rows[0]]
-    return "\n".join("| " + " | ".join(cell.strip() for cell in row if cell or row is rows[0]) + " |" for row in rows)
 
 
 CHANGED: dict[str, Callable[[str], str]] = {
@@ -161,12 +129,6 @@ def test_a_text_whose_lines_were_cut_is_never_a_smaller_machine() -> None:
             assert read is None or read.labels == labels_of(text_of(file)), (file, width)
 
 
-def test_a_table_of_markdown_is_read() -> None:
-    text = text_of(TOPOLOGIES / "seen" / "k8sdp-436-4xa100.txt")
-    table = in_a_table(text).split("\n")
-    assert parse_topology("\n".join([table[0], "|---|---|", *table[1:]])).labels == labels_of(text)
-
-
 @pytest.mark.parametrize("file", SEEN, ids=lambda file: file.stem)
 def test_damage_is_never_guessed(file: pathlib.Path) -> None:
     """White space lost or put in anywhere, a word or a line lost: the truth is read, or nothing."""
@@ -174,7 +136,7 @@ def test_damage_is_never_guessed(file: pathlib.Path) -> None:
     draw = random.Random(file.stem)
     ends = [match.span() for match in re.finditer(r"[ ]+", text)]
     words = [match.span() for match in re.finditer(r"[^\s*]+", text)]
-    for _ in range(60):
+    for _ in range(20):
         start, end = draw.choice(ends)
         glued = text[:start] + text[end:]
         start, end = draw.choice(words)

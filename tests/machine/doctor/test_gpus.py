@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from collbench.machine.doctor.collect import read_driver
-from collbench.model.errors import MachineError
 from tests.machine.fake_nvml import FakeNvml, NVMLError, NVMLErrorLibraryNotFound
 from tests.machine.machines import bare_pcie, h200x4
 
@@ -95,17 +94,6 @@ def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, m
     driver = read_driver(tmp_path, lambda: FakeNvml([], init_error=error))
     assert message in driver.error
     assert (driver.missing, driver.gpus) == (missing, ())
-
-
-def test_a_lost_gpu_and_a_missing_binding_are_reasons_too(tmp_path: Path) -> None:
-    nvml = h200x4()
-    nvml.handle_errors[2] = NVMLError("GPU is lost")
-    assert "GPU 2 does not answer" in read_driver(tmp_path, lambda: nvml).error
-
-    def missing() -> Any:
-        raise MachineError("nvidia-ml-py is missing; pip install nvidia-ml-py")
-
-    assert "nvidia-ml-py is missing" in read_driver(tmp_path, missing).error
 
 
 def test_gpus_on_the_bus_are_counted_by_vendor_and_class(tmp_path: Path) -> None:

@@ -80,19 +80,6 @@ def test_a_host_with_files_has_their_facts(tmp_path: Path) -> None:
     assert facts.shm.total > 0
 
 
-@pytest.mark.parametrize(
-    ("version", "modules"),
-    [
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n", True),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n", False),
-        ("", None),  # as in a container that hides /proc/driver
-    ],
-)
-def test_the_flavor_of_the_drivers_modules_is_what_they_say(tmp_path: Path, version: str, modules: bool | None) -> None:
-    put(tmp_path, "proc/driver/nvidia/version", version)
-    assert collect.host(tmp_path, {}, []).open_modules is modules
-
-
 def test_what_was_told_to_the_kernel_and_to_the_drivers_module_is_read(tmp_path: Path) -> None:
     put(tmp_path, "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 amd_iommu=on iommu=pt quiet\n")
     settings = 'RegistryDwords: "ForceP2P=0x11;RMForceP2PType=1"\nRegistryDwordsPerDevice: ""\n'

@@ -200,8 +200,3 @@ def test_indices_are_doubted_where_cuda_orders_different_gpus_itself(
         finding.name for finding in judge(machine(two, environment=environment, driver={"paths": pairs(2)}))
     ]
     assert ("CUDA_DEVICE_ORDER" in named_findings) == warns
-
-
-def test_a_finding_lists_the_gpus_that_it_is_about() -> None:
-    facts = machine((FOUR[0], gpu(1, temperature=95), FOUR[2], gpu(3, temperature=95)))
-    assert (named(facts, "temperature").devices, named(facts, "memory").devices) == ((1, 3), ())
