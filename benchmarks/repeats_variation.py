@@ -24,8 +24,8 @@ from statistics import fmean, median, variance
 
 from compare_repeats import FAIL_BELOW, RESULTS, repeats
 
-from collbench.judge.between_runs import NO_VARIATION, Key, estimates, kind_of, points_by_key
-from collbench.judge.compare import compare, in_both, match_devices, parts_of
+from collbench.judge.between_runs import NO_VARIATION, Key, estimates, in_both, kind_of, parts_of, points_by_key
+from collbench.judge.compare import compare, match_devices
 from collbench.judge.stats import reach, summarize
 from collbench.model.run import DataPoint, Run
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.judge.between_runs import Key
-from collbench.judge.compare import Change, PointPair, Verdict, judge_change
+from collbench.judge.between_runs import Key, PointPair
+from collbench.judge.compare import Change, Verdict, judge_change
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import measured

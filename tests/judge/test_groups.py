@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.judge.between_runs import Key
-from collbench.judge.compare import Group, Kind, PointPair, Verdict, find_groups, judge_group
+from collbench.judge.between_runs import Key, PointPair
+from collbench.judge.compare import Group, Kind, Verdict, find_groups, judge_group
 from collbench.judge.tiers import Estimate
 from collbench.model.operations import Operation
 from tests.builders import measured

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from statistics import fmean, median, quantiles, variance
-from typing import NamedTuple
 
 from collbench.judge.outcome import unordered
-from collbench.judge.stats import OwnNoise, log_rates, summarize
+from collbench.judge.stats import FEWEST_TRIALS, OwnNoise, Variance, log_rates, summarize
 from collbench.judge.tiers import NOISIER, Estimate, estimates_of, pair_labels
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Measurement, Path, Run
@@ -116,6 +115,52 @@ class Variation:
 
 
 NO_VARIATION = Variation()
+
+
+@dataclass(frozen=True, slots=True)
+class PointPair:
+    """One data point of both runs before it is judged."""
+
+    key: Key
+    base: Measurement
+    new: Measurement
+    old: Estimate
+    now: Estimate
+    between: Variation = NO_VARIATION
+
+    @property
+    def decided(self) -> bool:
+        """True if both runs have the trials that show noise."""
+        return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
+
+    @property
+    def difference(self) -> float:
+        """The log of new over base bandwidth."""
+        return self.now.middle - self.old.middle
+
+    @property
+    def of_trials(self) -> float:
+        """The variance of the difference that comes from the trials."""
+        return self.old.cautious_error**2 + self.now.cautious_error**2
+
+
+def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
+    """Yield the parts of the variance of a weighted mean of differences.
+
+    Trials of each data point are its own, and so is a part of what varies between the two runs. The rest is shared: by
+    all data points, and by those of one set of devices.
+    """
+    own: dict[frozenset[int], float] = defaultdict(float)
+    for weight, one in weighted:
+        own[frozenset(one.key.members)] += weight * one.between.own
+        for run, estimate in (("base", one.old), ("new", one.now)):
+            yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
+    runs = [one.between for _, one in weighted]
+    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
+    points = 2 * sum((weight * one.between.point) ** 2 for weight, one in weighted)
+    yield Variance(points, min(one.point_freedom for one in runs), "points")
+    common = sum(weight * one.between.common for weight, one in weighted)
+    yield Variance(2 * common**2, min(one.common_freedom for one in runs), "runs")
 
 
 # What runs on the same GPUs, seconds to minutes apart, differ by, on 2 and 4 × H200 and 2 × H100 behind NVSwitches: a
@@ -246,25 +291,16 @@ _MORE = 1.3
 _OF_OTHERS = 0.72
 
 
-class Changed(NamedTuple):
-    """A data point in two runs: its log ratio, the variance of it that trials explain, and what else is expected."""
-
-    measurement: Measurement
-    difference: float
-    of_trials: float
-    known: Variation
-
-
 _Rows = list[list[Key]]  # the links of each work, those of one-way copies in each direction
 
 
-def from_changes(changes: Mapping[Key, Changed]) -> dict[Key, Variation]:
+def from_changes(changes: Mapping[Key, PointPair]) -> dict[Key, Variation]:
     """Return how much points vary from run to run, as two runs show it.
 
     Points change as all links of their kind do, as their link does in all works, and by themselves. What is clearly
     more than trials and default explain counts. Fewer links than `FEWEST_LINKS` show nothing.
     """
-    found = {key: one.known for key, one in changes.items()}
+    found = {key: one.between for key, one in changes.items()}
     sizes: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in changes:
         sizes[key.size_bytes, len(key.members)].append(key)
@@ -272,7 +308,7 @@ def from_changes(changes: Mapping[Key, Changed]) -> dict[Key, Variation]:
         if rows := _rows(of_size):
             found |= _with_points(changes, rows)
             found |= _with_links(changes, rows, found)
-    for keys in _alike({key: one.measurement for key, one in changes.items()}):
+    for keys in _alike({key: one.base for key, one in changes.items()}):
         if rows := _rows(keys):
             found |= _with_links(changes, rows, found)
             continue
@@ -298,7 +334,7 @@ def _of_links(values: Mapping[Key, float]) -> dict[frozenset[int], float]:
     return {link: median(of_link) for link, of_link in links.items()}
 
 
-def _with_points(changes: Mapping[Key, Changed], rows: _Rows) -> dict[Key, Variation]:
+def _with_points(changes: Mapping[Key, PointPair], rows: _Rows) -> dict[Key, Variation]:
     """Return how much points of one size vary by themselves: otherwise than their work and than their link.
 
     It takes several works: none where there is but one, or where they show nothing.
@@ -311,15 +347,15 @@ def _with_points(changes: Mapping[Key, Changed], rows: _Rows) -> dict[Key, Varia
     spread = median(_scale([left[key] - links[frozenset(key.members)] for key in row]) ** 2 for row in rows)
     spread *= len(rows) / max(1, len(rows) - 1)  # what is left of so many values without their middle
     trials = fmean(changes[key].of_trials for key in left)
-    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].known.sigma ** 2 for key in left)):
+    if spread <= _MORE**2 * (trials + 2 * fmean(changes[key].between.sigma ** 2 for key in left)):
         return {}
     point, freedom = math.sqrt((spread - trials) / 2), (len(rows) - 1) * (min(map(len, rows)) - 1) / 2
     return {
-        key: replace(changes[key].known, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in left
+        key: replace(changes[key].between, point=point, point_freedom=freedom, origin=Origin.COMPARISON) for key in left
     }
 
 
-def _with_links(changes: Mapping[Key, Changed], rows: _Rows, found: Mapping[Key, Variation]) -> dict[Key, Variation]:
+def _with_links(changes: Mapping[Key, PointPair], rows: _Rows, found: Mapping[Key, Variation]) -> dict[Key, Variation]:
     """Return how much points vary with their links if these changed unlike each other, and what they changed by alike.
 
     No point varies less than was `found`. The scale withstands that up to half of the links truly became slower. If
@@ -333,7 +369,7 @@ def _with_links(changes: Mapping[Key, Changed], rows: _Rows, found: Mapping[Key,
     trials = fmean(changes[key].of_trials for key in keys) / len(rows)
     point = fmean(found[key].point ** 2 for key in keys) / len(rows)
     spread = _scale([*links.values()]) ** 2
-    expected = trials + 2 * (fmean(changes[key].known.sigma ** 2 for key in keys) + point)
+    expected = trials + 2 * (fmean(changes[key].between.sigma ** 2 for key in keys) + point)
     more = math.sqrt((spread - trials) / 2 - point) if spread > _MORE**2 * expected else 0.0
     of_all = Variation(own=more, own_freedom=(len(links) - 1) / 2, origin=Origin.COMPARISON)
     most = dict.fromkeys(links, 0.0)
@@ -342,7 +378,7 @@ def _with_links(changes: Mapping[Key, Changed], rows: _Rows, found: Mapping[Key,
         most[link] = _OF_OTHERS * math.sqrt(max(0.0, (variance(others) - trials) / 2 - point))
     shown = {}
     for key in keys:
-        together, one = with_shown(changes[key].known, of_all), replace(found[key], shift=shift)
+        together, one = with_shown(changes[key].between, of_all), replace(found[key], shift=shift)
         own = min(together.own, most[frozenset(key.members)])
         if own > one.own:
             one = replace(one, own=own, own_freedom=together.own_freedom, origin=Origin.COMPARISON)
@@ -360,3 +396,34 @@ def _scale(values: Sequence[float]) -> float:
     differences = sorted(abs(a - b) for a, b in combinations(values, 2))
     factor = count / (count + (1.4 if count % 2 else 3.8))
     return 2.2219 * factor * differences[half * (half - 1) // 2 - 1]
+
+
+def in_both(
+    base: Mapping[Key, Measurement],
+    new: Mapping[Key, Measurement],
+    paths: Sequence[Path],
+    history: Sequence[Mapping[Key, Measurement]],
+) -> list[PointPair]:
+    """Return the data points that both runs have, with their estimates and how much these vary between runs.
+
+    `paths` are the base's, `history` other runs of its machine. No data point varies less than by default.
+    """
+    old, now = estimates(base, paths), estimates(new, paths)
+    found = [
+        PointPair(
+            key,
+            base[key],
+            new[key],
+            old[key],
+            now[key],
+            default(base[key].point.work, summarize(base[key]).seconds),
+        )
+        for key in base
+        if key in new
+    ]
+    if history:
+        of_machine = from_history(base, [old, *(estimates(run, paths) for run in history)])
+        seen = {one.key: with_shown(one.between, of_machine[one.key]) for one in found if one.key in of_machine}
+    else:
+        seen = from_changes({one.key: one for one in found if one.decided})
+    return [replace(one, between=seen.get(one.key, one.between)) for one in found]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from collbench.judge import between_runs
-from collbench.judge.between_runs import NO_VARIATION, Changed, Key, Variation, estimates, points_by_key
+from collbench.judge.between_runs import Key, PointPair, Variation, in_both, parts_of, points_by_key
 from collbench.judge.outcome import flagged_trials, outcome, without_idle
-from collbench.judge.stats import FEWEST_TRIALS, Variance, reach, summarize
-from collbench.judge.tiers import Estimate, tolerance
+from collbench.judge.stats import Variance, reach, summarize
+from collbench.judge.tiers import tolerance
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation
-from collbench.model.run import DataPoint, Layout, Measurement, Path, Run, tags
+from collbench.model.run import DataPoint, Layout, Measurement, Run, tags
 from collbench.model.units import TELLING_BYTES, amount, counted, format_size
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
@@ -68,52 +67,6 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-@dataclass(frozen=True, slots=True)
-class PointPair:
-    """One data point of both runs before it is judged."""
-
-    key: Key
-    base: Measurement
-    new: Measurement
-    old: Estimate
-    now: Estimate
-    between: Variation = NO_VARIATION
-
-    @property
-    def decided(self) -> bool:
-        """True if both runs have the trials that show noise."""
-        return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
-
-    @property
-    def difference(self) -> float:
-        """The log of new over base bandwidth."""
-        return self.now.middle - self.old.middle
-
-    @property
-    def of_trials(self) -> float:
-        """The variance of the difference that comes from the trials."""
-        return self.old.cautious_error**2 + self.now.cautious_error**2
-
-
-def parts_of(weighted: Sequence[tuple[float, PointPair]]) -> Iterator[Variance]:
-    """Yield the parts of the variance of a weighted mean of differences.
-
-    Trials of each data point are its own, and so is a part of what varies between the two runs. The rest is shared: by
-    all data points, and by those of one set of devices.
-    """
-    own: dict[frozenset[int], float] = defaultdict(float)
-    for weight, one in weighted:
-        own[frozenset(one.key.members)] += weight * one.between.own
-        for run, estimate in (("base", one.old), ("new", one.now)):
-            yield Variance((weight * estimate.cautious_error) ** 2, estimate.freedom, f"{run} {estimate.label}")
-    runs = [one.between for _, one in weighted]
-    yield Variance(2 * sum(deviation**2 for deviation in own.values()), min(one.own_freedom for one in runs), "links")
-    points = 2 * sum((weight * one.between.point) ** 2 for weight, one in weighted)
-    yield Variance(points, min(one.point_freedom for one in runs), "points")
-    common = sum(weight * one.between.common for weight, one in weighted)
-    yield Variance(2 * common**2, min(one.common_freedom for one in runs), "runs")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What became of a data point, or of several together. `ratio` is new over base bandwidth.
@@ -145,41 +98,6 @@ class Change(Judged):
     new_seconds: float
     trials: tuple[int, int]
     between: Variation
-
-
-def in_both(
-    base: Mapping[Key, Measurement],
-    new: Mapping[Key, Measurement],
-    paths: Sequence[Path],
-    history: Sequence[Mapping[Key, Measurement]],
-) -> list[PointPair]:
-    """Return the data points that both runs have, with their estimates and how much these vary between runs.
-
-    `paths` are the base's, `history` other runs of its machine. No data point varies less than by default.
-    """
-    old, now = estimates(base, paths), estimates(new, paths)
-    found = [
-        PointPair(
-            key,
-            base[key],
-            new[key],
-            old[key],
-            now[key],
-            between_runs.default(base[key].point.work, summarize(base[key]).seconds),
-        )
-        for key in base
-        if key in new
-    ]
-    if history:
-        of_machine = between_runs.from_history(base, [old, *(estimates(run, paths) for run in history)])
-        seen = {
-            one.key: between_runs.with_shown(one.between, of_machine[one.key]) for one in found if one.key in of_machine
-        }
-    else:
-        seen = between_runs.from_changes(
-            {one.key: Changed(one.base, one.difference, one.of_trials, one.between) for one in found if one.decided}
-        )
-    return [replace(one, between=seen.get(one.key, one.between)) for one in found]
 
 
 def _judged(

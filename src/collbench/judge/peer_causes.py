@@ -27,12 +27,7 @@ class Certainty(StrEnum):
     POSSIBLE = "possible"  # the fact is not known here, or need not have this effect
 
 
-class _Found(NamedTuple):
-    """What is the matter with a link, and what to do about it."""
-
-    certainty: Certainty
-    text: str
-    fix: str
+_Found = tuple[Certainty, str, str]  # of a link: what is the matter with it, and what to do about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +160,7 @@ def _gpu_model(case: _Case) -> _Found | None:
     models = " and ".join(dict.fromkeys(case.names)) or "these GPUs"
     said = f" (the driver says {case.status}: {labels.PEER_STATES[case.status]})" if case.status else ""
     text = f"NVIDIA's driver has no P2P for {models} over PCIe{said}"
-    return _Found(Certainty.SHOWN if named else Certainty.CONSISTENT, text, f"{_NO_FIX}; {_INSTEAD}")
+    return Certainty.SHOWN if named else Certainty.CONSISTENT, text, f"{_NO_FIX}; {_INSTEAD}"
 
 
 def _chipset(case: _Case) -> _Found | None:
@@ -175,7 +170,7 @@ def _chipset(case: _Case) -> _Found | None:
     if case.virtual:
         fix = f"on the host, show the GPUs below one PCIe switch; in this machine {_NO_FIX}"
     text = f"the driver says {case.status} ({labels.PEER_STATES[case.status]}) for a path {case.label}"
-    return _Found(Certainty.SHOWN, text, f"{fix}; {_INSTEAD}")
+    return Certainty.SHOWN, text, f"{fix}; {_INSTEAD}"
 
 
 def _registry(case: _Case) -> _Found | None:
@@ -184,7 +179,7 @@ def _registry(case: _Case) -> _Found | None:
     settings = f": {case.facts.host.registry}" if case.facts.host.registry else ""
     text = f"a setting of the driver's module switches P2P off{settings}"
     fix = "remove it from NVreg_RegistryDwords in /etc/modprobe.d, update the initramfs, and reboot"
-    return _Found(Certainty.SHOWN, text, fix)
+    return Certainty.SHOWN, text, fix
 
 
 _FLAVORS = {True: " (open kernel modules)", False: " (proprietary kernel modules)", None: ""}
@@ -200,7 +195,7 @@ def _patched(case: _Case) -> _Found | None:
     flavor = _FLAVORS[case.facts.host.open_modules]
     text = f"the driver {case.facts.driver.version}{flavor} is patched: {why}"
     fix = "install NVIDIA's driver, or the patch made for exactly this version, with the IOMMU off"
-    return _Found(Certainty.CONSISTENT, text, fix)
+    return Certainty.CONSISTENT, text, fix
 
 
 def _forces_p2p(setting: str) -> bool:
@@ -224,15 +219,13 @@ def _acs(case: _Case) -> _Found | None:
             f"turn ACS off in the firmware, or until the next boot: {commands}; "
             "risk: devices below are no longer isolated from each other, so not on hosts of virtual machines"
         )
-        return _Found(Certainty.CONSISTENT, text, fix)
+        return Certainty.CONSISTENT, text, fix
     if any(slot.unreadable for slot in case.slots):
         text = "ACS may send peer traffic up to the CPU: only root may read the bridges' registers"
-        return _Found(Certainty.POSSIBLE, text, "sudo $(which collbench) check --map-p2p")
+        return Certainty.POSSIBLE, text, "sudo $(which collbench) check --map-p2p"
     if case.virtual:
         text = "a virtual machine does not show the bridges of its host, whose ACS is usually on"
-        return _Found(
-            Certainty.POSSIBLE, text, "ask the host's operator for ACS between these GPUs (lspci -vvv: ACSCtl)"
-        )
+        return Certainty.POSSIBLE, text, "ask the host's operator for ACS between these GPUs (lspci -vvv: ACSCtl)"
     return None
 
 
@@ -246,7 +239,7 @@ def _iommu(case: _Case) -> _Found | None:
         "boot with iommu=pt, or with amd_iommu=off or intel_iommu=off, or turn AMD-Vi or VT-d off in the firmware; "
         "risk: without it no device can be passed to a virtual machine"
     )
-    return _Found(Certainty.CONSISTENT, text, fix)
+    return Certainty.CONSISTENT, text, fix
 
 
 def _bar1(case: _Case) -> _Found | None:
@@ -262,7 +255,7 @@ def _bar1(case: _Case) -> _Found | None:
     sure = _patched(case) is not None
     text = f"other devices can address only a part of the memory (BAR1): {each}"
     fix = "turn on Resizable BAR and Above 4G Decoding in the firmware"
-    return _Found(Certainty.CONSISTENT if sure else Certainty.POSSIBLE, text, fix)
+    return Certainty.CONSISTENT if sure else Certainty.POSSIBLE, text, fix
 
 
 def _width(case: _Case) -> _Found | None:
@@ -298,14 +291,14 @@ def _below_best(case: _Case, what: str, each: Sequence[str], firmware: str) -> _
     slower = case.link.state is PeerState.SLOW
     text = f"{what}{', for copies through host memory too' if slower else ''}: {', '.join(each)}"
     fix = f"reseat the card and its riser, try another slot, and {firmware}"
-    return _Found(Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix)
+    return Certainty.POSSIBLE if slower else Certainty.CONSISTENT, text, fix
 
 
 def _sockets(case: _Case) -> _Found | None:
     if case.label != "SYS":
         return None
     text = "the path crosses the link between two CPU sockets (SYS), which carries peer traffic slowly"
-    return _Found(Certainty.CONSISTENT, text, "export NCCL_P2P_LEVEL=PHB, and compare; or GPUs of one socket")
+    return Certainty.CONSISTENT, text, "export NCCL_P2P_LEVEL=PHB, and compare; or GPUs of one socket"
 
 
 def _virtual_machine(case: _Case) -> _Found | None:
@@ -314,7 +307,7 @@ def _virtual_machine(case: _Case) -> _Found | None:
     maker = case.facts.host.hypervisor or f"GPU {case.facts.driver.virtualization}"
     text = f"this is a virtual machine ({maker}): it sees no PCIe switches, and its host isolates the GPUs"
     fix = f"on the host, for QEMU: x-nv-gpudirect-clique=0 for both GPUs, and ACS off between them; inside it {_NO_FIX}"
-    return _Found(Certainty.POSSIBLE, text, fix)
+    return Certainty.POSSIBLE, text, fix
 
 
 # What NCCL was told, and what a container leaves it.
@@ -337,7 +330,7 @@ def _variable(case: _Case) -> _Found | None:
     text = (
         f"{name}={value} is set{f' in {files[0]}' if files else ''}: NCCL takes {case.link.nccl}, though P2P delivers"
     )
-    return _Found(Certainty.CONSISTENT, text, f"remove {name} from {files[0]}" if files else f"unset {name}")
+    return Certainty.CONSISTENT, text, f"remove {name} from {files[0]}" if files else f"unset {name}"
 
 
 def _within(label: str, level: str) -> bool:
@@ -351,7 +344,7 @@ def _default_level(case: _Case) -> _Found | None:
     if _variable(case) or not case.over_pcie or case.label in _NEAR:
         return None
     text = f"NCCL does not use P2P over this distance ({case.label}) by itself: it takes {case.link.nccl}"
-    return _Found(Certainty.POSSIBLE, text, "export NCCL_P2P_LEVEL=SYS, and compare with collbench allreduce")
+    return Certainty.POSSIBLE, text, "export NCCL_P2P_LEVEL=SYS, and compare with collbench allreduce"
 
 
 def _no_shared_memory(case: _Case) -> _Found | None:
@@ -360,7 +353,7 @@ def _no_shared_memory(case: _Case) -> _Found | None:
     text = f"NCCL_SHM_DISABLE=1 is set: without P2P, NCCL takes {case.link.nccl} even on this host"
     if case.variables.get("NCCL_IB_DISABLE", "").strip() == "1":
         text += ", and NCCL_IB_DISABLE=1 leaves it no InfiniBand"
-    return _Found(Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE")
+    return Certainty.CONSISTENT, text, "unset NCCL_SHM_DISABLE"
 
 
 def _shared_memory(case: _Case) -> _Found | None:
@@ -375,7 +368,7 @@ def _shared_memory(case: _Case) -> _Found | None:
     text = (
         f"NCCL fails, and {where} has only {free} of {total} shared memory left, which NCCL needs where it uses no P2P"
     )
-    return _Found(Certainty.CONSISTENT, text, "docker run --ipc=host, or --shm-size=1g")
+    return Certainty.CONSISTENT, text, "docker run --ipc=host, or --shm-size=1g"
 
 
 def _states(*states: PeerState) -> Callable[[_Case], bool]:

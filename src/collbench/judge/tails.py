@@ -22,25 +22,21 @@ _SLOWEST = 95
 
 
 @dataclass(frozen=True, slots=True)
-class Percentile:
-    """One percentile in seconds, with its 95% interval; None if there are too few launches."""
-
-    percent: int
-    seconds: float | None
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Spread:
-    """How times are spread: percentiles and maximum in seconds, and the number of launches."""
+    """How times are spread: percentiles and maximum in seconds, and the number of launches.
+
+    Percentiles for which there are too few launches are left out. `interval` is the median's 95% interval, None for too
+    few.
+    """
 
     count: int
-    percentiles: tuple[Percentile, ...]
+    percentiles: dict[int, float]
+    interval: tuple[float, float] | None
     maximum: float
 
     def at(self, percent: int) -> float | None:
         """Return one of PERCENTILES in seconds, None if the launches are too few."""
-        return next(one.seconds for one in self.percentiles if one.percent == percent)
+        return self.percentiles.get(percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +136,14 @@ def tails_of(latency: Latency) -> Tails:
 def spread(values: Times) -> Spread:
     """Return how times are spread; a percentile is the least value that so many are not above (nearest rank)."""
     ordered = np.sort(values)
-    percentiles = []
-    for percent in PERCENTILES:
-        between = quantile_ranks(len(ordered), percent)
-        if between is None:
-            percentiles.append(Percentile(percent, None, None))
-            continue
-        low, high = (float(ordered[rank - 1]) for rank in between)
-        nearest = max(1, math.ceil(len(ordered) * percent / 100))
-        percentiles.append(Percentile(percent, float(ordered[nearest - 1]), (low, high)))
-    return Spread(len(ordered), tuple(percentiles), float(ordered[-1]))
+    percentiles = {
+        percent: float(ordered[max(1, math.ceil(len(ordered) * percent / 100)) - 1])
+        for percent in PERCENTILES
+        if quantile_ranks(len(ordered), percent) is not None
+    }
+    between = quantile_ranks(len(ordered), 50)
+    interval = between and (float(ordered[between[0] - 1]), float(ordered[between[1] - 1]))
+    return Spread(len(ordered), percentiles, interval, float(ordered[-1]))
 
 
 @functools.cache
@@ -219,4 +213,4 @@ def after_others(times: Times) -> Times:
 def lateness(late: Times, resolved: float) -> Lateness:
     """Return the lateness from a rank's seconds after the others, shape (n,); clocks resolve `resolved` seconds."""
     by = spread(late)
-    return Lateness(float(np.median(late)), by.percentiles[0].interval, by.at(99), resolved)
+    return Lateness(float(np.median(late)), by.interval, by.at(99), resolved)

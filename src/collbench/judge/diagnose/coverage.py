@@ -113,14 +113,8 @@ def _could_judge(work: Work) -> bool:
 
 
 _MOST_NAMES = 4  # of links
-
-
-@dataclass(frozen=True, slots=True)
-class NotDone:
-    """A check that a run has no data for, in words; `absence` is why, if the words do not say it."""
-
-    text: str
-    absence: Absence | None = None
+# A check that a run has no data for, in words, and why, if the words do not say it.
+NotDone = tuple[str, Absence | None]
 
 
 def missing(facts: Facts) -> Iterator[NotDone]:
@@ -144,7 +138,7 @@ def _points(facts: Facts) -> Iterator[NotDone]:
                 reasons[_reason(absences.of(work, link, size_bytes))].append(link)
         for absence, links in reasons.items():
             names = abridged([tags(link, facts.run.devices, " → ") for link in links], _MOST_NAMES)
-            yield NotDone(f"{work} at {format_size(size_bytes)} on {names}", absence)
+            yield f"{work} at {format_size(size_bytes)} on {names}", absence
 
 
 def _reason(absence: Absence) -> Absence:
@@ -158,22 +152,22 @@ def _copies(facts: Facts) -> Iterator[NotDone]:
     copies = [r for r in readings.points if r.work.operation.is_copy and r.work.variant is Variant.PLAIN]
     if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
         least = format_size(COPY_BYTES)
-        yield NotDone(f"links against their limits: no copy of {least} or more was measured on them")
+        yield f"links against their limits: no copy of {least} or more was measured on them", None
         return
     unknown = sorted({r.label for r in copies if facts.limit(r.members) is None})
     if unknown:
         labels = ", ".join(unknown)
-        yield NotDone(f"{labels} links against their limits: their PCIe slots or NVLinks are unknown")
+        yield f"{labels} links against their limits: their PCIe slots or NVLinks are unknown", None
     if not readings.of(STAGED, COPY_BYTES):
-        yield NotDone("peer access against staging: no staged copies (collbench copies --patterns one-way,staged)")
+        yield "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)", None
 
 
 def _collectives(facts: Facts) -> Iterator[NotDone]:
     points = [r for r in facts.readings.points if r.work.operation.is_collective]
     if not any(reading.size_bytes >= COLLECTIVE_BYTES for reading in points):
-        yield NotDone(f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured")
+        yield f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured", None
     elif not any(r.work.operation is Operation.ALLREDUCE and len(r.members) == 2 for r in points):
-        yield NotDone("NCCL on each pair: no all-reduce was measured on pairs")
+        yield "NCCL on each pair: no all-reduce was measured on pairs", None
 
 
 def _sources(facts: Facts) -> Iterator[NotDone]:
@@ -185,7 +179,7 @@ def _sources(facts: Facts) -> Iterator[NotDone]:
     }
     silent = [source for source, answers in answers_of.items() if all(answer is None for answer in answers)]
     if silent and run.paths:
-        yield NotDone(f"the labels against {', '.join(silent)}: not recorded in this run")
+        yield f"the labels against {', '.join(silent)}: not recorded in this run", None
     over_pcie = any(not is_nvlink(path.label) for path in run.paths)
     if over_pcie and not any(state.pcie_generation or state.pcie_width for state in run.health_after):
-        yield NotDone("PCIe under load: its generation and width were not read")
+        yield "PCIe under load: its generation and width were not read", None

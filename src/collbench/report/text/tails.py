@@ -55,7 +55,7 @@ def percentiles(by_size: Sequence[Tails]) -> Table:
     rows = []
     for one in by_size:
         moved, waited = one.transfer or one.waited, one.waited
-        interval = moved.percentiles[0].interval
+        interval = moved.interval
         between = f"{micro(interval[0])}-{micro(interval[1])}" if interval else "-"
         figures = (*map(moved.at, PERCENTILES), moved.maximum), (waited.at(50), waited.at(99), waited.maximum)
         rows.append((format_size(one.point.size_bytes), *map(micro, figures[0]), between, *map(micro, figures[1])))

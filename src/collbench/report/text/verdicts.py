@@ -273,7 +273,8 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
 
 def not_done(check: NotDone, run: Run) -> str:
     """Return which check could not be made, and what would make it possible."""
-    return f"{check.text}: {sentences.absence(check.absence, run)}" if check.absence else check.text
+    text, absence = check
+    return f"{text}: {sentences.absence(absence, run)}" if absence else text
 
 
 def what(verdict: Verdict, run: Run) -> str:
