@@ -426,25 +426,23 @@ def _ranking(
     delta = tolerance(size_bytes)
     ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
-    worst = ordered[-1]
     # The others are compared with the best one that is as steady as its label: the highest may be so by its noise, but
     # not where it alone is significantly faster than all that are steady.
     steady = (one for one, tier in zip(order, tiers, strict=True) if tier == 1 and estimated[one].own_noise is None)
     top = next(steady, order[0])
     best, others = estimated[top], {members: estimated[members] for members in order if members != top}
     tied = tied_with(best, others, delta) | ({top} if len(best.trials) >= FEWEST_TRIALS else set())
-    standings = []
-    for members, estimate, tier in zip(order, ordered, tiers, strict=True):
-        summary = summarize(points[members])
+
+    def standing(members: Members, tier: int) -> RankedLink:
+        summary, estimate = summarize(points[members]), estimated[members]
         if ended.failed(members):
             relation = Relation.IMPOSSIBLE if ended.impossible(members) else Relation.FAILED
-        elif differs(best, estimate, len(ordered), delta):
+        elif differs(best, estimate, len(order), delta):
             relation = Relation.DIFFERENT
         else:
             relation = Relation.TIED if members in tied else Relation.UNDECIDED
-        standings.append(
-            RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
-        )
+        return RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
+
     there = {unordered(work, members) for members in estimated}
     absent = [some for some in sets if some not in there]
     absences = Absences(run) if absent else None
@@ -452,10 +450,10 @@ def _ranking(
         work=work,
         size_bytes=size_bytes,
         kind=kind,
-        standings=tuple(standings),
+        standings=tuple(map(standing, order, tiers)),
         delta=delta,
         noise=max((margin(best, other, len(ordered)) for other in others.values()), default=0.0),
-        spread=1 - math.exp(worst.middle - ordered[0].middle),
+        spread=1 - math.exp(ordered[-1].middle - ordered[0].middle),
         equal=all(ties(best, other, delta) for other in others.values()),
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),

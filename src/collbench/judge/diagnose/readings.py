@@ -201,21 +201,7 @@ class Facts:
 
 def read(run: Run) -> Readings:
     """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""
-    counts: dict[Work, Counter[int]] = defaultdict(Counter)
-    for measurement in run.measurements:
-        if measurement.samples:
-            counts[measurement.point.work][measurement.point.size_bytes] += 1
-    sizes = {work: most_measured(have) for work, have in counts.items()}
-    points: dict[DataPoint, Measurement] = {}
-    for measurement in run.measurements:
-        if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
-            # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
-            confirming = [sample for sample in measurement.samples if sample.confirms]
-            alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
-            used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
-            if len(used.samples) >= FEWEST_TRIALS:
-                points[used.point] = used
-    of_pairs = pair_labels(run.paths)
+    points, of_pairs = _deciding(run), pair_labels(run.paths)
     labels = {point: _label_of(of_pairs, point.members) for point in points}
     logs = {point: log_rates(measurement) for point, measurement in points.items()}
     noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
@@ -248,6 +234,25 @@ def read(run: Run) -> Readings:
         for point, measurement in points.items()
     )
     return Readings(readings, z)
+
+
+def _deciding(run: Run) -> dict[DataPoint, Measurement]:
+    """Return the data points that decide, at the size of its work that most have, each with the trials that count."""
+    counts: dict[Work, Counter[int]] = defaultdict(Counter)
+    for measurement in run.measurements:
+        if measurement.samples:
+            counts[measurement.point.work][measurement.point.size_bytes] += 1
+    sizes = {work: most_measured(have) for work, have in counts.items()}
+    points: dict[DataPoint, Measurement] = {}
+    for measurement in run.measurements:
+        if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
+            # Only those that no judgment selected, else only isolated ones, if there are enough: the better evidence.
+            confirming = [sample for sample in measurement.samples if sample.confirms]
+            alone = confirming or [sample for sample in measurement.samples if not sample.concurrent]
+            used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
+            if len(used.samples) >= FEWEST_TRIALS:
+                points[used.point] = used
+    return points
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
