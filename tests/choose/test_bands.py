@@ -155,11 +155,6 @@ def test_a_slow_slot_does_not_look_like_a_full_uplink() -> None:
     assert predict(machine).hi == 4.0
 
 
-@pytest.mark.parametrize(("count", "lo"), [(2, 12.0), (3, 7.2), (4, 6.0), (8, 3.0)])
-def test_more_hops_may_share_what_the_host_passed_for_two(count: int, lo: float) -> None:
-    assert by_pairs(wired(8, {}, {"PHB": 12.0}, "PHB").of(range(count))).lo == pytest.approx(lo)
-
-
 @pytest.mark.parametrize(("count", "least"), [(4, 0.5), (8, 0.5)])
 def test_more_ranks_keep_less_of_what_crowded_hops_keep(count: int, least: float) -> None:
     """Published machines, whose hops hardly slow each other, keep 0.54 of a pair: crowded hops keep that much less."""
@@ -185,14 +180,6 @@ def test_machines_that_others_measured_lie_in_the_band_of_their_pairs(name: str)
         assert band.hi < 2 * band.lo
 
 
-def test_a_slot_of_a_published_machine_lies_in_its_band() -> None:
-    """RTX PRO 6000: a check of pairs beside each other finds no loss, and the ring keeps little more than half."""
-    for what, ranks, pair, gbs in published():
-        if what.startswith("RTX"):
-            band = predict(wired(ranks, {}, {"PHB": pair}, "PHB", checks=(check("PHB", 1.0),)))
-            assert band.lo <= gbs <= band.hi, what
-
-
 @pytest.mark.parametrize(("count", "least", "most"), [(2, 1.0, 1.0), (3, 0.95, 1.25), (4, 0.95, 1.25), (5, 0.85, 1.6)])
 def test_more_ranks_than_a_pair_has_make_a_band_of_equal_pairs(count: int, least: float, most: float) -> None:
     machine = wired(5, {}, {"NV18": 200.0}, "NV18")
@@ -210,15 +197,6 @@ def test_links_at_their_limit_leave_a_mesh_no_room_above() -> None:
 def test_hops_that_turn_round_below_a_switch_leave_its_uplink_alone() -> None:
     band = predict(wired(8, SWITCHES, {"PIX": 12.0, "PHB": 10.0}, "PHB"))
     assert (band.hi, band.hops) == (10.0, 2)
-
-
-def test_a_broken_pair_is_worth_nothing() -> None:
-    broken = np.zeros((3, 3), dtype=bool)
-    broken[0, 1] = broken[1, 0] = True
-    paths = {pair: Path(pair, "NV18") for pair in combinations(range(3), 2)}
-    machine = wiring(gpus(3), paths, np.full((3, 3), 300.0) - 300 * np.eye(3), broken=broken)
-    assert predict(machine).hi == 0
-    assert predict(machine.of((1, 2))).hi == 300
 
 
 @pytest.mark.parametrize(

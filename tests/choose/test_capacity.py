@@ -13,24 +13,6 @@ from collbench.machine.labels import chained
 from collbench.model.run import Path
 from tests.builders import gpus
 
-
-@pytest.mark.parametrize(
-    ("name", "generation", "gbs"),
-    [
-        ("NVIDIA H200", 5, 63.0),
-        ("NVIDIA A100-SXM4-80GB", 4, 31.5),
-        ("NVIDIA H200", None, math.inf),
-        ("NVIDIA GH200 480GB", 5, 450.0),  # its host is behind NVLink-C2C
-    ],
-)
-def test_without_nvlinks_a_pair_carries_what_joins_its_gpus_to_their_host(
-    name: str, generation: int | None, gbs: float
-) -> None:
-    pair = [replace(gpu, name=name, pcie_generation=generation, pcie_width=16) for gpu in gpus(2)]
-    carried = pair_capacities(pair, {(0, 1): Path((0, 1), "SYS")}, np.zeros((2, 2)))
-    assert carried[0, 1] == carried[1, 0] == gbs
-
-
 V100, A100, H200 = "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
 
 
@@ -57,14 +39,6 @@ def test_the_narrower_slot_of_a_pair_decides(narrow: int | None, gbs: float) -> 
     ]
     carried = pair_capacities(pair, {(0, 1): Path((0, 1), "SYS")}, np.zeros((2, 2)))
     assert carried[0, 1] == carried[1, 0] == gbs
-
-
-def test_every_pair_has_its_own_capacity_both_ways() -> None:
-    paths = {(0, 1): Path((0, 1), "NV1", theory_gbs=25.0), (1, 2): Path((1, 2), "NV2", theory_gbs=50.0)}
-    links = np.array([[0, 1, 0], [1, 0, 2], [0, 2, 0]], dtype=float)
-    carried = pair_capacities(gpus(3, V100), paths, links)
-    inf = math.inf
-    assert carried.tolist() == [[inf, 25, inf], [25, inf, 50], [inf, 50, inf]]
 
 
 def ports(label: str, links: list[list[int]], plane: int = -1, theory: float | None = None) -> list[float]:

@@ -2,20 +2,20 @@ import pathlib
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.choose.choice import How, LeftOut, TieBreak, Unfit, Why
+from collbench.choose.choice import How, TieBreak
 from collbench.choose.fitness import left_out
 from collbench.choose.problem import choose_by_labels
 from collbench.choose.select import choose, evidence
 from collbench.machine.nvidia_smi import facts, read_topology
 from collbench.model.errors import FailureKind, UsageError
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Device, Health, Path, Run
+from collbench.model.run import Health, Path, Run
 from tests.builders import GIB, gpus, in_words, measured, pair_run, paths, run_of
 from tests.invariants.machines import relabelled
 from tests.judge.checked import h200
@@ -34,29 +34,6 @@ def dgx_1v() -> Run:
 
 def label(run: Run, a: int, b: int) -> str:
     return next(path.label for path in run.paths if set(path.devices) == {a, b})
-
-
-def has_nvlink_ring(run: Run, members: Sequence[int]) -> bool:
-    first, *rest = members
-    rings = ([first, *order, first] for order in permutations(rest))
-    return any(all(label(run, a, b).startswith("NV") for a, b in pairwise(ring)) for ring in rings)
-
-
-def test_on_a_dgx_1v_two_get_a_double_link() -> None:
-    run = dgx_1v()
-    chosen = choose(run, 2)
-    assert label(run, *chosen.members) == "NV2"
-    assert chosen.band is not None
-    assert chosen.band.hi == pytest.approx(48.3)
-
-
-def test_on_a_dgx_1v_five_never_get_the_set_that_has_no_ring() -> None:
-    """The sum of pairs picks {0,1,2,3,4}, which was measured at 5.6 GB/s; 24 of the 56 sets have a ring."""
-    run = dgx_1v()
-    assert sum(has_nvlink_ring(run, some) for some in combinations(range(8), 5)) == 24
-    chosen = choose(run, 5)
-    assert chosen.members != (0, 1, 2, 3, 4)
-    assert has_nvlink_ring(run, chosen.members)
 
 
 @pytest.mark.parametrize(
@@ -86,21 +63,6 @@ def test_equal_pairs_go_to_the_tie_break_and_say_so() -> None:
     chosen = choose(pair_run(4, lambda a, b: 300.0 - a * 0.5), 2)
     assert chosen.members == (0, 1)
     assert chosen.why(gpus(20)) == "all pairs tie within 0.3%: the choice does not affect bandwidth"
-
-
-def test_pairs_that_tie_in_this_run_but_may_differ_in_the_jobs_are_not_said_to_tie() -> None:
-    """1.8% apart without noise: communicators of a job differ by 0.2% more, for which 2% leave no room."""
-    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (0, 1) else 305.4), 2)
-    assert not chosen.tied
-    assert "tie" not in chosen.why(gpus(20))
-
-
-@pytest.mark.parametrize("trials", [1, 2])
-def test_a_difference_that_too_few_trials_show_is_no_tie(trials: int) -> None:
-    """An interrupted run: nothing is certain, so take what looks best and claim nothing."""
-    chosen = choose(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 100.0, trials=trials), 2)
-    assert chosen.members == (2, 3)
-    assert "tie" not in chosen.why(gpus(20))
 
 
 def test_pairs_that_were_not_measured_are_not_taken_for_equal() -> None:
@@ -166,16 +128,6 @@ def test_ties_among_many_devices_are_broken_among_neighbours(n: int, k: int, heu
     chosen = choose(run, k)
     assert (chosen.members, chosen.heuristic, chosen.tied) == ((0, n - 1)[:k], heuristic, True)
     assert len(chosen.finalists) == (2 if k == 2 else 0)
-
-
-def test_cpu_cores_have_no_pci_bus_id_so_their_index_decides() -> None:
-    """Their UUIDs are hashes: in that order core 10 might come before core 2, and nobody could say why."""
-    run = pair_run(4, lambda a, b: 300.0)
-    uuids = ("CPU-d", "CPU-b", "CPU-a", "CPU-c")
-    run.devices = tuple(Device(core, uuid, "Xeon") for core, uuid in zip((10, 2, 11, 3), uuids, strict=True))
-    one, two = choose(run, 1), choose(run, 2)
-    assert (one.members, one.decided_by) == ((1,), (TieBreak.INDEX,))
-    assert (two.members, two.decided_by) == ((1, 3), (TieBreak.INDEX,))
 
 
 IDLE = Health(processes=0, utilization=0)
@@ -250,17 +202,6 @@ def test_equal_pairs_of_different_labels_are_no_tie_of_sets() -> None:
     assert {sum(member < 4 for member in some.members) for some in chosen.finalists} >= {2, 3, 4}
 
 
-@pytest.mark.parametrize("slow", [0.0, 150.0])
-def test_finalists_are_few_distinct_and_hold_the_default_once(slow: float) -> None:
-    run = pair_run(8, lambda a, b: slow if slow and a == 0 else 300.0)
-    for k in range(2, 8):
-        chosen = choose(run, k)
-        members = [some.members for some in chosen.finalists]
-        assert (members[0], len(set(members))) == (chosen.members, len(members))
-        assert [some.members for some in chosen.finalists if some.default] == [tuple(range(k))]
-        assert len(members) <= 5
-
-
 def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
     run = pair_run(4, lambda a, b: 300.0)
     run.health_before = (Health(processes=1), IDLE, Health(ecc_errors=2), IDLE)
@@ -273,15 +214,6 @@ def test_too_few_devices_left_are_named_with_what_brings_them_back() -> None:
     with pytest.raises(UsageError) as refusal:
         choose(run, 3, exclude=(3,), allow_busy=True)
     assert str(refusal.value).endswith("GPU3 (excluded); choose fewer")
-
-
-def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -> None:
-    run = pair_run(5, lambda a, b: 100.0 if b == 2 else 300.0)
-    run.health_before = (Health(processes=3), *[IDLE] * 4)
-    chosen = choose(run, 2)
-    assert chosen.left_out == (LeftOut(0, (Why(Unfit.BUSY, "busy: 3 other processes"),)),)
-    assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
-    assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -310,13 +242,6 @@ def test_those_that_are_left_are_no_choice() -> None:
     run.health_before = (Health(processes=1), *[IDLE] * 3)
     chosen = choose(run, 3)
     assert (chosen.members, chosen.why(gpus(20))) == ((1, 2, 3), "the 3 of 4 devices that are left")
-
-
-def test_a_corrupt_pair_is_not_chosen_together() -> None:
-    run = pair_run(4, lambda a, b: 300.0)
-    run.measurements[0].wrong = 5
-    assert choose(run, 2).members == (0, 2)
-    assert choose(run, 3).members == (0, 2, 3)
 
 
 @pytest.mark.parametrize(("n", "k"), [(4, 2), (5, 3), (6, 3), (6, 4), (8, 4), (18, 3)])
@@ -373,17 +298,6 @@ def test_one_label_everywhere_is_a_tie() -> None:
     assert chosen.why(gpus(20)) == "by labels, nothing was measured: all pairs have the label NV18"
 
 
-def test_evidence_is_what_training_runs_at_the_largest_size() -> None:
-    pairs = list(combinations(range(3), 2))
-    points = [measured(Operation.CE_WRITE, pair, 390.0) for pair in pairs]
-    copies = run_of(gpus(3), [*points, *(measured(Operation.CE_WRITE, (b, a), 390.0) for a, b in pairs)])
-    assert (found := evidence(copies)) is not None
-    assert found.operation is Operation.CE_WRITE
-    both = run_of(gpus(3), [*points, *(measured(Operation.ALLREDUCE, p, 300.0, s) for p in pairs for s in (8, MIB))])
-    assert (found := evidence(both)) is not None
-    assert (found.operation, found.size_bytes) == (Operation.ALLREDUCE, MIB)
-
-
 def test_the_evidence_of_an_interrupted_run_is_the_largest_size_that_has_most_pairs() -> None:
     points = [measured(Operation.ALLREDUCE, pair, 300.0, MIB) for pair in combinations(range(3), 2)]
     run = run_of(gpus(3), [*points, measured(Operation.ALLREDUCE, (0, 1), 300.0, GIB)])
@@ -424,16 +338,6 @@ def test_renaming_the_devices_renames_the_answer_always(run: Run, order: list[in
     assert (here.reason, here.decided_by, here.tied) == (there.reason, there.decided_by, there.tied)
     both = zip(here.finalists, there.finalists, strict=True)
     assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.permutations(range(8)), st.integers(2, 7))
-def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
-    devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))
-    moved = [replace(link, devices=(names[link.devices[0]], names[link.devices[1]])) for link in links]
-    there: list[Device] = [devices[names.index(index)] for index in range(8)]
-    estimate = choose_by_labels(there, moved, k)
-    assert {names.index(member) for member in estimate.members} == set(choose_by_labels(devices, links, k).members)
 
 
 def test_a_throttled_device_is_taken_before_a_pair_that_hung_and_said_to_be() -> None:

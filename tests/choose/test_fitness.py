@@ -3,9 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.choose.choice import EXCLUDED, LeftOut, Unfit, Why
+from collbench.choose.choice import LeftOut, Unfit, Why
 from collbench.choose.fitness import broken_pairs, left_out, marks
-from collbench.model.errors import FailureKind
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Measurement, Run
 from tests.builders import gpus, hot, in_words, measured, pair_run, run_of, shared, throttled
@@ -130,10 +129,6 @@ def test_allow_busy_keeps_the_busy_and_the_throttled_but_not_the_faulty() -> Non
     assert marks(run, (0, 1, 2)) == ([True, False, False], [True, True, False])
 
 
-def test_what_is_excluded_is_named_and_not_judged() -> None:
-    assert left_out(four(replace(IDLE, processes=1)), {0, 2}) == tuple(LeftOut(place, (EXCLUDED,)) for place in (0, 2))
-
-
 def failed(members: tuple[int, int]) -> Measurement:
     return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure=in_words("no answer in 5 s"))
 
@@ -167,9 +162,3 @@ def test_who_is_blamed_for_pairs_that_fail(
     run = run_of(gpus(4), [*map(make, pairs), *map(sound, others)])
     assert [left.member for left in left_out(run)] == out
     assert broken_pairs(run) == {frozenset(pair) for pair in pairs}
-
-
-def test_a_pair_that_failed_in_any_operation_is_broken_and_one_that_was_not_tried_is_not() -> None:
-    untried = replace(failed((1, 2)), failure=in_words("not tried", FailureKind.UNTRIED))
-    run = run_of(gpus(3), [failed((0, 1)), untried, measured(Operation.CE_WRITE, (0, 1), 390.0)])
-    assert broken_pairs(run) == {frozenset({0, 1})}

@@ -12,8 +12,8 @@ from collbench.choose.bands import predict
 from collbench.choose.choice import Band, How, Members
 from collbench.choose.select import choose, evidence, from_run
 from collbench.model.operations import Operation
-from collbench.model.run import Measurement, Path, Run
-from tests.builders import gpus, in_words, measured, paths, run_of
+from collbench.model.run import Path, Run
+from tests.builders import gpus, measured, paths, run_of
 
 
 def band(run: Run, members: Members) -> Band:
@@ -48,16 +48,6 @@ def test_one_missing_pair_leaves_the_nvswitch_what_it_is(k: int) -> None:
     assert not chosen.tied
 
 
-def test_a_pair_that_hung_leaves_it_too() -> None:
-    run = h200([])
-    run.measurements[13] = Measurement(run.measurements[13].point, [], None, 0, in_words("hangs"))
-    pair = run.measurements[13].point.members
-    chosen = choose(run, 4)
-    assert chosen.band is not None
-    assert (chosen.band.lo, chosen.band.hi) == pytest.approx((0.95 * 360, 450))
-    assert not set(pair) <= set(chosen.members)
-
-
 def test_a_missing_pair_may_be_as_fast_as_the_fastest_like_it() -> None:
     run = h200([(0, 1), (2, 3)], count=4)
     run.measurements[0] = measured(Operation.ALLREDUCE, run.measurements[0].point.members, 200.0)
@@ -84,14 +74,6 @@ def test_an_unmeasured_pair_does_not_hide_the_set_that_may_be_best() -> None:
     )
 
 
-def test_a_rate_above_what_the_links_carry_is_no_prediction() -> None:
-    links = tuple(Path(pair, "NV18", "NODE", 18, 450.0) for pair in combinations(range(4), 2))
-    run = run_of(gpus(4), [measured(Operation.ALLREDUCE, path.devices, 900.0) for path in links], links)
-    for members in ((0, 1), (0, 1, 2, 3)):
-        found = band(run, members)
-        assert found.hi <= 450
-
-
 def test_a_switch_that_labels_hide_stays_one_though_one_pair_is_slow_or_gone() -> None:
     links = paths(4, "PHB")
     rates = {(0, 1): 20.0}
@@ -109,24 +91,3 @@ def test_one_way_of_a_copy_alone_is_not_the_pair() -> None:
     run = run_of(gpus(3), [found for found in both if found.point.members != (1, 0)], paths(3))
     found = band(run, (0, 1))
     assert (found.lo, found.unmeasured) == (0, 1)
-
-
-def test_a_largest_size_that_a_few_pairs_lack_still_decides() -> None:
-    """At 1 MiB all look alike; what is left of 256 MiB shows a slow pair."""
-    small = [measured(Operation.ALLREDUCE, pair, 100.0, 2**20) for pair in combinations(range(4), 2)]
-    large = [
-        measured(Operation.ALLREDUCE, pair, 150.0 if pair == (0, 1) else 300.0, 2**28)
-        for pair in combinations(range(4), 2)
-        if pair != (2, 3)
-    ]
-    chosen = choose(run_of(gpus(4), [*small, *large]), 2)
-    assert not chosen.tied
-    assert chosen.band is not None
-    assert chosen.band.lo == pytest.approx(300)
-
-
-def test_a_tie_at_a_size_that_is_not_the_largest_is_none() -> None:
-    """Of an interrupted run 1 GiB has one pair of six: that the others tie at 1 MiB says nothing of large messages."""
-    points = [measured(Operation.ALLREDUCE, pair, 100.0, 2**20) for pair in combinations(range(4), 2)]
-    chosen = choose(run_of(gpus(4), [*points, measured(Operation.ALLREDUCE, (0, 1), 150.0)]), 2)
-    assert not chosen.tied

@@ -73,13 +73,6 @@ def test_all_that_tie_are_said_to() -> None:
     assert choice.why(gpus(8)) == "300 GB/s measured (same as the first 4)"
 
 
-def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
-    """Within ±2% for certain is a tie; six trials that spread over 20% make nothing certain."""
-    wild = [360.0, 380, 400, 404, 420, 440]
-    choice = settle(predicted(OTHER, THIRD), verification({OTHER: wild, THIRD: [gbs * 1.01 for gbs in wild]}))
-    assert choice.members == THIRD
-
-
 def test_sets_that_tie_in_this_run_but_may_differ_in_the_next_are_no_tie() -> None:
     """1.8% apart without noise: communicators of a job differ by 0.2% more, for which 2% leave no room."""
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: [300.0] * 6, OTHER: [305.4] * 6}))
@@ -121,17 +114,6 @@ def test_a_run_without_the_finalists_settles_nothing() -> None:
     choice = predicted(OTHER, FIRST)
     assert settle(choice, verification({THIRD: near(300)})) is choice
     assert settle(choice, run_of(gpus(8), [measured(Operation.BROADCAST, OTHER, 300.0)])) is choice
-
-
-def test_the_size_that_most_finalists_have_decides() -> None:
-    points = [measured(Operation.ALLREDUCE, some, near(gbs / BUS), 2**20) for some, gbs in ((OTHER, 400), (FIRST, 300))]
-    run = run_of(gpus(8), [*points, measured(Operation.ALLREDUCE, FIRST, near(900 / BUS), 2**30)])
-    assert settle(predicted(FIRST, OTHER), run).members == OTHER
-
-
-def test_members_in_any_order_are_the_same_set() -> None:
-    run = run_of(gpus(8), [measured(Operation.ALLREDUCE, some[::-1], near(300 / BUS)) for some in (OTHER, FIRST)])
-    assert sum(one.measured is not None for one in settle(predicted(OTHER, FIRST), run).finalists) == 2
 
 
 def test_the_gain_of_one_of_two_has_the_interval_of_a_single_comparison() -> None:

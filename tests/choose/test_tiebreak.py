@@ -9,52 +9,6 @@ from collbench.choose.problem import Level, decide, different, members_with, wha
 from collbench.choose.wiring import Sets, Values
 
 COSTS = members_with(np.array([True, False, False, False]))
-TIERS = np.array([[1.0, 1, 2, 2], [1, 1, 1, 2], [2, 1, 1, 1], [2, 2, 1, 1]])
-
-
-@pytest.mark.parametrize(
-    ("title", "levels", "members", "used"),
-    [
-        ("nothing differs", (), (0, 1), (TieBreak.BUS_ID,)),
-        (
-            "one level leaves several",
-            (Level(TieBreak.IN_USE, COSTS),),
-            (1, 2),
-            (TieBreak.IN_USE, TieBreak.BUS_ID),
-        ),
-        (
-            "a later one decides",
-            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1])))),
-            (2, 3),
-            (TieBreak.IN_USE, TieBreak.SUSPECT),
-        ),
-        (
-            "the worst pair counts",
-            (Level(TieBreak.IN_USE, COSTS), Level(TieBreak.LATENCY, worst_inside(TIERS))),
-            (1, 2),
-            (TieBreak.IN_USE, TieBreak.LATENCY, TieBreak.BUS_ID),
-        ),
-        (
-            "an earlier one goes first",
-            (Level(TieBreak.SUSPECT, different(np.array([0, 0, 1, 1]))), Level(TieBreak.IN_USE, COSTS)),
-            (2, 3),
-            (TieBreak.SUSPECT, TieBreak.IN_USE),
-        ),
-    ],
-)
-def test_tie_breaks_go_level_by_level(
-    title: str, levels: tuple[Level, ...], members: tuple[int, ...], used: tuple[TieBreak, ...]
-) -> None:
-    sets = all_sets(4, 2)
-    place, decided_by = decide(sets, levels, TieBreak.BUS_ID)
-    assert (tuple(sets[place].tolist()), decided_by) == (members, used)
-
-
-def test_a_single_set_needs_no_tie_break() -> None:
-    assert decide(all_sets(3, 3), (Level(TieBreak.IN_USE, lambda sets: np.zeros(len(sets))),), TieBreak.BUS_ID) == (
-        0,
-        (),
-    )
 
 
 def test_a_level_is_asked_only_of_those_that_are_left_and_named_only_where_it_decides() -> None:
