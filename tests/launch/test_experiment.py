@@ -112,19 +112,6 @@ def test_every_run_is_in_the_file_once_it_has_ended(stage: Stage) -> None:
     assert counts == [1, 2, 3, 4, 5]
 
 
-def test_an_interruption_leaves_what_had_ended(stage: Stage) -> None:
-    def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
-        if run == 4:
-            raise KeyboardInterrupt
-        return prints_steps(environment, run)
-
-    stage.script = script
-    with pytest.raises(KeyboardInterrupt):
-        stage.perform()
-    assert [run.order for run in stage.saved.made] == [0, 1, 2]
-    assert (stage.saved.result, stage.saved.measure) == (None, Measure.STEP)
-
-
 @pytest.mark.parametrize(
     ("case", "texts", "measure", "middle"),
     [
@@ -180,13 +167,6 @@ def test_no_step_to_count_is_one_line_after_the_first_run(
         stage.perform(**changes)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
     assert (len(stage.started), stage.messages) == (1, []), case
-
-
-def test_a_pattern_replaces_the_documented_format(stage: Stage) -> None:
-    stage.script = lambda environment, _run: (0, f"took {3 if len(environment) > 2 else 2}\nstep_time=9s\n" * 9)
-    ablated = stage.perform(pattern=r"took (?P<ms>\d+)")
-    assert ablated.result is not None
-    assert ablated.result.ratio.middle == pytest.approx(1.5)
 
 
 def test_the_file_keeps_only_nccl_variables_of_the_environment() -> None:

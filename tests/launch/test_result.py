@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import Ablation, Measure, Rounding, TrainingRun, judge, measure_of, step_value, warm_up
+from collbench.launch.ablation import Ablation, Measure, Rounding, TrainingRun, judge, measure_of, warm_up
 from tests.launch.made import ablation, run
 
 
@@ -27,13 +27,6 @@ from tests.launch.made import ablation, run
 )
 def test_the_warm_up(case: str, steps: int, skip: int | None, dropped: int) -> None:
     assert warm_up(steps, skip) == dropped, case
-
-
-def test_a_runs_value_is_the_median_of_what_is_left() -> None:
-    assert step_value(run(0, 0, (9.0, 9.0, 9.0, 1.0, 2.0, 30.0)), None) == 2.0
-    assert step_value(run(0, 0, (9.0, 9.0, 9.0)), None) is None
-    assert step_value(run(0, 0, (9.0, 8.0)), 1) == 8.0
-    assert step_value(run(0, 0), 0) is None
 
 
 STEPS = run(0, 0, (1.0,) * 9)
@@ -54,15 +47,6 @@ NEITHER = run(0, 3)
 )
 def test_all_runs_are_read_the_same_way(case: str, runs: list[TrainingRun], measure: Measure) -> None:
     assert measure_of(runs, None) is measure, case
-
-
-def test_the_published_seconds_give_the_published_ratio() -> None:
-    # docs/method/predicting.md 4: 101 s with NVLink, 131 s without: 1.297 times as long.
-    result = ablation([101.0, 101.0, 101.0], [131.0, 131.0, 131.0]).result
-    assert result is not None
-    assert result.ratio.middle == pytest.approx(1.29703, abs=1e-5)
-    assert [result.ratio.low, result.ratio.high] == [pytest.approx(1.29703, abs=1e-5)] * 2
-    assert [arm.seconds for arm in result.arms] == [pytest.approx(101.0), pytest.approx(131.0)]
 
 
 def test_two_repeats_by_hand() -> None:
@@ -92,32 +76,6 @@ def test_the_interval_is_the_one_that_scipy_gives_for_paired_logs(pairs: list[tu
     assert math.log(ratio.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
     assert math.log(ratio.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
     assert ratio.low <= ratio.middle <= ratio.high
-
-
-@given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=5), st.floats(0.001, 1000))
-def test_a_slower_machine_changes_no_ratio_and_swapped_arms_turn_it_over(
-    pairs: list[tuple[float, float]], factor: float
-) -> None:
-    first, second = ([pair[arm] for pair in pairs] for arm in (0, 1))
-    result = ablation(first, second).result
-    slower = ablation([factor * seconds for seconds in first], [factor * seconds for seconds in second]).result
-    swapped = ablation(second, first).result
-    assert result is not None
-    assert slower is not None
-    assert swapped is not None
-    assert slower.ratio.middle == pytest.approx(result.ratio.middle, rel=1e-6)
-    assert slower.ratio.high == pytest.approx(result.ratio.high, rel=1e-4)
-    assert swapped.ratio.middle == pytest.approx(1 / result.ratio.middle, rel=1e-6)
-    assert swapped.ratio.low == pytest.approx(1 / result.ratio.high, rel=1e-4)
-
-
-def test_drift_that_reaches_both_arms_cancels() -> None:
-    steady = ablation([1.0, 1.0, 1.0], [1.5, 1.5, 1.5]).result
-    drifting = ablation([1.0, 2.0, 4.0], [1.5, 3.0, 6.0]).result
-    assert steady is not None
-    assert drifting is not None
-    assert drifting.ratio.high == pytest.approx(steady.ratio.high)
-    assert drifting.arms[0].interval[1] > 2 * steady.arms[0].interval[1]
 
 
 def test_the_widest_times_that_are_read_overflow_nothing() -> None:
