@@ -18,6 +18,7 @@ from collbench.model.errors import UsageError
 
 TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
 SEEN = sorted((TOPOLOGIES / "seen").glob("*.txt"))
+assert len(SEEN) == 47, "a loop over none would pass"
 ESCAPE = re.compile(r"\x1b\[\d*m")
 LABEL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A|X")
 ROW = re.compile(rf"[\s*]*(GPU\d+)\s*((?:{LABEL.pattern}).*)")
