@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.choose.restrict import part, spread
+from collbench.choose.freshness import part, spread
 from collbench.choose.select import choose
 from collbench.model.errors import Cause, Failure, FailureKind
 from collbench.model.operations import Operation

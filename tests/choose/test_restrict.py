@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.choose.restrict import restricted
+from collbench.choose.freshness import restricted
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, FlagKind, Mark, MarkKind, SkipKind, Skipped
 from collbench.report import sentences

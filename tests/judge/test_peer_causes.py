@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from collbench.judge.peer_causes import Certainty, causes, workarounds
-from collbench.machine.doctor.facts import Facts, Gpu, Slot, Space
+from collbench.machine.doctor.findings import Facts, Gpu, Slot, Space
 from collbench.machine.nvidia_smi import peer_answers
 from collbench.model.errors import Cause, Failure, FailureKind, WrongData
 from collbench.model.peer_map import BY_PEER_ACCESS, THROUGH_HOST, Crossing, PeerLink, PeerMap, PeerState

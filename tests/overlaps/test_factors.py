@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.choose.restrict import restricted
+from collbench.choose.freshness import restricted
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Flag, FlagKind

@@ -19,7 +19,7 @@ from collbench.api.measuring import measure, named_nccl, new_seed, wrong_data_of
 from collbench.api.selecting import ChoiceRequest, Selected, SelectRequest, named
 from collbench.choose import freshness
 from collbench.choose.choice import Choice, Omitted, Origin
-from collbench.choose.restrict import part, spread
+from collbench.choose.freshness import part, spread
 from collbench.judge.outcome import outcome
 from collbench.launch import torchrun
 from collbench.machine import kernel

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from collbench.machine import labels, theory
-from collbench.machine.doctor.facts import Facts, Gpu, Slot
+from collbench.machine.doctor.findings import Facts, Gpu, Slot
 from collbench.model.errors import Failure, FailureKind
 from collbench.model.peer_map import Link, PeerLink, PeerMap, PeerState
 from collbench.model.run import PeerStatus

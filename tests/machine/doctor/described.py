@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
-from collbench.machine.doctor.findings import Finding
+from collbench.machine.doctor.findings import Driver, Facts, Finding, Gpu, Host, Slot, Software, Space
 from collbench.machine.doctor.judge import judge
 from collbench.model.run import Device, Health, Path
 from tests.builders import nvml_says

@@ -8,8 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collbench.machine.doctor.facts import Facts, Space
-from collbench.machine.doctor.findings import Finding, Group, Level, status
+from collbench.machine.doctor.findings import Facts, Finding, Group, Level, Space, status
 from collbench.machine.doctor.judge import judge
 from collbench.report.text.doctor import dumps, page, summary
 from tests.machine.doctor.described import gpu, machine

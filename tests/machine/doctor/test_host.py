@@ -10,7 +10,7 @@ import pytest
 from collbench.machine import kernel
 from collbench.machine.doctor import collect
 from collbench.machine.doctor.collect import acs_control, slot
-from collbench.machine.doctor.facts import Slot
+from collbench.machine.doctor.findings import Slot
 from collbench.model.run import Device
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine.doctor.facts import Facts, Slot, Space
-from collbench.machine.doctor.findings import Level, status
+from collbench.machine.doctor.findings import Facts, Level, Slot, Space, status
 from collbench.machine.doctor.judge import judge
 from tests.machine.doctor.described import GIB, gpu, machine, named, pairs
 

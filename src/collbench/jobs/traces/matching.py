@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from collbench.jobs.job import Library
 from collbench.jobs.traces.trace import Trace
-from collbench.model.errors import UsageError
-from collbench.model.printable import one_line
+from collbench.model.errors import UsageError, one_line
 
 _LISTED = 3  # kinds of rows
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import kernel, nvml
-from collbench.machine.doctor.facts import Driver, Facts, Gpu, Host, Slot, Software, Space
+from collbench.machine.doctor.findings import Driver, Facts, Gpu, Host, Slot, Software, Space
 from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_cards import read_affinity, read_ports

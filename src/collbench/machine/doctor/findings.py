@@ -1,14 +1,118 @@
-"""The findings of the doctor's report: a level, what was found, and its fix."""
+"""The doctor's facts about a machine, and its findings: a level, what was found, and its fix."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from collbench.machine.doctor.facts import Gpu
+from collbench.model.run import Device, Health, NetworkPort, Path
+
+# The facts: None or "" if nothing reported them.
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as NVML has it now."""
+
+    device: Device
+    health: Health = field(default_factory=Health)
+    compute_mode: int | None = None  # nvmlComputeMode_t
+    persistence: bool | None = None
+    mig: bool | None = None
+    repair_pending: bool | None = None  # a reset will replace memory rows
+    repair_failed: bool | None = None  # memory rows that nothing can replace any more
+    fabric_state: int | None = None  # nvmlGpuFabricState_t
+    links_up: int = 0  # active NVLinks
+    bar1_bytes: int | None = None  # of its memory that other devices can address over PCIe
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver through NVML."""
+
+    version: str = ""
+    cuda: str = ""
+    error: str = ""  # why it does not answer
+    gpus: tuple[Gpu, ...] = ()
+    paths: tuple[Path, ...] = ()
+    virtualization: str = ""
+    on_the_bus: int | None = None  # NVIDIA GPUs that PCI has
+    nvidia_smi: str = ""  # that program's path
+    missing: bool = False  # the driver's library is not here
+    advice: str = ""  # what to do about the error
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Libraries. Versions of CUDA are as people write them: "13.0"."""
+
+    nccl: str = ""  # the version that collbench would time
+    nccl_path: str = ""
+    nccl_error: str = ""  # why NCCL cannot be opened
+    wheel: str = ""  # the NCCL library next to torch
+    wheel_version: str = ""  # as pip calls it
+    libcuda: str = ""
+    libcuda_error: str = ""
+    torch: str = ""
+    torch_cuda: str = ""  # "" for a build without CUDA
+    nccl_advice: str = ""  # what to do about `nccl_error`
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A file system: its size and what this user may still write, in bytes."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The PCIe path up from one GPU."""
+
+    iommu_type: str = ""  # the kernel's word for its IOMMU group
+    redirecting: tuple[str, ...] = ()  # PCI ids of bridges whose ACS control sends peer requests up to the CPU
+    unreadable: int = 0  # bridges whose registers only root may read
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The operating system around the process. Its `memlock`, bytes that it may lock, is -1 for any number."""
+
+    name: str = ""
+    system: str = ""
+    shm: Space | None = None
+    memlock: int = -1
+    cpus: tuple[int, ...] = ()  # that this process may run on
+    cpu_quota: float | None = None  # CPUs' worth of time that its cgroups allow
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it may take memory from
+    memory_available: int = 0  # bytes
+    container: str = ""
+    hypervisor: str = ""
+    iommu: bool | None = None
+    iommu_parameters: tuple[str, ...] = ()  # of the kernel's command line
+    slots: Mapping[int, Slot] = field(default_factory=dict)  # by the GPUs' indices
+    network_cards: tuple[str, ...] = ()
+    network_ports: tuple[NetworkPort, ...] = ()
+    near_cards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # by GPU and card, as nvidia-smi says it
+    peermem: bool = False
+    open_modules: bool | None = None  # the driver's kernel modules are the open ones; None: they do not say
+    registry: str = ""  # settings of the driver's module (NVreg_RegistryDwords)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All facts about a machine."""
+
+    backend: str
+    host: Host
+    driver: Driver = field(default_factory=Driver)
+    software: Software = field(default_factory=Software)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that NCCL and CUDA read
+    configured: tuple[tuple[str, str, str], ...] = ()  # what nccl.conf sets: file, name, value
 
 
 class Level(StrEnum):

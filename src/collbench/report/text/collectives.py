@@ -12,9 +12,8 @@ from collbench.judge.physics import Impossible, by_point
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import summarize
 from collbench.judge.tiers import rank_pairs
-from collbench.model.operations import Operation, Registration, Variant
+from collbench.model.operations import Operation, Registration, Variant, imbalance
 from collbench.model.run import DataPoint, Measurement, Run, tags
-from collbench.model.skew import imbalance
 from collbench.model.units import DTYPE_BYTES, format_size, micro
 from collbench.report.text.frame import ending, header, sim
 from collbench.report.text.layout import Lines, Page, Part, Table, both, listed, short, table, whole
