@@ -13,12 +13,13 @@ from itertools import combinations
 
 import pytest
 
-from collbench.machine.nvidia_smi import Topology, parse_p2p, parse_topology, read_p2p, read_topology
+from collbench.choose.problem import choose_by_labels
+from collbench.machine.nvidia_smi import Topology, facts, parse_p2p, parse_topology, read_p2p, read_topology
 from collbench.model.errors import UsageError
 
 TOPOLOGIES = pathlib.Path(__file__).parents[1] / "data" / "topologies"
 SEEN = sorted((TOPOLOGIES / "seen").glob("*.txt"))
-assert len(SEEN) == 47, "a loop over none would pass"
+assert len(SEEN) == 48, "a loop over none would pass"
 ESCAPE = re.compile(r"\x1b\[\d*m")
 LABEL = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A|X")
 ROW = re.compile(rf"[\s*]*(GPU\d+)\s*((?:{LABEL.pattern}).*)")
@@ -157,6 +158,35 @@ def test_rows_of_two_processes_are_kept_apart() -> None:
     pairs = zip(one.split("\n"), other.split("\n"), strict=True)
     mixed = "\n".join(f"[0] {a}\n[1] {b}" for a, b in pairs)
     assert parse_topology(mixed).labels == (("X", "NV4"), ("NV4", "X"))
+
+
+def test_nodes_of_gpu_memory_do_not_hide_the_node_of_the_cpus() -> None:
+    """On Grace, NUMA affinity also lists the nodes of the GPU's own memory: GPU2 and GPU3 share a socket, GPU1 not."""
+    devices, paths = facts(read_topology(TOPOLOGIES / "seen" / "gb200-nvl72-tray.txt"))
+    assert [device.numa_node for device in devices] == [0, 0, 1, 1]
+    assert choose_by_labels(devices, paths, 2, exclude=[0]).members == (2, 3)
+
+
+@pytest.mark.parametrize(("affinity", "node"), [("1", 1), ("0-1", None), ("N/A", None), ("1,19-25,27-33", 1)])
+def test_a_range_of_nodes_is_no_node(affinity: str, node: int | None) -> None:
+    text = f"\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-63\t{affinity}\n"
+    assert facts(parse_topology(text))[0][0].numa_node == node
+
+
+def test_sixteen_gpus_are_read_and_refused_where_a_report_left_rows_out() -> None:
+    """A DGX-2 as NVIDIA/nccl-tests#78 shows it, whose rows below GPU4 are written here as the ones above."""
+    gpus = [f"GPU{at}" for at in range(16)]
+    head = "        " + "".join(f"{name:<8}" for name in (*gpus, "mlx5_0", "mlx5_1")) + "CPU Affinity"
+    rows = [
+        f"{name:<8}"
+        + "".join(f"{' X' if other == name else 'NV6':<8}" for other in gpus)
+        + "PIX     PXB     0-23,48-71"
+        for name in gpus
+    ]
+    labels = parse_topology("\n".join([head, *rows])).labels
+    assert {labels[i][j] for i, j in combinations(range(16), 2)} == {"NV6"}
+    with pytest.raises(UsageError, match="GPU5 has a column but no row"):
+        parse_topology("\n".join([head, *rows[:5]]))
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
 @pytest.mark.parametrize(
     ("case", "settings", "words", "status", "said"),
     [
-        ("healthy", {}, [], 0, "evidence  no choice to make; P2P works on all 2 links: "),
+        ("healthy", {"memory": _FREE_FOR_NCCL}, [], 0, "evidence  no choice to make; P2P works on all 2 links: "),
         (
             "wrong data",
             {"corrupt_copy": "0:7:0>1"},
@@ -154,7 +154,7 @@ def test_opening_that_fails_for_one_gpu_leaves_the_links_of_the_others(fakes: Fa
 def test_select_is_not_silent_over_the_only_pair(
     fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, Any], words: list[str], status: int, said: str
 ) -> None:
-    plan = {"gpus": 2, "memory": _FREE_FOR_NCCL} | settings
+    plan = {"gpus": 2, "memory": _FREE} | settings
     command = [sys.executable, "-m", "collbench", "select", str(plan["gpus"]), *words]
     variables = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)}
     done = fakes.run(command, tmp_path, variables, **plan)
@@ -165,7 +165,7 @@ def test_select_is_not_silent_over_the_only_pair(
 def test_select_without_an_answer_stops_the_shell_that_would_act_on_it(fakes: Fakes, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "collbench", "select", "2", "--format", "env"]
     variables = {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(tmp_path)}
-    done = fakes.run(command, tmp_path, variables, gpus=2, memory=_FREE_FOR_NCCL, corrupt_copy="0:7:0>1")
+    done = fakes.run(command, tmp_path, variables, gpus=2, memory=_FREE, corrupt_copy="0:7:0>1")
     assert (done.code, done.stdout) == (4, "false\n")
     assert "GPU0→GPU1 delivers wrong data" in done.stderr
 

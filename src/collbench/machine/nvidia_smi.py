@@ -40,6 +40,8 @@ _PRODUCT = re.compile(r"\b(GPU) (\d+): (\S.*?) \(UUID: ")
 _NAME = r"(?:GPU|NIC|mlx\d+_)\d+(?=\s|$|GPU|NIC|mlx|CPU|NUMA)"
 _COLUMN = re.compile(rf"{_AFFINITY.pattern}|{_NAME}|\S+", re.IGNORECASE)
 _CELL = re.compile(rf"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A|X|{'|'.join(machine_labels.PEER_STATES)}")
+# A node, with those of the GPU's own memory behind it, as on Grace: "1,19-25,27-33"; "0-1" is no single one.
+_NODE = re.compile(r"(\d+)(?:,|$)")
 _GLUED = re.compile(rf"(?:{_CELL.pattern}){{2,}}")
 
 
@@ -135,7 +137,7 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
             index=int(gpu.removeprefix("GPU")),
             uuid="",
             name=name,
-            numa_node=int(numa) if numa.isdecimal() else None,
+            numa_node=int(node[1]) if (node := _NODE.match(numa)) else None,
             cpu_affinity="" if cpus == machine_labels.UNKNOWN else cpus,
         )
         for gpu, name, cpus, numa in zip(
