@@ -210,7 +210,7 @@ def test_a_refused_peer_access_costs_its_link_and_is_the_first_line(fakes: Fakes
 
     assert done.code == 3, done.stderr  # NVML calls the access possible, too: a contradiction
     # Written by GPU1, or read by it, by either engine.
-    assert done.stdout.splitlines()[0] == "FAILED: GPU1-GPU2: 4 data points, error"
+    assert done.stdout.splitlines()[0] == "FAILED: GPU1-GPU2: 4 data points, P2P refused by the driver"
     reason = "the driver refused the peer access that it had called possible: cuCtxEnablePeerAccess(GPU 1 for memory of"
     assert reason in done.stdout.replace("\n", " ")
     run = _run_file(tmp_path)

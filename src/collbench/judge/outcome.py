@@ -109,6 +109,7 @@ class TroubleKind(StrEnum):
     HANG = "hang"
     IMPOSSIBLE = "impossible"
     CRASH = "crash"
+    REFUSED = "P2P refused by the driver"
     ERROR = "error"
     FAILED = "failed"
     UNTRIED = "not tried"
@@ -197,7 +198,7 @@ def outcome(run: Run) -> Outcome:
         counts[TroubleKind.WRONG_DATA, work.place(members) if work else tuple(sorted(members))] += 1
     for left in run.skipped:
         if left.kind is SkipKind.PEERS_REFUSED and left.work:
-            counts[TroubleKind.ERROR, left.work.place(left.members)] += len(left.sizes)
+            counts[TroubleKind.REFUSED, left.work.place(left.members)] += len(left.sizes)
     for measurement in run.measurements:
         if measurement.failure is not None and not measurement.wrong:
             counts[_kind_of(measurement.failure), measurement.point.work.place(measurement.point.members)] += 1
