@@ -61,15 +61,6 @@ def test_cores_have_no_launch_that_could_vary() -> None:
     assert change_of(base, new, 8, Operation.CPU_WRITE, backend="host").verdict is Verdict.WORSE
 
 
-def test_the_figures_are_those_of_the_runs() -> None:
-    change = change_of([400.0] * 5, [300.0] * 5)
-    assert (change.base_gbs, change.new_gbs, change.ratio) == pytest.approx((400.0, 300.0, 0.75))
-    assert change.base_seconds == pytest.approx(2**30 / 400e9)
-    assert change.interval is not None
-    assert change.interval[0] <= 0.75 <= change.interval[1]
-    assert change.trials == (5, 5)
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(380, 420), min_size=3, max_size=9), st.floats(0.5, 2))
 def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:

@@ -17,7 +17,7 @@ from collbench.model.errors import ExitStatus, FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Layout, Measurement, Path, Run
 from collbench.report.text.comparison import conclusion, matched, page
-from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
+from tests.builders import gpus, in_words, measured, noisy, run_of
 from tests.judge.runs import FAIL, copies, recorded, reported, scaled
 from tests.report.pages import text
 
@@ -75,15 +75,6 @@ def test_other_devices_are_said_below_the_conclusion(replaced: tuple[int, ...], 
     assert first.startswith("Nothing is significantly slower.")
     assert (second if line else "") == line
     assert second.startswith("other devices") == bool(line)
-
-
-def test_points_that_one_run_has_are_said() -> None:
-    base, new = copies(), copies(seed=3)
-    new.measurements = [*new.measurements[1:], measured(Operation.SM_READ, (1, 3), 300.0)]
-    found = compare(base, new, FAIL)
-    assert [(key.work, key.members) for key in found.only_base] == [("ce-write", (0, 1))]
-    assert [(key.work, key.members) for key in found.only_new] == [("sm-read", (1, 3))]
-    assert len(found.changes) == 35
 
 
 def test_a_device_more_has_points_of_its_own() -> None:
@@ -354,29 +345,6 @@ def test_every_subject_has_words_for_what_a_run_holds() -> None:
     assert found["budget"] == ("default", "2.0 s")
     assert (found["iterations"], found["warm-up"]) == (("default", "7"), ("default", "3"))
     assert set(found["multicast (NVLS)"]) <= {"yes", "no", "unknown"}
-
-
-def test_labels_drivers_flags_and_settings_differ_visibly() -> None:
-    base, new = copies(), copies()
-    new.machine = replace(new.machine, driver="590.1", nccl="2.30.1")
-    new.paths = paths(4, but={(0, 1): "SYS"})
-    new.settings.environment["NCCL_ALGO"] = "Ring"
-    new.measurements[0].samples[0] = replace(new.measurements[0].samples[0], flags=(throttled(1, "hot"),))
-    found = compare(base, new, FAIL).differences
-    assert by_name(found) == {
-        "driver": ("580.159.04", "590.1"),
-        "NCCL": ("2.28.9", "2.30.1"),
-        "NCCL_ALGO": ("not set", "Ring"),
-        "label of GPU0-GPU1": ("NV18", "SYS"),
-        "disturbed trials": ("none", "1 throttled (hot) on GPU1"),
-    }
-
-
-def test_the_command_line_is_no_difference() -> None:
-    base, new = copies(), copies()
-    base.settings = replace(base.settings, command=("pairs", "-o", "a.json", "--quick"))
-    new.settings = replace(new.settings, command=("pairs", "--output=b.json", "--seed", "4"))
-    assert compare(base, new, FAIL).differences == ()
 
 
 def test_what_was_asked_for_is_a_difference() -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from collbench.judge.summary import Fit, Unfitted, fit_links
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import DataPoint, Measurement, Run, Sample
+from collbench.model.run import DataPoint, Measurement, Sample
 from tests.builders import gpus, run_of
 
 COPY = Work(Operation.CE_WRITE)
@@ -99,33 +98,3 @@ def test_bandwidth_is_busbw_of_a_pair_and_all_that_both_ways_carry() -> None:
     assert fitted(curve(lambda s, _v: 1e-6 + s / 100e9, work=sums), sums).gbs[1] == pytest.approx(100, rel=1e-4)
     both = Work(Operation.CE_WRITE, Variant.BOTH_WAYS)
     assert fitted(curve(lambda s, _v: 1e-6 + s / 100e9, work=both), both).gbs[1] == pytest.approx(200, rel=1e-4)
-
-
-def mesh(name: Callable[[int], int]) -> Run:
-    """Return pairs of four devices whose latency and bandwidth follow from who they are."""
-    points: list[Measurement] = []
-    for a, b in combinations(range(4), 2):
-        low, high = sorted((name(a), name(b)))
-        rng = np.random.default_rng([low, high])
-        noise = {(size, trial): rng.lognormal(0, 0.01) for size in SIZES for trial in range(5)}
-
-        points += curve(
-            lambda size, trial, low=low, high=high, noise=noise: (
-                ((1 + low) * 1e-6 + size / (high * 1e10)) * noise[size, trial]
-            ),  # type: ignore[misc]
-            work=Work(Operation.ALLREDUCE),
-            members=(a, b),
-        )
-    return run_of(gpus(4), points)
-
-
-@given(st.permutations(range(4)))
-def test_renaming_the_devices_renames_the_fits(names: list[int]) -> None:
-    work = Work(Operation.ALLREDUCE)
-    here = {fit.members: fit for fit in fit_links(mesh(lambda a: a), work)}
-    for there in fit_links(mesh(lambda a: names[a]), work):
-        low, high = sorted(names[member] for member in there.members)
-        other = here[low, high]
-        assert isinstance(there, Fit)
-        assert isinstance(other, Fit)
-        assert (there.latency_us, there.gbs, there.half_bytes) == (other.latency_us, other.gbs, other.half_bytes)

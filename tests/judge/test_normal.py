@@ -48,12 +48,6 @@ def test_the_medians_deviation_approaches_its_limit() -> None:
     assert median_deviation(301) * math.sqrt(301) == pytest.approx(1.2533, rel=0.01)
 
 
-@pytest.mark.parametrize(("pairs", "simulated"), [(28, 5.07), (120, 5.98)])
-def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: float) -> None:
-    """These are q for five trials with se = 1.2533 σ / √5; method/statistics.md 2 splits the product in another way."""
-    assert range_quantile(pairs) * median_deviation(5) == pytest.approx(simulated * 1.2533 / math.sqrt(5), rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("n", "freedom", "probability", "quantile"),
     [  # published tables of the studentized range
@@ -67,12 +61,6 @@ def test_the_least_significant_difference_is_the_methods(pairs: int, simulated: 
 )
 def test_fewer_trials_widen_the_range(n: int, freedom: float, probability: float, quantile: float) -> None:
     assert range_quantile(n, probability, freedom) == pytest.approx(quantile, abs=0.006)
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 6.314), (5, 2.015), (30, 1.697), (math.inf, 1.645)])
-def test_of_two_it_is_students(freedom: float, quantile: float) -> None:
-    """Student's t, 90% on both sides [published tables]."""
-    assert range_quantile(2, 0.90, freedom) / math.sqrt(2) == pytest.approx(quantile, abs=0.002)
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.95, 0.99])

@@ -13,7 +13,7 @@ from collbench.choose.select import choose, evidence
 from collbench.judge.diagnose import judge
 from collbench.judge.registration import kinds_of, ordinary, ranges, side_by_side, winner, winners
 from collbench.judge.stats import median_interval
-from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import Measurement, Run
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 
@@ -124,15 +124,3 @@ def test_where_there_is_no_ordinary_memory_the_one_that_there_is_stands_for_it()
     alone = replace(plain, measurements=[on(WINDOW, one) for one in plain.measurements])
     assert ordinary(alone).measurements == plain.measurements
     assert choose(alone, 2) == choose(plain, 2)
-
-
-def test_a_work_says_its_memory() -> None:
-    works = [Work(Operation.ALLREDUCE, place, registration=kind) for place in Variant for kind in Registration][:6]
-    assert [*map(str, works)] == [
-        "allreduce",
-        "allreduce buffer",
-        "allreduce window",
-        "allreduce in-place",
-        "allreduce in-place buffer",
-        "allreduce in-place window",
-    ]

@@ -10,7 +10,6 @@ from collbench.judge.stats import (
     deviations,
     half_width,
     median_interval,
-    sigma,
     student,
     summarize,
     tie_threshold,
@@ -20,7 +19,6 @@ from collbench.judge.stats import (
 )
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Noise, Sample
-from tests.builders import measured
 
 MIB = 2**20
 TIMES = st.floats(min_value=1e-9, max_value=1e3)
@@ -43,20 +41,6 @@ TIMES = st.floats(min_value=1e-9, max_value=1e3)
 )
 def test_the_medians_interval(values: list[float], low: float, high: float) -> None:
     assert median_interval(values) == pytest.approx((low, high), rel=1e-5)
-
-
-def test_three_normal_values_hold_their_median_as_often_as_the_integral_says() -> None:
-    """Of three values, mean/deviation is Student's t over √3, and (median - mean)/deviation is 2/√3 · sin(φ).
-
-    φ is uniform between ±π/6 and independent of it. Both are known in closed form, so no simulation is needed.
-    """
-    interval = median_interval([math.exp(-1), 1.0, math.exp(1)])  # a deviation of 1
-    assert interval is not None
-    factor = math.log(interval[1])
-    ends = 2 * np.sin((np.arange(1000) + 0.5) / 1000 * math.pi / 3 - math.pi / 6)
-    upper, lower = math.sqrt(3) * factor - ends, -math.sqrt(3) * factor - ends
-    covered = (upper / np.sqrt(2 + upper**2) - lower / np.sqrt(2 + lower**2)) / 2
-    assert covered.mean() == pytest.approx(0.965, abs=0.0005)
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 8, 12, 15, 30])
@@ -95,11 +79,6 @@ def test_students_quantile_is_scipys(freedom: float, beyond: float) -> None:
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (2, 4.30265), (5, 2.57058), (30, 2.04227)])
 def test_students_quantile_is_that_of_the_tables(freedom: int, quantile: float) -> None:
     assert student(freedom, 0.975) == pytest.approx(quantile, rel=1e-5)
-
-
-@given(st.lists(TIMES, min_size=3, max_size=40).flatmap(lambda v: st.tuples(st.just(v), st.permutations(v))))
-def test_the_order_of_the_trials_does_not_matter(both: tuple[list[float], list[float]]) -> None:
-    assert median_interval(both[0]) == median_interval(both[1])
 
 
 @given(st.lists(TIMES, min_size=3, max_size=40), st.floats(1e-6, 1e6))
@@ -181,23 +160,12 @@ def test_the_slowest_time_is_the_lowest_bandwidth() -> None:
     assert found.interval == pytest.approx((MIB / high / 1e9, MIB / low / 1e9))
 
 
-def test_a_copys_bus_bandwidth_is_its_algorithm_bandwidth() -> None:
-    found = summarize(measured(Operation.CE_WRITE, (0, 1), 395.2))
-    assert found.busbw == found.algbw == pytest.approx(395.2)
-
-
 def test_each_trial_counts_by_its_own_median_however_many_batches_it_has() -> None:
     found = summarize(collective(10**9, (1.0, 2.0, 4.0), (5.0,) * 9, (4.0, 4.0), ranks=2))
     assert found.trials == (0.5, 0.2, 0.25)
     assert found.seconds == 4.0
     assert found.algbw == 0.25
     assert trial_seconds(collective(1, (1.0, 2.0, 4.0), (3.0,))) == [2.0, 3.0]
-
-
-def test_too_few_trials_give_a_median_without_an_interval() -> None:
-    found = summarize(collective(MIB, (1e-3,) * 9, (1e-3,) * 9))
-    assert found.interval is None
-    assert found.launch_seconds is None
 
 
 @given(st.lists(TIMES, min_size=3, max_size=9))
@@ -213,14 +181,6 @@ def test_batches_of_one_trial_are_one_observation(trials: list[float]) -> None:
 def test_a_point_is_concurrent_when_any_trial_was(flags: tuple[bool, ...], concurrent: bool) -> None:
     samples = [Sample((1.0,), 1, concurrent=flag) for flag in flags]
     assert summarize(Measurement(DataPoint(Operation.CE_READ, (0, 1), 8), samples)).concurrent is concurrent
-
-
-@given(st.lists(TIMES, min_size=3, max_size=20))
-def test_the_interval_holds_the_median(values: list[float]) -> None:
-    found = summarize(collective(MIB, *((value,) for value in values)))
-    assert found.interval is not None
-    assert found.interval[0] <= found.busbw * (1 + 1e-12)
-    assert found.busbw <= found.interval[1] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("trials", [2, 3, 5, 7, 10])
@@ -248,12 +208,6 @@ def test_deviations_are_from_the_median_and_widened_for_few() -> None:
     """√(3/2) for three trials, √(2/1) for two."""
     assert deviations([0.0, 1.0, 5.0]) == pytest.approx([math.sqrt(1.5) * far for far in (1.0, 0.0, 4.0)])
     assert deviations([1.0, 3.0]) == pytest.approx([math.sqrt(2.0)] * 2)
-
-
-def test_sigma_of_many_normal_deviations_is_theirs() -> None:
-    """Drawn with σ = 3 from a fixed seed; the estimate's own error over 100,000 values is 0.4%."""
-    drawn = np.random.default_rng(5).normal(0.0, 3.0, 100_000)
-    assert sigma(np.abs(drawn).tolist()) == pytest.approx(3.0, rel=0.02)
 
 
 @pytest.mark.parametrize(("noise", "delta"), [(0.0, 0.02), (0.005, 0.02), (0.01, 0.03), (0.1, 0.3)])

@@ -4,7 +4,7 @@ import pytest
 
 from collbench.judge.outcome import AbsenceKind
 from collbench.judge.summary import RankedWork, rank_summary
-from collbench.model.operations import Operation, Work
+from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Run, StopReason
 from collbench.report import sentences
 from tests.builders import GIB, gpus, in_words, measured, run_of
@@ -64,17 +64,6 @@ def test_a_link_lacks_in_its_own_direction() -> None:
     run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 390.0) for link in links])
     (ranked,) = rank_summary(run)
     assert [lack.members for lack in ranked.missing] == [(2, 0)]
-
-
-def test_all_works_come_in_the_models_order_and_sets_of_more_are_left_out() -> None:
-    points = [*sums({GIB: 6}), measured(SUM, (0, 1, 2, 3), 300.0)]
-    points += [measured(Operation.CE_READ, (0, 1), 390.0), measured(Operation.CE_WRITE, (0, 1), 390.0)]
-    found = rank_summary(run_of(gpus(4), points))
-    assert [ranked.work for ranked in found] == [
-        Work(Operation.CE_WRITE),
-        Work(Operation.CE_READ),
-        Work(SUM),
-    ]
 
 
 def test_a_run_without_pairs_has_nothing() -> None:

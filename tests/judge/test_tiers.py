@@ -116,22 +116,6 @@ def test_a_pair_that_is_8_percent_slow_is_found_under_2_percent_of_noise() -> No
         assert [standing.pair for standing in found.standings if standing.tier == 2] == [(1, 2)], machine
 
 
-@pytest.mark.parametrize(
-    ("title", "rate", "trials", "relation", "all_tied"),
-    [
-        ("equal", one_slow((0, 1), 1.0), 5, Relation.TIED, True),
-        ("within 2%", one_slow((0, 1), 0.99), 5, Relation.TIED, True),
-        ("far below, from one trial", one_slow((0, 1), 0.3), 1, Relation.UNDECIDED, False),
-        ("far below, from two trials", one_slow((0, 1), 0.3), 2, Relation.UNDECIDED, False),
-    ],
-)
-def test_the_word_for_the_last_pair(title: str, rate: Rates, trials: int, relation: Relation, all_tied: bool) -> None:
-    found = ranked(4, rate, trials)
-    assert found.standings[-1].relation is relation
-    assert found.one_tier
-    assert found.all_tied is all_tied
-
-
 SWINGING = [285.0, 300.0, 315.0, 290.0, 310.0]
 
 
@@ -243,12 +227,6 @@ def test_a_copy_counts_by_its_slower_direction() -> None:
     (only,) = found.standings
     assert (only.pair, round(only.gbs, 6)) == ((0, 1), 9.0)
     assert only.interval == pytest.approx((9.0, 9.0))
-
-
-def test_what_was_not_measured_on_pairs_has_no_ranking() -> None:
-    run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
-    assert rank_pairs(run, Operation.ALLREDUCE, GIB) is None
-    assert rank_pairs(run, Operation.CE_WRITE, GIB) is None
 
 
 @pytest.mark.parametrize(
@@ -395,15 +373,6 @@ def test_where_a_tier_begins(title: str, middles: tuple[float, ...], tiers: list
     assert tiers_of(steady(*middles), 0.02) == tiers
 
 
-def test_the_relation_is_to_the_best() -> None:
-    rates = {(0, 1): 300.0, (0, 2): 299.0, (1, 2): 200.0}
-    found = ranked(3, lambda a, b: rates[a, b])
-    assert [one.relation for one in found.standings] == [Relation.TIED, Relation.TIED, Relation.DIFFERENT]
-    assert [one.members for one in found.standings] == [(0, 1), (0, 2), (1, 2)]
-    assert found.spread == pytest.approx(1 / 3)
-    assert (found.trials, found.noise) == (5, 0.0)
-
-
 def test_the_relation_is_to_the_best_though_it_is_noisy_where_all_others_are_far_below() -> None:
     noisy_best = [330.0, 310.0, 322.0, 335.0, 315.0]
     found = ranked(4, lambda a, b: noisy_best if (a, b) == (2, 3) else noisy(250.0, 0.001, seed=10 * a + b, trials=5))
@@ -419,13 +388,6 @@ def test_what_failed_is_said_of_its_place_whatever_its_rate() -> None:
     assert found is not None
     assert [one.relation for one in found.standings] == [Relation.TIED, Relation.FAILED, Relation.TIED]
     assert (found.failed, found.lacking, found.sets) == (((0, 2),), (), 3)
-
-
-def test_noise_is_how_far_apart_equals_may_look_and_trials_the_fewest() -> None:
-    trials = {(0, 1): 7, (0, 2): 4, (1, 2): 5}
-    found = ranked(3, lambda a, b: noisy(300.0, 0.01, seed=a + 10 * b, trials=trials[a, b]))
-    assert found.trials == 4
-    assert 0.01 < found.noise < 0.1
 
 
 def test_noise_is_between_the_best_and_another() -> None:

@@ -1,24 +1,19 @@
 """Other people's processes, PCIe slots, peer access that does not pay, and pairs that disturb each other."""
 
 import math
-import random
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from collbench.cli.check import plan as check
 from collbench.judge.diagnose import Kind, judge
 from collbench.judge.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
-from collbench.sim import fabrics
-from collbench.sim.fabrics import Fault, FaultKind
-from tests.builders import ALL, nvml_says, shared, smi_says
+from tests.builders import nvml_says, shared, smi_says
 from tests.judge.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
-from tests.sim.made import simulate
 
 KEPT = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-4xh200-judging/runs.tar.gz"
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
@@ -124,18 +119,6 @@ def test_pcie_paths_share_what_their_labels_name(case: str, label: str, ratio: f
     assert ([v.kind for v in faults(run)] == [Kind.CONTENTION]) is found, case
 
 
-def test_a_noisy_interference_check_is_no_contention() -> None:
-    """Trials that vary by 3%: an interference check of three trials may lie 5% off by chance."""
-    run = h200()
-    noisy = [
-        replace(
-            m, samples=[replace(s, seconds=(s.seconds[0] * f,) * 2) for s, f in zip(m.samples, SPREAD, strict=True)]
-        )
-        for m in run.measurements
-    ]
-    assert faults(with_check(replace(run, measurements=noisy), Operation.CE_WRITE, "NV18", 0.95)) == []
-
-
 SPREAD = (0.97, 1.03, 1.0, 0.98, 1.02)
 
 
@@ -208,33 +191,6 @@ def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
 ) -> None:
     run = slot(only(pcie({}, lambda _w, _m: gbs), *variants), *now)
     assert [v.kind for v in judge(run)].count(Kind.PCIE_DEGRADED) == found, case
-
-
-SIM = replace(ALL, backend="sim", sizes=(), command=("check",))
-ASKED = {
-    "check": check(SIM),
-    "quick": check(replace(SIM, quick=True)),
-    "pairs": replace(SIM, sizes=(2**26,), collectives=(), command=("pairs",)),
-}
-
-
-@pytest.mark.parametrize("generation", [1, 2, 3])
-@pytest.mark.parametrize("rests", [True, False])
-@pytest.mark.parametrize("asked", list(ASKED))
-def test_a_slot_is_degraded_only_if_its_copies_are_slow(generation: int, rests: bool, asked: str) -> None:
-    """A slot at rest after measuring (the file's health), and one that is slow (a fault), of a random GPU."""
-    fabric = fabrics.load("pcie-4-two-bridges")
-    gpu = random.Random(f"{generation} {rests} {asked}").randrange(4)
-    if rests:
-        asleep = replace(fabric.gpus[gpu], health=Health(pcie_generation=generation, pcie_width=16))
-        fabric = replace(fabric, gpus=(*fabric.gpus[:gpu], asleep, *fabric.gpus[gpu + 1 :]))
-    else:
-        slow_slot = Fault(FaultKind.PCIE_DEGRADED, (gpu,), generation=generation, width=16)
-        fabric = replace(fabric, faults=(slow_slot,))
-    run = simulate(fabric, ASKED[asked], generation)
-    degraded = [v.members for v in judge(run) if v.kind is Kind.PCIE_DEGRADED]
-    assert degraded == ([(gpu,)] if not rests and asked == "check" else [])
-    assert bool(faults(run)) is not rests  # without host copies the outliers are still found
 
 
 def test_a_slow_slot_does_not_explain_nvlinks() -> None:

@@ -1,14 +1,13 @@
 """Links against each other: one way and back, one label, and labels in their order."""
 
-import random
 from dataclasses import replace
 
 import pytest
 
 from collbench.judge.diagnose import Kind, judge
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Health, Path, Run
-from tests.builders import gpus, measured, noisy, nvml_says, pair_run, paths, smi_says, throttled
+from collbench.model.run import Health, Path
+from tests.builders import gpus, measured, nvml_says, pair_run, paths, smi_says, throttled
 from tests.judge.checked import (
     Members,
     Rate,
@@ -25,7 +24,6 @@ from tests.judge.checked import (
 )
 
 BOTH = [(1, 3), (3, 1)]
-ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
 
 
 def test_one_slow_direction() -> None:
@@ -53,19 +51,6 @@ def test_one_slow_pair_blames_the_link() -> None:
     assert verdict.cause.name == "one_nvlink"
     assert verdict.measured is not None
     assert 0.92 * 370 < verdict.measured[0] <= verdict.measured[1] <= verdict.measured[2] < 0.93 * 397
-
-
-def test_a_slow_row_blames_the_gpu() -> None:
-    verdict = the(h200(slow(ROW, 0.92)), Kind.INTRA_LABEL_OUTLIER)
-    assert verdict.members == (2,)
-    assert (verdict.cause.name, verdict.cause.devices) == ("gpu", (2,))
-
-
-def test_a_slow_row_of_a_throttled_gpu_names_the_reason() -> None:
-    run = flagged(h200(slow(ROW, 0.92)), throttled(2, "SW thermal slowdown"))
-    verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
-    assert verdict.cause.text.startswith("GPU2 was throttled (SW thermal slowdown) in ")
-    assert verdict.fix == "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 2"
 
 
 def test_new_errors_on_a_link_name_the_cause() -> None:
@@ -166,33 +151,6 @@ def test_an_interference_check_that_trusts_a_label_confirms_it() -> None:
     run = beside_others(h200(slow(BOTH, 0.92)))
     run = with_check(with_check(run, Operation.CE_WRITE, "NV18", 1.0), Operation.CE_READ, "NV18", 1.0)
     assert the(run, Kind.INTRA_LABEL_OUTLIER).confirmed
-
-
-def test_isolated_samples_are_believed_before_those_beside_others() -> None:
-    """A link that is slow beside others only, and was measured alone once more."""
-    run = beside_others(h200(slow(BOTH, 0.92)))
-    alone = {found.point: found.samples for found in h200().measurements}
-    for found in run.measurements:
-        if set(found.point.members) == {1, 3}:
-            found.samples.extend(alone[found.point])
-    assert faults(run) == []
-
-
-SIGMA = 0.02
-
-
-def test_a_pair_that_is_twelve_percent_slow_is_found_in_that_noise() -> None:
-    """All but one of twenty at least: once in a hundred cases its few trials look noisier than those of the others."""
-
-    def one_slow(seed: int) -> Run:
-        rng = random.Random(seed)
-        return pair_run(
-            8, lambda a, b: noisy(326.0 * (0.88 if (a, b) == (2, 5) else 1.0), SIGMA, rng.randrange(10**9), trials=7)
-        )
-
-    found = [[(verdict.kind, verdict.members) for verdict in faults(one_slow(seed))] for seed in range(20)]
-    assert all(some in ([], [(Kind.INTRA_LABEL_OUTLIER, (2, 5))]) for some in found)
-    assert found.count([]) <= 1
 
 
 def test_relation_of_works_is_named() -> None:

@@ -23,15 +23,6 @@ def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     assert verdict.fix == "nvidia-smi nvlink -s -i 0"
 
 
-def test_a_row_of_links_that_are_down_is_one_verdict_on_the_gpu() -> None:
-    run = h200()
-    for other in (0, 1, 3):
-        run = saying(run, (min(2, other), max(2, other)), nvlinks=17, label="NV17")
-    verdict = the(run, Kind.LINKCOUNT_MISMATCH)
-    assert verdict.members == (2,)
-    assert "all links of GPU2" in what(verdict)
-
-
 def test_nvlinks_that_nvml_does_not_see() -> None:
     run = saying(pcie({}, lambda _w, _m: 22.0), (1, 2), tool_label="NV4")
     assert "NV4, NVML counts 0" in what(the(run, Kind.LINKCOUNT_MISMATCH))
