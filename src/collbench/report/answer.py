@@ -42,7 +42,7 @@ def as_json(run: Run) -> dict[str, Any]:
             standing["devices"] = [names[member] for member in standing["members"]]
         answer["check"] = verdicts.as_json(run, judge(run))
     if run.settings.layers:
-        from collbench.report.text import small_allreduces  # late: few runs need it
+        from collbench.report.text.collectives import small_allreduces_json  # late: few runs need it
 
-        answer["small_allreduces"] = small_allreduces.as_json(run)
+        answer["small_allreduces"] = small_allreduces_json(run)
     return answer | {"rates": Table.of(run).main()}

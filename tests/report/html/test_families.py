@@ -8,7 +8,7 @@ import pytest
 from collbench.judge.physics import Check
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.report.html.series import families, limits_of
+from collbench.report.html.content import families, limits_of
 from tests.builders import GIB, gpus, run_of
 
 

@@ -32,7 +32,7 @@ def _of_command(run: Run) -> Callable[[Run], Page]:
     if len(run.devices) == 1 and kind is not CommandKind.LATENCY:
         kind = CommandKind.COPIES  # a check of one GPU copies with host memory
     if run.settings.layers:
-        from collbench.report.text.small_allreduces import page as shown
+        from collbench.report.text.collectives import small_allreduces_page as shown
     elif measured_by:
         return measured_by.page
     elif kind is CommandKind.COPIES:

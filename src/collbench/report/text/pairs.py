@@ -49,7 +49,7 @@ def pairs_page(run: Run) -> Page:
     elif matrices:
         yield from short(*matrices[0], legend())
     if len(kinds_of(every)) > 1:
-        from collbench.report.text.registration import fastest_memory  # late: few runs need it
+        from collbench.report.text.collectives import fastest_memory  # late: few runs need it
 
         yield from both("tables", *fastest_memory(every))
     yield from ending(every)
