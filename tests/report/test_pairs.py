@@ -1,6 +1,6 @@
 import pytest
 
-from collbench.report.text.pairs import pairs_page
+from collbench.report.text.ranking import pairs_page
 from tests.report.pages import pairs_run, text
 
 

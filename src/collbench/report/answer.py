@@ -10,7 +10,7 @@ from collbench.judge.diagnose import judge
 from collbench.judge.registration import ordinary
 from collbench.model.run import CommandKind, Run
 from collbench.report.rows import Table
-from collbench.report.text import pairs, ranking, verdicts
+from collbench.report.text import ranking, verdicts
 from collbench.report.text.frame import headline
 from collbench.runfile.codec import picked
 
@@ -24,7 +24,7 @@ def as_json(run: Run) -> dict[str, Any]:
     if run.settings.kind is not CommandKind.NODES:
         own, names = ordinary(run), [device.tag for device in run.devices]
         deciding = evidence(own)
-        rankings = [] if deciding is None else [*filter(None, pairs.rankings_of_pairs(own, deciding))]
+        rankings = [] if deciding is None else [*filter(None, ranking.rankings_of_pairs(own, deciding))]
         answer["best"] = [
             {
                 "devices": [names[member] for member in one.members],

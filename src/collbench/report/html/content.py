@@ -27,11 +27,11 @@ from collbench.model.units import counted, format_size
 from collbench.report import sentences
 from collbench.report.html.page import Group, Section
 from collbench.report.sections import Html, section
-from collbench.report.text import collectives, matrix, measured, pairs, verdicts
-from collbench.report.text import ranking as ranking_page
+from collbench.report.text import collectives, matrix, measured, verdicts
 from collbench.report.text.comparison import body, matched
 from collbench.report.text.frame import device_names, headline, health_lines, notes, nvls, provenance
 from collbench.report.text.layout import Legend, Lines, Part, only, shown, table
+from collbench.report.text.ranking import RELATIONS_LEGEND, recommended, resolution, tiers_table
 from collbench.report.text.topology import render_topology
 
 # The parts of a run's page below its map: what the commands print of it, and its tables.
@@ -50,7 +50,7 @@ def _sections(run: Run, judged: Sequence[Verdict], works: Sequence[RankedWork]) 
     return [
         *([Section("tails", "Tails and stragglers", launches)] if launches else []),
         Section("verdicts", "Verdicts", groups),
-        Section("tiers", "Tiers", [*_tiers(run, works)], ranking_page.RELATIONS_LEGEND),
+        Section("tiers", "Tiers", [*_tiers(run, works)], RELATIONS_LEGEND),
         Section("health", "Health", [*_health(run)]),
         Section("environment", "Environment", [*_environment(run)]),
     ]
@@ -61,7 +61,7 @@ def _tiers(run: Run, works: Sequence[RankedWork]) -> Iterator[Group]:
     for number, work in enumerate(works):
         for at, one in enumerate(work.rankings):
             title = f"{work.work} at {format_size(one.size_bytes)}: {verdict_of(one)}"
-            parts: list[Part] = [ranking_page.tiers_table(run, one), *ranking_page.resolution(one)]
+            parts: list[Part] = [tiers_table(run, one), *resolution(one)]
             yield Group(parts, title, opened=number == at == 0, paper=at == 0)
     if not works:
         yield Group([Text("No link, pair or single device was measured.")])
@@ -105,7 +105,7 @@ def _answers(run: Run, judged: Sequence[Verdict], shown: Html | None = None) -> 
 
 def _which_devices(run: Run, ranking: Ranking | None) -> Html:
     chosen = [] if ranking is None else [*choose_each(run)]
-    lines, state = pairs.recommended(run, chosen), "warn" if left_out(run) else ""
+    lines, state = recommended(run, chosen), "warn" if left_out(run) else ""
     if not chosen:
         why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
         return Html("Which devices", "nothing to choose", [why, *lines], state)

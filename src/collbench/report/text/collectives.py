@@ -90,7 +90,7 @@ def _communicators(run: Run) -> Iterator[Part]:
     )
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
         if operation in pairs and (ranking := rank_pairs(run, operation, pairs[operation][0].point.size_bytes)):
-            from collbench.report.text.pairs import ranked_pairs  # late: few runs have several communicators
+            from collbench.report.text.ranking import ranked_pairs  # late: few runs have several communicators
 
             yield from ranked_pairs(run, ranking)
         if operation in others:
@@ -374,7 +374,7 @@ SGLang's --enable-symm-mem. Custom kernels, as vLLM's, are not timed here"""
 
 
 def small_allreduces_page(run: Run) -> Page:
-    """Yield the small_allreduces_page's blocks: the answers in a line each, then the times in graphs."""
+    """Yield the page's blocks: the answers in a line each, then the times in graphs."""
     found = small_allreduces(run)
     if not found.timed:
         yield from ending(run)

@@ -43,7 +43,7 @@ def _of_command(run: Run) -> Callable[[Run], Page]:
     elif kind in (CommandKind.PAIRS, CommandKind.CHECK) or not all(
         measurement.point.operation.is_collective for measurement in run.measurements
     ):
-        from collbench.report.text.pairs import pairs_page as shown
+        from collbench.report.text.ranking import pairs_page as shown
     else:
         from collbench.report.text.collectives import collectives_page as shown
     return shown
