@@ -20,8 +20,8 @@ SIZES: list[Row] = [
     ("no size", "--sizes ''", "--sizes is empty", "write one size"),
 ]
 OTHERS: list[Row] = [
-    ("an unknown operation", "--operations copy,scan", "'scan' is unknown", "copy,allreduce,broadcast"),
-    ("no operation", "--operations ''", "operation ''", "copy,allreduce,broadcast"),
+    ("an unknown operation", "--operations copy,scan", "'scan' is unknown", "copy, allreduce, broadcast"),
+    ("no operation", "--operations ''", "--operations=''", "copy, allreduce, broadcast"),
     ("an unknown type", "--dtype float12", "'float12' is unknown", "float16"),
     ("an unknown reduction", "--op xor", "'xor' is not one of", "'sum'"),
     ("an unknown backend", "--backend rocm", "'rocm' is not one of", "'host'"),
@@ -60,9 +60,9 @@ COLLECTIVES: list[Row] = [
     ("an option of raw copies", "allgather --patterns host", "no such option '--patterns'", "allgather --help'"),
 ]
 PATTERNS: list[Row] = [
-    ("an unknown pattern", "copies --patterns ring", "'ring' is unknown", "one-way,both-ways,one-to-all"),
+    ("an unknown pattern", "copies --patterns ring", "'ring' is unknown", "one-way, both-ways, one-to-all"),
     ("a pattern that is almost right", "copies --patterns both-way", "'both-way'", "did you mean 'both-ways'?"),
-    ("no pattern", "copies --patterns ''", "pattern ''", "one-way,both-ways,one-to-all"),
+    ("no pattern", "copies --patterns ''", "--patterns=''", "one-way, both-ways, one-to-all"),
     ("a type of raw bytes", "copies --dtype int8", "no such option '--dtype'", "see 'collbench copies --help'"),
     ("layers of no token", "latency --layers 80", "--layers is for --collectives", "add it, or leave out --layers"),
     ("no layers", "latency --collectives --layers 0", "'--layers': 0 is not in the range", "latency --help'"),

@@ -24,7 +24,6 @@ from collbench.judge.outcome import outcome, timed_points
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request
 from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, one_line
-from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import amount, parse_budget, parse_precision, verb
 from collbench.runfile import run_file, saved_runs
@@ -45,18 +44,6 @@ _stopping = (
         help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
     ),
     click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
-)
-
-# Each kind of registered memory in one run.
-EVERY_REGISTRATION = "all"
-# Of collectives on pairs and on all devices.
-registration = click.option(
-    "--registration",
-    metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), EVERY_REGISTRATION]),
-    default=Registration.NONE.value,
-    show_default=True,
-    help="Registered memory: none, buffer, window, or all (each in turn).",
 )
 
 # The options of every command that measures links or collectives, as far as it has them; others are a command's own.

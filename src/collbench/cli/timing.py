@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import click
 
 from collbench import untrusted
-from collbench.api.keywords import MOST_COUNT
+from collbench.api.keywords import MOST_COUNT, named
 from collbench.api.measuring import present_devices
 from collbench.cli import options
-from collbench.cli.measuring import EVERY_REGISTRATION, MeasuringCommand, measuring_command, registration
+from collbench.cli.measuring import MeasuringCommand, measuring_command
 from collbench.machine.launchers import find_launch
 from collbench.measurement.plan import Request, default_sizes
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError, did_you_mean
+from collbench.model.errors import UsageError
 from collbench.model.operations import (
     BLOCK_UNIT,
     COLLECTIVES,
@@ -39,19 +39,73 @@ from collbench.model.units import DTYPE_BYTES, REDOPS, amount, format_size, pars
 Value = TypeVar("Value")
 
 
-def _list_of(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value, ...]]:
+def _list_of(option: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value, ...]]:
     """Return what reads a list of known words, each once, as their values. Raises UsageError."""
 
     def parse(text: str) -> tuple[Value, ...]:
-        names = dict.fromkeys(name.strip() for name in text.split(","))
-        unknown = next((name for name in names if name not in known), None)
-        if unknown is not None:
-            raise UsageError(
-                f"{what} '{unknown}' is unknown: choose from {','.join(known)}{did_you_mean(unknown, known)}"
-            )
-        return tuple(known[name] for name in names)
+        return tuple(known[name] for name in dict.fromkeys(named(option, word, known) for word in text.split(",")))
 
     return parse
+
+
+# Each kind of registered memory in one run.
+_EVERY_REGISTRATION = "all"
+# Of collectives on pairs and on all devices.
+_registration = click.option(
+    "--registration",
+    metavar="KIND",
+    type=click.Choice([*(one.value for one in Registration), _EVERY_REGISTRATION]),
+    default=Registration.NONE.value,
+    show_default=True,
+    help="Registered memory: none, buffer, window, or all (each in turn).",
+)
+_OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
+_operations = click.option(
+    "--operations",
+    default=",".join(_OPERATIONS),
+    show_default=True,
+    metavar="LIST",
+    callback=options.parsed(_list_of("--operations", _OPERATIONS)),
+    help="What to time.",
+)
+
+
+@measuring_command(_operations, options.dtype, options.redop, _registration, sized=options.survey_sizes)
+def pairs(
+    request: Request,
+    *,
+    operations: tuple[Operation | None, ...],
+    registration: str,
+) -> Request:
+    """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
+
+    It times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
+    and broadcast on every pair, at every size. The page has the labels, the measured matrix, the pairs in order and
+    whether they tie, the best 2, 4, … devices, and where the run was saved. All data is verified.
+
+    \b
+    Examples:
+      collbench pairs
+      collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
+      collbench pairs --operations allreduce --backend host
+    """
+    copies = (Variant.PLAIN,) if None in operations else ()
+    works = tuple(Work(operation) for operation in operations if operation is not None)
+    return _with_memory(replace(request, copies=copies, collectives=works, pairs=True), registration)
+
+
+def _with_memory(request: Request, registration: str, skew: Skew | None = None) -> Request:
+    """Return the request with its collectives on registered memory, and blocks so cut.
+
+    With "all" they run on each kind of registered memory side by side.
+    """
+    kinds = tuple(Registration) if registration == _EVERY_REGISTRATION else (Registration(registration),)
+    works = tuple(
+        replace(work, registration=kind, skew=skew if work.operation.irregular else None)
+        for kind in kinds
+        for work in request.collectives
+    )
+    return replace(request, collectives=works)
 
 
 PATTERNS = {
@@ -69,7 +123,7 @@ PATTERNS = {
 _patterns = click.option(
     "--patterns",
     metavar="LIST",
-    callback=options.parsed(_list_of("pattern", PATTERNS)),
+    callback=options.parsed(_list_of("--patterns", PATTERNS)),
     help=f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
 )
 
@@ -168,55 +222,6 @@ def _small_allreduces(request: Request, layers: int) -> Request:
         latency=_SMALL_LAUNCHES,
         layers=layers,
     )
-
-
-_OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
-_operations = click.option(
-    "--operations",
-    default=",".join(_OPERATIONS),
-    show_default=True,
-    metavar="LIST",
-    callback=options.parsed(_list_of("operation", _OPERATIONS)),
-    help="What to time.",
-)
-
-
-@measuring_command(_operations, options.dtype, options.redop, registration, sized=options.survey_sizes)
-def pairs(
-    request: Request,
-    *,
-    operations: tuple[Operation | None, ...],
-    registration: str,
-) -> Request:
-    """Measure every link and pair of GPUs, rank the pairs, and recommend devices.
-
-    It times raw copies on every directed link (by copy engine and by SM kernel, written and read), and NCCL all-reduce
-    and broadcast on every pair, at every size. The page has the labels, the measured matrix, the pairs in order and
-    whether they tie, the best 2, 4, … devices, and where the run was saved. All data is verified.
-
-    \b
-    Examples:
-      collbench pairs
-      collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
-      collbench pairs --operations allreduce --backend host
-    """
-    copies = (Variant.PLAIN,) if None in operations else ()
-    works = tuple(Work(operation) for operation in operations if operation is not None)
-    return _with_memory(replace(request, copies=copies, collectives=works, pairs=True), registration)
-
-
-def _with_memory(request: Request, registration: str, skew: Skew | None = None) -> Request:
-    """Return the request with its collectives on registered memory, and blocks so cut.
-
-    With "all" they run on each kind of registered memory side by side.
-    """
-    kinds = tuple(Registration) if registration == EVERY_REGISTRATION else (Registration(registration),)
-    works = tuple(
-        replace(work, registration=kind, skew=skew if work.operation.irregular else None)
-        for kind in kinds
-        for work in request.collectives
-    )
-    return replace(request, collectives=works)
 
 
 # One command for each of NCCL's collectives, with nccl-tests' flags as people type them.
@@ -490,7 +495,7 @@ class CollectiveCommand(MeasuringCommand):
 
 def _command(operation: Operation) -> MeasuringCommand:
     row = operation.collective
-    ours = (_pairs, _split, _in_place, _latency, registration)
+    ours = (_pairs, _split, _in_place, _latency, _registration)
     text = _HELP.format(command=operation, name=row.title, does=row.does, size=_size_of(row), example=row.example)
 
     @measuring_command(
