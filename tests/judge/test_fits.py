@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.judge.summary import Fit, Unfitted, fit_links
+from collbench.judge.summary import Fit, fit_links
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Sample
 from tests.builders import gpus, run_of
@@ -31,14 +31,9 @@ def curve(
     ]
 
 
-def only(points: Sequence[Measurement], work: Work = COPY) -> Fit | Unfitted:
-    (found,) = fit_links(run_of(gpus(4), points), work)
-    return found
-
-
 def fitted(points: Sequence[Measurement], work: Work = COPY) -> Fit:
-    found = only(points, work)
-    assert isinstance(found, Fit)
+    (found,), unfitted = fit_links(run_of(gpus(4), points), work)
+    assert not unfitted
     return found
 
 
@@ -90,7 +85,7 @@ def test_a_wild_trial_moves_nothing() -> None:
     ],
 )
 def test_what_shows_no_line_is_refused_with_the_reason(points: list[Measurement], why: str) -> None:
-    assert only(points) == Unfitted((0, 1), "NV18", why)
+    assert fit_links(run_of(gpus(4), points), COPY) == ((), {(0, 1): why})
 
 
 def test_bandwidth_is_busbw_of_a_pair_and_all_that_both_ways_carry() -> None:

@@ -21,13 +21,16 @@ from collbench.model.units import SMALL_BYTES, fixed
 class RankedWork:
     """One work's rankings: `bandwidth` at a large size, `latency` at a small one; and α–β fits over all sizes.
 
+    `unfitted` are links without a fit, and why, as a clause.
+
     `incomplete` are larger or smaller sizes not ranked because fewer sets of devices have them: (size in bytes, sets).
     """
 
     work: Work
     bandwidth: Ranking | None
     latency: Ranking | None
-    fits: tuple[Fit | Unfitted, ...]
+    fits: tuple[Fit, ...]
+    unfitted: dict[Members, str]
     incomplete: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -82,11 +85,13 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
         sizes = [large, small] if small < large and small <= SMALL_BYTES else [large]
     rankings = [rank_links(run, work, size, ended) for size in sizes]
     passed = [size for size in counts if requested is None and (size > large or (size < small and len(sizes) == 2))]
+    fits, unfitted = fit_links(run, work)
     return RankedWork(
         work=work,
         bandwidth=rankings[0],
         latency=rankings[1] if len(rankings) == 2 else None,
-        fits=fit_links(run, work),
+        fits=fits,
+        unfitted=unfitted,
         incomplete=tuple((size, counts[size]) for size in sorted(passed)),
     )
 
@@ -151,17 +156,10 @@ class Fit:
     sizes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unfitted:
-    """A link without a fit, and why, as a clause."""
+def fit_links(run: Run, work: Work) -> tuple[tuple[Fit, ...], dict[Members, str]]:
+    """Return a fit over all sizes for each link, pair or device that a work was measured on, or why there is none.
 
-    members: Members
-    label: str
-    why: str
-
-
-def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
-    """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
+    Both are in order of members.
 
     Intervals come from resampling trials with the run's seed, so the same run gives the same figures.
     """
@@ -170,12 +168,11 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
         for members, points in points_of(run, work, size).items():
             curves[members].append(points)
     labels = labels_of(run, curves)
-    fits: dict[Members, Fit | Unfitted] = {}
+    unfitted = {members: why for members, curve in curves.items() if (why := _no_line(curve))}
+    fits: dict[Members, Fit] = {}
     alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
     for members, curve in curves.items():
-        if why := _no_line(curve):
-            fits[members] = Unfitted(members, labels[members], why)
-        else:
+        if members not in unfitted:
             shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
             alike[len(members), shape].append(members)
     for group in alike.values():
@@ -183,7 +180,9 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
             some = group[begin : begin + _AT_ONCE]
             for fit in _fits({members: curves[members] for members in some}, labels, run.settings.seed):
                 fits[fit.members] = fit
-    return tuple(fits[members] for members in sorted(fits))
+    flat = curves.keys() - fits.keys() - unfitted.keys()
+    unfitted |= dict.fromkeys(flat, "time does not grow with size, so there is no bandwidth")
+    return tuple(fits[members] for members in sorted(fits)), dict(sorted(unfitted.items()))
 
 
 def _no_line(curve: list[Measurement]) -> str:
@@ -198,10 +197,8 @@ def _no_line(curve: list[Measurement]) -> str:
     return ""
 
 
-def _fits(
-    curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int
-) -> Iterator[Fit | Unfitted]:
-    """Fit links of as many devices, with the same sizes and as many trials of each."""
+def _fits(curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int) -> Iterator[Fit]:
+    """Fit links of as many devices, with the same sizes and as many trials of each; none where time does not grow."""
     points = list(zip(*curves.values(), strict=True))  # of all links, by size
     sizes = np.array([links[0].point.moved_bytes for links in points], dtype=float)
     trials = [
@@ -221,12 +218,9 @@ def _fits(
     latencies = _bounded(alpha[slopes] * 1e6, alphas * 1e6)
     rates = _bounded(factor / beta[slopes] / 1e9, factor / betas / 1e9)
     halves = _bounded(alpha[slopes] / beta[slopes], alphas / betas)
-    fitted = dict(zip(slopes.tolist(), zip(latencies, rates, halves, strict=True), strict=True))
-    for link, members in enumerate(curves):
-        if link not in fitted:
-            yield Unfitted(members, labels[members], "time does not grow with size, so there is no bandwidth")
-            continue
-        latency_us, gbs, half_bytes = fitted[link]
+    links = list(curves)
+    for link, latency_us, gbs, half_bytes in zip(slopes.tolist(), latencies, rates, halves, strict=True):
+        members = links[link]
         yield Fit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))
 
 

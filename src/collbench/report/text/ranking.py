@@ -14,8 +14,18 @@ from collbench.choose.fitness import left_out
 from collbench.choose.select import choose_each, evidence
 from collbench.judge.registration import kinds_of, ordinary
 from collbench.judge.stats import FEWEST_TRIALS
-from collbench.judge.summary import Bounded, Fit, RankedWork, Unfitted, is_judged
-from collbench.judge.tiers import Missing, RankedLink, Ranking, Relation, kind_of, rank_pairs, verdict_of, wrong_sets
+from collbench.judge.summary import Bounded, RankedWork, is_judged
+from collbench.judge.tiers import (
+    Missing,
+    RankedLink,
+    Ranking,
+    Relation,
+    kind_of,
+    labels_of,
+    rank_pairs,
+    verdict_of,
+    wrong_sets,
+)
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run, tags
@@ -195,7 +205,7 @@ def page(run: Run, works: Sequence[RankedWork]) -> Page:
         yield from whole("fits", *_fits(run, ranked))
     if rankings:
         yield from whole("tiers", legend("\n"), Text(f"\n{RELATIONS_LEGEND}"))
-    if any(isinstance(fit, Fit) for ranked in works for fit in ranked.fits):
+    if any(ranked.fits for ranked in works):
         yield from whole("fits", Text(_FITS_LEGEND))
     lines = [*(line for ranked in works for line in _lacks(run, ranked)), *_no_fits(works), *failures(run)]
     if lines:
@@ -237,11 +247,10 @@ def as_json(run: Run, ranked_works: Sequence[RankedWork]) -> dict[str, Any]:
             **picked(ranked.work, "operation", "variant", "numa_node"),
             "kind": kind_of(ranked.work),
             "rankings": [figures_json(ranking) for ranking in ranked.rankings],
-            "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
+            "fits": plain(ranked.fits),
             "unfitted": [
-                picked(fit, "members", "label") | {"reason": fit.why}
-                for fit in ranked.fits
-                if isinstance(fit, Unfitted)
+                {"members": plain(members), "label": label, "reason": ranked.unfitted[members]}
+                for members, label in labels_of(run, ranked.unfitted).items()
             ],
             "missing": [
                 picked(lack, "size_bytes", "members") | {"reason": sentences.absence(lack.absence, run)}
@@ -341,15 +350,14 @@ def name(run: Run, work: Work, positions: Sequence[int]) -> str:
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[Part]:
     """Yield a title and a table of a work's fits; nothing without one."""
-    fitted = [fit for fit in ranked.fits if isinstance(fit, Fit)]
-    if not fitted:
+    if not ranked.fits:
         return
-    sizes = span(str(min(fit.sizes for fit in fitted)), str(max(fit.sizes for fit in fitted)))
+    sizes = span(str(min(fit.sizes for fit in ranked.fits)), str(max(fit.sizes for fit in ranked.fits)))
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
     heads = (kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit")
     rows = []
-    for fit in fitted:
+    for fit in ranked.fits:
         half = format_approximate_size(round(fit.half_bytes[1]))
         figures = (_bounded(fit.latency_us), _bounded(fit.gbs), half, f"{fit.misfit:.0%}")
         rows.append((name(run, ranked.work, fit.members), fit.label, *figures))
@@ -383,9 +391,8 @@ def _no_fits(every: Iterable[RankedWork]) -> Iterator[str]:
     """Yield a line for each reason why links have no fit, with their works."""
     works: dict[str, Counter[Work]] = defaultdict(Counter)
     for ranked in every:
-        for fit in ranked.fits:
-            if isinstance(fit, Unfitted):
-                works[fit.why][ranked.work] += 1
+        for why in ranked.unfitted.values():
+            works[why][ranked.work] += 1
     for reason, counts in works.items():
         names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
         yield f"no fit    {reason}: {names}"
