@@ -24,9 +24,9 @@ import pytest
 from collbench import untrusted
 from collbench.cluster.switches import read_switches
 from collbench.jobs import job_file, streams
+from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse
-from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import ExitStatus, RunFileError, UsageError
 from collbench.runfile import run_file
 from tests.builders import gpus

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.jobs.traces import content
-from collbench.jobs.traces.values import Unreadable
+from collbench.jobs.traces.content import Unreadable
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=40)
 _VALUES: Any = st.recursive(

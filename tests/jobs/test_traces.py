@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from collbench.jobs import job_file
 from collbench.jobs.calls import matched
 from collbench.jobs.job import Job, JobRank, Source, Unknown
+from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.folding import job_of
 from collbench.jobs.traces.formats import parse, read
 from collbench.jobs.traces.trace import Trace
-from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
 from tests.jobs.traces import noted, observed
 
@@ -211,9 +211,9 @@ def test_a_pickle_gets_no_memory_that_its_bytes_do_not_fill(greedy: bytes) -> No
     """And runs nothing. In a process of little memory, which an answer must reach."""
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
-        "from collbench.jobs.traces import formats, values\n"
+        "from collbench.jobs.traces import content, formats\n"
         "try: formats.parse(sys.stdin.buffer, 'trace_0')\n"
-        "except values.Unreadable as error: print(error)\n"
+        "except content.Unreadable as error: print(error)\n"
     )
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would have address space each
     done = subprocess.run(

@@ -235,7 +235,7 @@ def import_job(
     is saved with steps of so many calls.
     """
     from collbench.jobs import steps  # late: numpy
-    from collbench.jobs.traces import folding, formats, matching
+    from collbench.jobs.traces import folding, formats
 
     if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
@@ -251,7 +251,7 @@ def import_job(
         return job
     read = formats.read(files)
     job = folding.job_of(read, length)
-    if left_out := matching.left_out(read):
+    if left_out := folding.left_out(read):
         notices.say(f"rows were left out: {left_out}")
     lost = sum(trace.lost for trace in read)
     if lost:

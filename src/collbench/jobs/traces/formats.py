@@ -12,11 +12,11 @@ from typing import IO, Any
 from collbench import untrusted
 from collbench.api.runs import JOB
 from collbench.jobs.job import Source
-from collbench.jobs.traces import content, values
+from collbench.jobs.traces import content
+from collbench.jobs.traces.content import Unreadable
 from collbench.jobs.traces.kineto import KinetoReader
 from collbench.jobs.traces.torch_traces import ExecutionTraceReader, FlightRecorderReader
 from collbench.jobs.traces.trace import Reader, Trace
-from collbench.jobs.traces.values import Unreadable
 from collbench.model.errors import RunFileError, one_line
 
 
@@ -76,8 +76,8 @@ def parse(file: IO[bytes], name: str, size: int = 0) -> Trace:
     if head[:1].isspace() or head[:1] in (b"{", b"[", b"\xef"):
         fields = content.read_json(stream, {FORMATS[source].elements: one.add for source, one in readers.items()})
     else:
-        fields = values.fields(content.read_pickle(stream))
-        for entry in values.items(fields.get("entries")):
+        fields = content.fields(content.read_pickle(stream))
+        for entry in content.items(fields.get("entries")):
             readers[Source.FLIGHT_RECORDER].add(entry)
     if (found := _kind(fields)) is not None:
         return readers[found].trace(fields)
@@ -90,7 +90,7 @@ def _kind(fields: dict[Any, Any]) -> Source | None:
     """Return the format of a file with these fields; None of any other."""
     for source, one in FORMATS.items():
         if isinstance(fields.get(one.elements), list) and (
-            source is not Source.EXECUTION_TRACE or values.text(fields.get("schema"))[:2] == "1."
+            source is not Source.EXECUTION_TRACE or content.text(fields.get("schema"))[:2] == "1."
         ):
             return source
     return None

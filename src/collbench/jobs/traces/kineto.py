@@ -19,7 +19,7 @@ import numpy as np
 
 from collbench.jobs.exposed import Intervals, Timeline, pieces
 from collbench.jobs.job import Library, Source
-from collbench.jobs.traces import values
+from collbench.jobs.traces import content
 from collbench.jobs.traces.torch_traces import CALL_ROW, called, tensor_type
 from collbench.jobs.traces.trace import Trace, TracedCall
 
@@ -68,25 +68,25 @@ class KinetoReader:
 
     def add(self, event: Any) -> None:
         """Take the next event."""
-        event = values.fields(event)
-        name, category = values.text(event.get("name")), values.text(event.get("cat")).lower()
-        start, lasted = values.number(event.get("ts")), values.number(event.get("dur"))
-        arguments, where = values.fields(event.get("args")), values.hashable(event.get("tid")) or 0
+        event = content.fields(event)
+        name, category = content.text(event.get("name")), content.text(event.get("cat")).lower()
+        start, lasted = content.number(event.get("ts")), content.number(event.get("dur"))
+        arguments, where = content.fields(event.get("args")), content.hashable(event.get("tid")) or 0
         self._trace.rows += 1
         if event.get("ph") != "X":
             return
         on_gpu = category == "kernel" or category in _COPIES
         of_call = name == CALL_ROW or (_TITLE.match(name) and category != "gpu_user_annotation")
-        launch = values.hashable(arguments.get("correlation"))
+        launch = content.hashable(arguments.get("correlation"))
         if math.isnan(start) or (on_gpu and math.isnan(lasted)):
             if of_call or "nccl" in name.lower():
                 self._trace.left_out[f"{name.partition('(')[0]} without a time"] += 1
         elif on_gpu:
             kind = _COPY if category in _COPIES else _NCCL if "nccl" in name.lower() else _COMPUTE
-            device = values.size(arguments.get("device"))
+            device = content.size(arguments.get("device"))
             self._intervals[device][kind].extend((start, start + lasted))
             if kind == _NCCL:
-                row = values.hashable(arguments.get("External id"))
+                row = content.hashable(arguments.get("External id"))
                 self._kernels.append(_Kernel(name, device, start, lasted, row, launch))
         elif category == "user_annotation" and name.startswith("ProfilerStep#") and not math.isnan(lasted):
             self._steps.append((start, start + lasted))
@@ -99,18 +99,18 @@ class KinetoReader:
     def trace(self, fields: dict[Any, Any]) -> Trace:
         """Return the trace."""
         trace = self._trace
-        distributed = values.fields(fields.get("distributedInfo"))
-        own_rank = values.rank(distributed.get("rank"))
+        distributed = content.fields(fields.get("distributedInfo"))
+        own_rank = content.rank(distributed.get("rank"))
         trace.rank = trace.rank if own_rank is None else own_rank
-        trace.world_size = values.size(distributed.get("world_size"))
-        trace.nccl = values.text(distributed.get("nccl_version"))
-        trace.host = values.text(fields.get("host_name"))
-        for group in map(values.fields, values.items(distributed.get("pg_config"))):
-            trace.add_group(_group(group, "pg_name", "uid"), values.text(group.get("pg_desc")), group.get("ranks"))
+        trace.world_size = content.size(distributed.get("world_size"))
+        trace.nccl = content.text(distributed.get("nccl_version"))
+        trace.host = content.text(fields.get("host_name"))
+        for group in map(content.fields, content.items(distributed.get("pg_config"))):
+            trace.add_group(_group(group, "pg_name", "uid"), content.text(group.get("pg_desc")), group.get("ranks"))
         steps = sorted(self._steps)
         trace.marks = [*(start for start, _ in steps), *(end for _, end in steps[-1:])]
         base: Any = fields.get("baseTimeNanoseconds")
-        trace.origin = base / 1e3 if values.natural(base) else 0.0
+        trace.origin = base / 1e3 if content.natural(base) else 0.0
         calls = [*self._launched(self._spans())]
         if self._kernels:
             self._time(calls)
@@ -130,9 +130,9 @@ class KinetoReader:
             if title is None and name != CALL_ROW:
                 around[where] = end, name, arguments
             elif title is None:
-                given = values.text(arguments.get("Collective name"))  # "" of a row of older torch
+                given = content.text(arguments.get("Collective name"))  # "" of a row of older torch
                 own.append(_Span(start, end, self._named(given, arguments, start), bool(given)))
-                if (number := values.hashable(arguments.get("External id"))) is not None:
+                if (number := content.hashable(arguments.get("External id"))) is not None:
                     numbered[number] = own[-1]
             elif not own or start >= own[-1].end:
                 own.append(_Span(start, end, self._titled(title, arguments, start, around.get(where))))
@@ -146,9 +146,9 @@ class KinetoReader:
         if key not in trace.members:
             trace.add_group(
                 key,
-                values.text(arguments.get("Process Group Description")),
-                values.ranks(arguments.get("Process Group Ranks")),
-                values.size(arguments.get("Group size")),
+                content.text(arguments.get("Process Group Description")),
+                content.ranks(arguments.get("Process Group Ranks")),
+                content.size(arguments.get("Group size")),
             )
         end = "Dst Rank" if name.startswith("send") else "Src Rank" if name.startswith("recv") else "Rank"
         number = arguments.get("Seq")
@@ -156,25 +156,25 @@ class KinetoReader:
             trace,
             key,
             name,
-            values.text(arguments.get("dtype")),
-            ([values.elements(arguments.get("In msg nelems"))], [values.elements(arguments.get("Out msg nelems"))]),
-            other=values.rank(arguments.get(end)),
+            content.text(arguments.get("dtype")),
+            ([content.elements(arguments.get("In msg nelems"))], [content.elements(arguments.get("Out msg nelems"))]),
+            other=content.rank(arguments.get(end)),
             split_sizes=(arguments.get("In split size"), arguments.get("Out split size")),
             start=start,
-            number=number if values.natural(number) else None,
+            number=number if content.natural(number) else None,
         )
 
     def _titled(
         self, title: Any, arguments: dict[Any, Any], start: float, around: tuple[float, str, dict[Any, Any]] | None
     ) -> TracedCall | None:
         """Return the call of a row that has its name, and of one tensor that goes in the shape and type."""
-        sent, received = values.shaped(arguments.get("Input Dims")), list[int]()
+        sent, received = content.shaped(arguments.get("Input Dims")), list[int]()
         end, operation, outer = around or (-math.inf, "", dict[Any, Any]())
         if start <= end and operation == "c10d::_allgather_base_":
-            received = values.shaped(outer.get("Input Dims"))[:1]
+            received = content.shaped(outer.get("Input Dims"))[:1]
         elif start <= end and operation in {"c10d::alltoall_", "c10d::scatter_"}:
             sent = []  # of a list of blocks it has the first
-        kind = next(map(values.text, values.items(arguments.get("Input type"))), "")
+        kind = next(map(content.text, content.items(arguments.get("Input type"))), "")
         trace, elements, library = self._trace, (sent, received), Library(title[1])
         return called(trace, trace.any_group(), title[2], tensor_type(kind), elements, start=start, library=library)
 
@@ -230,7 +230,7 @@ class KinetoReader:
 def _group(fields: dict[Any, Any], name: str, number: str) -> str:
     """Return the key of a group: its name, and of torch 2.3 its number, which is the name."""
     uid = fields.get(number)
-    return values.text(fields.get(name)) or (str(uid) if values.natural(uid) else "")
+    return content.text(fields.get(name)) or (str(uid) if content.natural(uid) else "")
 
 
 def _pairs(flat: array[float]) -> Intervals:

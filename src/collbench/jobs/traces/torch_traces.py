@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collbench.jobs.job import Library, PointToPoint, Source
-from collbench.jobs.traces import values
+from collbench.jobs.traces import content
 from collbench.jobs.traces.trace import Trace, TracedCall
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES
@@ -103,7 +103,7 @@ def _even(split_sizes: tuple[Any, ...]) -> bool | None:
     """Return whether an all-to-all's blocks are of one size; torch prints thirty of them, and then dots."""
     whole: list[bool] = []
     for sizes in split_sizes:
-        shown = re.findall(r"\d+", sizes) if isinstance(sizes, str) else values.items(sizes)
+        shown = re.findall(r"\d+", sizes) if isinstance(sizes, str) else content.items(sizes)
         if len(set(map(str, shown))) > 1:
             return False
         whole.append("." not in sizes if isinstance(sizes, str) else isinstance(sizes, list))
@@ -136,27 +136,27 @@ class FlightRecorderReader:
 
     def add(self, entry: Any) -> None:
         """Take the next entry."""
-        self._entries.append(values.fields(entry))
+        self._entries.append(content.fields(entry))
 
     def trace(self, fields: dict[Any, Any]) -> Trace:
         """Return the trace."""
         trace = self._trace
-        trace.nccl = values.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
-        for group in map(values.fields, values.fields(fields.get("pg_config")).values()):
-            trace.add_group(values.text(group.get("name")), values.text(group.get("desc")), group.get("ranks"))
+        trace.nccl = content.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
+        for group in map(content.fields, content.fields(fields.get("pg_config")).values()):
+            trace.add_group(content.text(group.get("name")), content.text(group.get("desc")), group.get("ranks"))
         first: Any = self._entries[0].get("record_id") if self._entries else None
-        trace.lost, trace.rows = first if values.natural(first) else 0, len(self._entries)
+        trace.lost, trace.rows = first if content.natural(first) else 0, len(self._entries)
         for entry in self._entries:
             trace.add(self._called(entry))
         return trace
 
     def _called(self, entry: dict[Any, Any]) -> TracedCall | None:
-        key, description, *_ = [*map(values.text, values.items(entry.get("process_group"))), "", ""]
+        key, description, *_ = [*map(content.text, content.items(entry.get("process_group"))), "", ""]
         if key not in self._trace.members:
             self._trace.add_group(key, description, ())
-        listed = (*values.items(entry.get("input_dtypes")), *values.items(entry.get("output_dtypes")))
-        scalar_types = {*map(values.text, listed)} - {"UNKNOWN_SCALAR"}  # a scatter's receivers name no output
-        library, _, name = values.text(entry.get("profiling_name")).rpartition(":")
+        listed = (*content.items(entry.get("input_dtypes")), *content.items(entry.get("output_dtypes")))
+        scalar_types = {*map(content.text, listed)} - {"UNKNOWN_SCALAR"}  # a scatter's receivers name no output
+        library, _, name = content.text(entry.get("profiling_name")).rpartition(":")
         created: Any = entry.get("time_created_ns")
         number = entry.get("collective_seq_id")
         return called(
@@ -164,11 +164,11 @@ class FlightRecorderReader:
             key,
             name,
             scalar_types.pop() if len(scalar_types) == 1 else "several types" if scalar_types else "",
-            (values.shaped(entry.get("input_sizes")), values.shaped(entry.get("output_sizes"))),
-            start=created / 1e3 if values.natural(created) else math.nan,
-            gpu=values.number(entry.get("duration_ms")) * 1e3,
+            (content.shaped(entry.get("input_sizes")), content.shaped(entry.get("output_sizes"))),
+            start=created / 1e3 if content.natural(created) else math.nan,
+            gpu=content.number(entry.get("duration_ms")) * 1e3,
             library=Library.GLOO if library == Library.GLOO else Library.NCCL,
-            number=number if values.natural(number) else None,
+            number=number if content.natural(number) else None,
         )
 
 
@@ -186,11 +186,11 @@ class ExecutionTraceReader:
 
     def add(self, node: Any) -> None:
         """Take the next node."""
-        node = values.fields(node)
-        name = values.text(node.get("name"))
+        node = content.fields(node)
+        name = content.text(node.get("name"))
         self._trace.rows += 1
         if _GROUPS_NODE in name:
-            self._add_groups("".join(map(values.text, _parts(node, "inputs")[0])))
+            self._add_groups("".join(map(content.text, _parts(node, "inputs")[0])))
         elif name == CALL_ROW or name.startswith("gloo:"):
             self._nodes.append(node)
 
@@ -202,7 +202,7 @@ class ExecutionTraceReader:
 
     def _gloo(self, node: dict[Any, Any]) -> TracedCall | None:
         tensors, kinds = _parts(node, "inputs")
-        kind = next(map(values.text, kinds), "")
+        kind = next(map(content.text, kinds), "")
         name = node["name"].removeprefix("gloo:")
         sent, group = [*_elements(tensors)], self._trace.any_group()
         return called(self._trace, group, name, tensor_type(kind), (sent, []), library=Library.GLOO)
@@ -213,15 +213,15 @@ class ExecutionTraceReader:
         if at < 2:
             return None
         group, other, name, *after = inputs[at - 2 :]
-        splits, places = after[:2], [value for value in after[2:5] if values.natural(value)]
-        key, description, *_ = [*map(values.text, values.items(group) or [str(group)]), "", ""]
+        splits, places = after[:2], [value for value in after[2:5] if content.natural(value)]
+        key, description, *_ = [*map(content.text, content.items(group) or [str(group)]), "", ""]
         if not self._trace.size(key):
-            size = values.size(places[-1] if places else len(values.items(*splits[:1] or [None])))
+            size = content.size(places[-1] if places else len(content.items(*splits[:1] or [None])))
             first, stride = places[:2] if len(places) == 3 else (None, None)
             self._trace.add_group(key, description, _strided(first, stride, size), size)
-        kind = re.search(r"Tensor\(([^()]*)\)", " ".join(map(values.text, kinds)))
+        kind = re.search(r"Tensor\(([^()]*)\)", " ".join(map(content.text, kinds)))
         elements = [*_elements(inputs[: at - 2])], [*_elements(_parts(node, "outputs")[0])]
-        scalar_type, peer = tensor_type(kind[1] if kind else ""), values.rank(other)
+        scalar_type, peer = tensor_type(kind[1] if kind else ""), content.rank(other)
         return called(self._trace, key, name, scalar_type, elements, other=peer, split_sizes=tuple(splits))
 
     def _add_groups(self, listed: str) -> None:
@@ -230,16 +230,16 @@ class ExecutionTraceReader:
             groups = json.loads(listed)
         except (ValueError, RecursionError):
             return
-        for group in map(values.fields, values.items(groups)):
-            size = values.size(group.get("group_size"))
+        for group in map(content.fields, content.items(groups)):
+            size = content.size(group.get("group_size"))
             everyone = group.get("ranks") == [] and size <= _MOST_LISTED
             ranks = range(size) if everyone else group.get("ranks")
-            name, description = values.text(group.get("pg_name")), values.text(group.get("pg_desc"))
+            name, description = content.text(group.get("pg_name")), content.text(group.get("pg_desc"))
             self._trace.add_group(name, description, list(ranks or ()), size)
 
 
 def _node_number(node: dict[Any, Any]) -> float:
-    number = values.number(node.get("id"))
+    number = content.number(node.get("id"))
     return 0 if math.isnan(number) else number
 
 
@@ -247,21 +247,21 @@ def _parts(node: dict[Any, Any], side: str) -> tuple[list[Any], list[Any]]:
     """Return the values of a node's inputs or outputs, and their types; until 1.0.1 they stand in the node itself."""
     part = node.get(side)
     if isinstance(part, dict):
-        return values.items(part.get("values")), values.items(part.get("types"))
-    return values.items(part), values.items(node.get(f"{side.removesuffix('s')}_types"))
+        return content.items(part.get("values")), content.items(part.get("types"))
+    return content.items(part), content.items(node.get(f"{side.removesuffix('s')}_types"))
 
 
 def _elements(tensors: Any, nested: int = 3) -> Iterator[int]:
     """Yield the elements of each tensor in lists: of [tensor, storage, offset, elements, bytes of each, device]."""
-    for items in map(values.items, values.items(tensors) if nested else []):
+    for items in map(content.items, content.items(tensors) if nested else []):
         if len(items) == 6 and isinstance(items[5], str):
-            yield values.elements(items[3])
+            yield content.elements(items[3])
         else:
             yield from _elements(items, nested - 1)
 
 
 def _strided(start: Any, stride: Any, size: int) -> list[int]:
     """Return the ranks of a group that torch describes by its first one and their distance; [] of any other."""
-    if values.rank(start) is None or values.rank(stride) is None or size > _MOST_LISTED or (size > 1 and not stride):
+    if content.rank(start) is None or content.rank(stride) is None or size > _MOST_LISTED or (size > 1 and not stride):
         return []
     return [start + stride * index for index in range(size)]

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from collbench.jobs.exposed import Timeline
 from collbench.jobs.job import Library, Source
-from collbench.jobs.traces import values
-from collbench.jobs.traces.values import Unreadable
+from collbench.jobs.traces import content
+from collbench.jobs.traces.content import Unreadable
 
 _MOST_MEMBERS = 2**22  # of all groups together: ten groups of each rank, of four hundred thousand ranks
 _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
@@ -60,7 +60,7 @@ class Trace:
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
         """Note a group's ranks, or () and its size where these are unknown. Raises Unreadable for too many of them."""
-        members = values.ranks(ranks)
+        members = content.ranks(ranks)
         self.known_members += len(members)
         if self.known_members > _MOST_MEMBERS:
             raise Unreadable(f"its groups have more than {_MOST_MEMBERS:,} members together, which no job has")
