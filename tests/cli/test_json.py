@@ -65,7 +65,7 @@ PRINTED = [
 
 @pytest.mark.parametrize(("name", "args"), PRINTED, ids=[" ".join(args) for _, args in PRINTED])
 def test_all_of_stdout_is_json_that_says_what_it_is(saved: Program, name: str, args: tuple[str, ...]) -> None:
-    printed = saved(*args, "--json")
+    printed = saved(*args, *(() if "--format" in args else ("--json",)))
     answer = json.loads(printed.out)
     assert list(answer)[:2] == ["format", "format_version"]
     assert (answer["format"], type(answer["format_version"])) == (name, int)
