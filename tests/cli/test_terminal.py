@@ -19,7 +19,7 @@ import pytest
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Run, SkipKind, Skipped
 from collbench.runfile import run_file
-from tests.builders import gpus
+from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program, collbench, environment, save_run
 from tests.native.fakes import Fakes
 from tests.report.pages import pairs_run
@@ -190,10 +190,13 @@ def test_a_terminal_that_knows_no_escape_sequences_gets_whole_cells(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a dumb terminal rich assumes 80 columns, and would shorten what is in wider tables."""
-    run_file.save(pairs_run(4), tmp_path / "run.json")
+    halves = [measured(Operation.ALLREDUCE, ranks, 300.0) for ranks in (range(8), range(8, 16))]
+    run_file.save(run_of(gpus(16), halves, command=("allreduce",)), tmp_path / "run.json")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     shown = program("show", "run.json").out
-    assert "1     GPU2-GPU3  NV18       300.0  300.0-300.0  tied        395.2    393.7     370.1    376.4" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("GPU8, GPU9"))
+    assert len(row) > 80
+    assert row.endswith("GPU15  3579.14      525.00  525.00-525.00")  # 2^30 B at 300e9 B/s; busbw × 2(8-1)/8
     assert "…" not in shown
