@@ -351,7 +351,8 @@ def _ratio(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str
 
 def _counts(comparison: Comparison) -> Iterator[str]:
     counts = ", ".join(f"{comparison.count(verdict)} {verdict.value}" for verdict in Verdict)
-    yield f"points    {len(comparison.changes)} data points in both: {counts}"
+    unlike = " (none of these is shown)" if comparison.count(Verdict.UNDECIDED) else ""  # UNDECIDED is the last
+    yield f"points    {len(comparison.changes)} data points in both: {counts}{unlike}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:
         yield f"few       {few} data points have fewer than three trials in a run, too few to estimate noise: undecided"
