@@ -11,9 +11,8 @@ from itertools import cycle
 
 import numpy as np
 
-from collbench.cluster.fit import Observation, RoundKind
+from collbench.cluster.fit import Observation, RoundKind, Sharing
 from collbench.cluster.nodes import Judgement, Switches, judge
-from collbench.cluster.sharing import Sharing
 from collbench.cluster.simulated import Cluster, measured
 from collbench.cluster.switches import NodeSwitches, levels
 from collbench.measurement.backends.protocol import Backend, Step, Timing, time_step

@@ -12,8 +12,23 @@ from statistics import fmean, median
 
 import numpy as np
 
-from collbench.cluster.fit import ALIKE, Fit, Level, Members, Observation, Pair, RoundKind, fit, measured_nodes
-from collbench.cluster.sharing import Reached, Sharing, clearly_below, cover, find_sharing, full_rate
+from collbench.cluster.fit import (
+    ALIKE,
+    Fit,
+    Level,
+    Members,
+    Observation,
+    Pair,
+    Reached,
+    RoundKind,
+    Sharing,
+    clearly_below,
+    cover,
+    find_sharing,
+    fit,
+    full_rate,
+    measured_nodes,
+)
 from collbench.judge.stats import simultaneous_quantile
 from collbench.judge.tails import lateness
 from collbench.machine.labels import chained
