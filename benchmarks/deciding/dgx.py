@@ -104,4 +104,4 @@ def _set_text(members: tuple[int, ...]) -> str:
 
 
 def _rings(wired: Wiring) -> int:
-    return packing(wired.nvlink, wired.links).rings
+    return packing(wired.nvlink, wired.links)[0]

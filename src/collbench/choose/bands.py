@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
@@ -200,14 +200,6 @@ _FEW_HOPS = 3
 _LEAST_OVER_PCIE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Rings that fit on a mesh of NVLinks concurrently: their number and the least of their total rate, GB/s."""
-
-    rings: int
-    gbs: float
-
-
 def predict(wired: Wiring) -> Band:
     """Return the band of one set, given as the wiring of its members, in GB/s: what it claims to reach.
 
@@ -260,12 +252,12 @@ def _predict(wired: Wiring) -> Band:
     if on_one_plane(wired):
         slowest = float(wired.rates[~np.eye(len(wired), dtype=bool)].min())
         return Band(slowest, max(slowest, best_ring(wired.rates)), How.NVSWITCH)
-    packed = packing(wired.nvlink, wired.links)
+    rings, packed_gbs = packing(wired.nvlink, wired.links)
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
-    if packed.rings:
+    if rings:
         port = float(wired.port.min())
         high = min(cut_bound(wired.nvlink), port)
-        return Band(min(packed.gbs, port), max(high, hi), How.NVLINK_RINGS, rings=packed.rings)
+        return Band(min(packed_gbs, port), max(high, hi), How.NVLINK_RINGS, rings=rings)
     return Band(lo, hi, How.PCIE_RING, hops)
 
 
@@ -337,12 +329,12 @@ def lowest_pair(values: Values, sets: Sets) -> Values:
     return lowest
 
 
-def packing(nvlink: Values, links: Values) -> Packed:
-    """Return the rings that NCCL packs over NVLinks of these rates (GB/s, directed), and what they carry at least.
+def packing(nvlink: Values, links: Values) -> tuple[int, float]:
+    """Return how many rings NCCL packs over NVLinks of these rates (GB/s, directed), and what they carry at least.
 
     NCCL knows how many links there are, not what each carries, and gives all rings an equal share of the data: the
     slowest link that one of them uses slows all. So it is assumed that they use the set's slowest.
     """
     used = links > 0
     rings = most_rings(links)
-    return Packed(rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0)
+    return rings, rings * float((nvlink[used] / links[used]).min()) if rings else 0.0

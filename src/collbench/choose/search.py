@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from collbench.choose.bands import (
     MOST_MEMBERS,
-    Packed,
     all_sets,
     by_pairs,
     cut_bound,
@@ -204,7 +203,7 @@ def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
 
 def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
     """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
-    packed: dict[bytes, Packed] = {}
+    packed_gbs: dict[bytes, float] = {}
     widest: dict[bytes, float] = {}
     over_pcie_hi = candidates.hi.copy()
     candidates.hi[meshed] = candidates.quick[meshed]
@@ -215,11 +214,11 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
             break
         nvlink, links = _ordered(wired, candidates.sets[index])
         key = nvlink.tobytes()
-        if key not in packed:
+        if key not in packed_gbs:
             bound = widest[key] = cut_bound(nvlink)
-            packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
+            packed_gbs[key] = packing(nvlink, links)[1] if bound >= enough else 0.0
         port = float(wired.port[candidates.sets[index]].min())
-        candidates.lo[index] = max(candidates.lo[index], min(packed[key].gbs, port))
+        candidates.lo[index] = max(candidates.lo[index], min(packed_gbs[key], port))
         candidates.hi[index] = max(min(widest[key], port), over_pcie_hi[index])
         enough = max(enough, candidates.lo[index] * (1 - delta))
 
