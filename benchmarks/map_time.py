@@ -45,8 +45,8 @@ from collbench.measurement import peer_map
 from collbench.measurement.backends import nccl_transports
 if {fakes}:
     peer_map._ROOM_FOR_TWO = 0  # as on GPUs, both workers start at once
-    logging_to = nccl_transports.logging_to
-    nccl_transports.logging_to = lambda *words: {{**logging_to(*words), "FAKE_FREE": "{room}"}}
+    isolated = nccl_transports.IsolatedBackend
+    nccl_transports.IsolatedBackend = lambda extra, **more: isolated(extra={{**extra, "FAKE_FREE": "{room}"}}, **more)
 examine = peer_map.examine
 def timed(*arguments, **keywords):
     begin = time.monotonic()

@@ -245,6 +245,6 @@ def test_training_on_the_host_is_pinned_by_core(fakes: Fakes, tmp_path: Path) ->
     low, high = sorted(os.sched_getaffinity(0))[:2]
     done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*args)], tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr
-    assert f"core {low}, core {high} (host backend): all available" in one_line(done.stderr)
+    assert f"CPU{low}, CPU{high} (host backend): all available" in one_line(done.stderr)
     assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")
     assert f"taskset -c {low},{high} " in done.stdout

@@ -223,11 +223,12 @@ def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -
     assert (tmp_path / "job.json").read_text(encoding="utf-8") == "mine"
 
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))  # also where no environment is active
 ONE_LINE = {
     "another plugin": ((), ("true",), {"NCCL_PROFILER_PLUGIN": "inspector"}, "collbench import", 2),
     "no program": ((), ("no-such-program",), {}, "program 'no-such-program' does not exist", 2),
     "no script": ((), ("python3", "-u", "gone.py", "x"), {}, "cannot record script 'gone.py': No such file", 2),
-    "no script of torchrun": ((), ("torchrun", "--nproc-per-node", "2", "gone.py"), {}, "script 'gone.py': No such", 2),
+    "no script of torchrun": ((), (TORCHRUN, "--nproc-per-node", "2", "gone.py"), {}, "script 'gone.py': No such", 2),
     "no script of its module": ((), ("python3", "-m", "torch.distributed.run", "gone.py"), {}, "'gone.py': No such", 2),
     "a program's own words": ((), ("echo", "gone.py"), {}, "no NCCL loaded the plugin", 2),
     "a module's own words": ((), ("python3", "-m", "this", "gone.py"), {}, "no NCCL loaded the plugin", 2),

@@ -38,8 +38,6 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
         "64K",
         "--select",
         "2",
-        "--gpus",
-        "1",
         "--budget",
         "0.001ms",
         "-v",
