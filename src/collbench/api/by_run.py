@@ -94,7 +94,8 @@ def _with_peers(answer: Selected, request: SelectRequest, backend: str, notices:
     if status is ExitStatus.DONE:
         origin = replace(selection.origin, source=f"no choice to make; {finding}")
         return replace(answer, selection=replace(selection, origin=origin))
-    origin = replace(selection.origin, source="no choice to make, P2P tried just now")
+    tried = "simulated" if capabilities(backend).simulated else "tried"
+    origin = replace(selection.origin, source=f"no choice to make, P2P {tried} just now")
     pair = device_sets([(0, 1)], selection.devices)
     selection = replace(selection, origin=origin, contradiction=finding)
     if status is ExitStatus.CONTRADICTION:

@@ -341,8 +341,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes.
 
     Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
-    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a
-    file that lists the switches of each node, or "slurm". The run is saved as `output`, or as a new file. Raises Error.
+    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a file that lists the
+    switches of each node, or "slurm". The run is saved as `output`, or as a new file. Raises Error.
     """
     from collbench.cli.calls import called  # late: the command needs no other command
 
