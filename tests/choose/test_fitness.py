@@ -129,7 +129,7 @@ def test_allow_busy_keeps_the_busy_and_the_throttled_but_not_the_faulty() -> Non
     assert marks(run, (0, 1, 2)) == ([True, False, False], [True, True, False])
 
 
-def failed(members: tuple[int, int]) -> Measurement:
+def failed(members: tuple[int, ...]) -> Measurement:
     return replace(measured(Operation.ALLREDUCE, members, 1.0), samples=[], failure=in_words("no answer in 5 s"))
 
 
@@ -162,3 +162,10 @@ def test_who_is_blamed_for_pairs_that_fail(
     run = run_of(gpus(4), [*map(make, pairs), *map(sound, others)])
     assert [left.member for left in left_out(run)] == out
     assert broken_pairs(run) == {frozenset(pair) for pair in pairs}
+
+
+def test_a_failed_set_of_more_than_two_is_no_pair_that_blames_a_gpu() -> None:
+    pairs = [(a, b) for a in range(4) for b in range(a + 1, 4) if (a, b) != (0, 1)]
+    run = run_of(gpus(4), [failed((0, 1)), failed((0, 2, 3)), *map(sound, pairs)])
+    assert left_out(run) == ()
+    assert broken_pairs(run) == {frozenset((0, 1))}
