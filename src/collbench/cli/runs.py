@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -153,7 +154,7 @@ def _show_ranking(file: Path | None, named: str | None, size: str | None, *, as_
     if as_json:
         echo(document("ranking", ranking.as_json(run, works)), end="")
     else:
-        show_page(ranking.page(run, works))
+        show_page(ranking.page(run, works, shlex.quote(str(run_file))))
     leave(max(outcome(run).status, ExitStatus.DONE if is_judged(works) else ExitStatus.FAILED))
 
 

@@ -130,8 +130,8 @@ def select(*, layout: str, as_json: bool, **values: Any) -> None:
     Examples:
       collbench select 2
       eval "$(collbench select 2 --format env)" && python train.py
-      eval "docker run $(collbench select 2 --format docker) IMAGE"
-      srun $(collbench select 2 --format slurm) python train.py
+      gpus=$(collbench select 2 --format docker) && eval "docker run $gpus IMAGE"
+      gpus=$(collbench select 2 --format slurm) && srun $gpus python train.py
       collbench select 4 --topology topo.txt --gpu H100
       collbench select 4 --backend sim --fabric dgx-1v
     """

@@ -46,7 +46,6 @@ from collbench.judge.diagnose.verdict import (
 from collbench.judge.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, chained, rank_key
 from collbench.machine.theory import DEGRADED
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 
 # The two ways of a pair, links of one label, and peer access against copies through host memory.
@@ -174,9 +173,8 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Verdict]:
                 "link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]",
                 fix,
             )
-        unit = "GB/s sim" if capabilities(facts.run.backend).simulated else "GB/s"
-        staged = f"{facts.readings.span(vias)[1]:.1f} {unit}"
-        text = f"slower by peer access than through host memory, which reaches {staged}"
+        staged = facts.readings.span(vias)[1]
+        text = f"slower by peer access than through host memory, which reaches {staged:.1f} GB/s"
         many = blame.gpu is None and not blame.only  # NCCL takes the same detour
         reach = blame.reach or (blame.links if many else frozenset())
         yield verdict_on(facts, Kind.P2P_SLOWER_THAN_STAGED, replace(blame, reach=reach), text, cause, plains)

@@ -123,7 +123,7 @@ def _title(
         settings.append(f"root {root} ({run.devices[devices[root]].tag})")
     if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
-    return f"{operation} over {tags(devices, run.devices)} ({len(devices)} ranks): {', '.join(settings)}"
+    return f"{sim(run)}{operation} over {tags(devices, run.devices)} ({len(devices)} ranks): {', '.join(settings)}"
 
 
 _LEGEND = """\

@@ -19,10 +19,9 @@ def page(run: Run, name: str = "RUN.JSON") -> Page:
         _, timed = timed_points(run)
         yield Lines(f"INTERRUPTED: {amount(timed, 'data point')} measured", style=ALARM)
     if run.settings.kind.of_links and run.settings.kind is not CommandKind.NODES:  # which has verdicts of its own
-        from collbench.report.text.verdicts import contradiction  # late: the judge
+        from collbench.report.text.verdicts import contradicted  # late: the judge
 
-        if contradicting := contradiction(run):
-            yield Lines(f"{contradicting}: 'collbench check {name}' explains it", style=ALARM)
+        yield from contradicted(run, name)
     yield from _of_command(run)(run)
 
 

@@ -36,7 +36,7 @@ from collbench.report.text.layout import Figures, Lines, Page, Part, Table, both
 from collbench.report.text.matrix import at_largest, heat_map, legend, render_bandwidths, undecided, unit_of, value
 from collbench.report.text.reference import below, normal_line
 from collbench.report.text.topology import render_labels
-from collbench.report.text.verdicts import contradiction
+from collbench.report.text.verdicts import contradicted, contradiction
 from collbench.runfile.codec import picked, plain
 
 # The page of `collbench pairs` and `check`: labels, bandwidths, ranking, recommendation.
@@ -182,13 +182,15 @@ n½: the size that reaches half of the bandwidth; misfit: the largest distance
 of a size from this line"""
 
 
-def page(run: Run, works: Sequence[RankedWork]) -> Page:
+def page(run: Run, works: Sequence[RankedWork], name: str = "RUN.JSON") -> Page:
     """Yield the page's blocks: the verdict of the first collective, else of the first copy; each work's tiers, verdict
-    and heat map, then the fits, then what is missing.
+    and heat map, then the fits, then what is missing. First comes what contradicts the labels; `name` is the run's in a
+    command line.
 
     The short page has a row for each work and size, and the tiers and the heat map of a single one.
     """
     yield from alarm(run)
+    yield from contradicted(run, name)
     if not is_judged(works):
         few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again")

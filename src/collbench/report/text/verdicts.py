@@ -223,6 +223,12 @@ def contradiction(run: Run) -> str:
     return worst_of(run, found) or reference.below(run)
 
 
+def contradicted(run: Run, name: str) -> Iterator[Lines]:
+    """Yield the worst contradiction in a run, and which command explains it; `name` is the run's in a command line."""
+    if worst := contradiction(run):
+        yield Lines(f"{worst}: 'collbench check {name}' explains it", style=ALARM)
+
+
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
     pairs = [frozenset(pair) for pair in covered.judged]
