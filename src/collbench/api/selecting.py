@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ from collbench.api import SILENT, Notices, keywords
 from collbench.choose.choice import Band, Choice, Finalist, Omitted, Origin, Published, Selection
 from collbench.machine import nvidia_smi
 from collbench.machine.labels import labels_within
-from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, one_line
+from collbench.model.errors import ExitStatus, NotTrusted, RunFileError, UsageError, near, one_line
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import Device
 from collbench.model.units import parse_size
@@ -187,8 +186,8 @@ def _check_gpu(name: str) -> None:
     if any(figure.is_named(name) for figure in references.load()):
         return
     known = references.gpu_names()
-    near = difflib.get_close_matches(name.upper(), known, n=2, cutoff=0.7)
-    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    meant = near(name.upper(), known, cutoff=0.7, most=2)
+    nearest = f"; nearest: {', '.join(meant)}" if meant else ""
     raise UsageError(f"no reference figure is of a GPU {one_line(name)}{nearest}; all names: {', '.join(known)}")
 
 

@@ -16,7 +16,7 @@ from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
 from collbench.launch.torchrun import SHORT, TORCHRUN_FLAGS, TORCHRUN_VALUES, Script, passed_on
 from collbench.model.capabilities import is_simulated
-from collbench.model.errors import UsageError, nearest
+from collbench.model.errors import UsageError, near
 
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -114,9 +114,9 @@ class ScriptCommand(click.Command):
                 f"--fabric simulates a machine, and {self.name} starts processes on this one: "
                 "'collbench select K --backend sim --fabric NAME' says what would be chosen"
             )
-        near = sorted(word for word in names if word.startswith(name))
-        near = near or [*filter(None, [nearest(name, names, cutoff=0.8)])]  # at 0.6, --lr would be --run-file
-        meant = f"write {' or '.join(near)} in full, or " if near else ""
+        begun = sorted(word for word in names if word.startswith(name))
+        likely = begun or near(name, names, cutoff=0.8)  # at 0.6, --lr would be --run-file
+        meant = f"write {' or '.join(likely)} in full, or " if likely else ""
         return UsageError(
             f"option '{name}' is neither collbench's nor torchrun's (as of torch 2.13): "
             f"{meant}put the script's own options after the script"

@@ -53,7 +53,7 @@ class Session:
         ranks: Ranks | None = None,
         begun: Begun | None = None,
     ) -> None:
-        """Open the request's devices, of `ranks` each one's; `begun` is what `opening.begin` returned."""
+        """Open the request's devices, of `ranks` each one's; `begun` is what `factory.begin` returned."""
         if path is not None:
             run_file.check_writable(path, replace=request.force)
         self._request, self._warn = request, warn

@@ -1,8 +1,7 @@
 """How work fails, and how data is wrong: as values with kinds, causes, devices and figures, and as exceptions.
 
 The text of an exception says what was tried, on what, and what to do next. `cli` is the one place that prints them: one
-line on stderr, then `exit_code`. First the checks of what others wrote: numbers in range, text that
-is safe to print.
+line on stderr, then `exit_code`. First the checks of what others wrote: numbers in range, text that is safe to print.
 """
 
 from __future__ import annotations
@@ -233,17 +232,22 @@ class ExitStatus(IntEnum):
     TERMINATED = 143, "SIGTERM"
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return which of the known words was probably meant by another, "" if none is near."""
+def near(word: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
+    """Return which of the known words were probably meant by another, the nearest first."""
     import difflib  # late: few words are wrong
 
-    return next(iter(difflib.get_close_matches(word, [*known], n=1, cutoff=cutoff)), "")
+    return difflib.get_close_matches(word, [*known], n=most, cutoff=cutoff)
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return which of the known words was probably meant by another, "" if none is near."""
+    return next(iter(near(word, known, cutoff)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a sentence about a word that is not known: "; did you mean 'x'?", "" if none is near."""
-    near = nearest(word, known, cutoff)
-    return f"; did you mean '{near}'?" if near else ""
+    meant = nearest(word, known, cutoff)
+    return f"; did you mean '{meant}'?" if meant else ""
 
 
 class CollbenchError(Exception):

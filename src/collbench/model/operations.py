@@ -267,7 +267,7 @@ _ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors
 _FROM_ROOT = Traffic(_whole, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Each rank has one block of n and wants the others', or the reverse.
 _GATHERED = Traffic(_blocks, lambda n: n - 1.0, in_switch=True, neighbors=False)
-# Each rank of a set has a block of S/n for each rank outside; with blocks of their own sizes `skew.across` says it.
+# Each rank of a set has a block of S/n for each rank outside; with blocks of their own sizes `across` says it.
 _EXCHANGED = Traffic(lambda c, n, _root: c * (n - c) / n, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Rank r sends S to r + 1: a set is left once at least.
 _PASSED_ON = Traffic(_whole, float, in_switch=False, neighbors=True)
